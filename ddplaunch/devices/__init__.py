@@ -1,0 +1,55 @@
+"""The accelerators and CPUs of this node, found without importing torch and without creating a CUDA context."""
+
+from __future__ import annotations
+
+from ddplaunch.record import record
+
+
+@record(kw_only=True)
+class Device:
+    """One accelerator that a process started here could use."""
+
+    kind: str  # torch's name: "cuda" (NVIDIA and ROCm) or "xpu"
+    index: int  # torch's index for it in a process with our environment: cuda:INDEX
+    token: str  # what stands for it in the visibility variable: the outer index, or a GPU-/MIG- UUID
+    uuid: str | None = None
+    name: str | None = None
+    memory: int | None = None  # bytes
+    pci: str | None = None  # sysfs form in lower case, "0000:18:00.0"
+    cpus: tuple[int, ...] = ()  # CPUs near it, by sysfs; empty: not known
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a MIG instance: CUDA shows a process only one of these, so a worker must see its own alone."""
+        return self.token.startswith("MIG-")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}"
+
+
+@record(kw_only=True)
+class Core:
+    """One physical core: its hardware threads and where it sits."""
+
+    cpus: tuple[int, ...]  # logical CPUs, lowest first
+    numa_node: int
+    package: int  # physical_package_id
+    cache: int  # lowest CPU that shares its highest-level cache: names the core complex
+
+
+@record(kw_only=True)
+class Hardware:
+    """What this node offers to the job."""
+
+    devices: tuple[Device, ...] = ()
+    device_source: str = "none found"  # "NVML", "CUDA_VISIBLE_DEVICES", "/proc/driver/nvidia", ...
+    visible_variable: str = "CUDA_VISIBLE_DEVICES"  # the variable that narrows these devices down
+    cpus: tuple[int, ...] = (0,)  # logical CPUs we may run on (affinity), ascending
+    cpu_quota: float | None = None  # CPUs' worth of time that the cgroups allow; None: no quota
+    notes: tuple[str, ...] = ()  # what was left out or is uncertain about the devices, one sentence each
+
+    @property
+    def usable_cpus(self) -> int:
+        """How many CPUs the job can really use: affinity, cut by the cgroup quota, at least 1."""
+        limit = len(self.cpus) if self.cpu_quota is None else min(len(self.cpus), int(self.cpu_quota))
+        return max(1, limit)

@@ -1,0 +1,86 @@
+"""The AMD devices that a process started here could use: the kernel's KFD topology, seen through ROCm's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.sysfs import Root, names, number, read
+from ddplaunch.devices.visible import listed
+from ddplaunch.record import replace
+
+VARIABLE = "HIP_VISIBLE_DEVICES"
+_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_VRAM = ("1", "2")  # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE
+
+
+def find(env: Mapping[str, str], root: Root) -> Hardware | None:
+    """Give the devices in torch's order, None if there is no AMD GPU.
+
+    ROCR_VISIBLE_DEVICES is applied first, then HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES in its place, counts
+    within what that left. So a worker is narrowed down by HIP_VISIBLE_DEVICES, with the outer ROCR_VISIBLE_DEVICES
+    left as it is. Source: "GPU isolation techniques" and "HIP environment variables" in ROCm's documentation.
+    """
+    devices = _gpus(root)
+    if not devices:
+        return None
+    source, notes = _NODES, []
+    for variable in ("ROCR_VISIBLE_DEVICES", VARIABLE if VARIABLE in env else "CUDA_VISIBLE_DEVICES"):
+        value = env.get(variable)
+        if value is None:
+            continue
+        visible = listed(value, [(device.uuid,) if device.uuid else () for device in devices], len(devices))
+        devices = [devices[position] for position in visible.positions]
+        source = variable if devices else f"{variable}={value}"
+        if variable == "ROCR_VISIBLE_DEVICES":
+            # what follows counts anew in what this left
+            devices = [replace(device, token=str(index)) for index, device in enumerate(devices)]
+        if visible.problem:
+            notes.append(f"{variable}={value}: {visible.problem}{_within(variable, env)}")
+    return Hardware(
+        devices=tuple(replace(device, index=index) for index, device in enumerate(devices)),
+        device_source=source,
+        visible_variable=VARIABLE,
+        notes=tuple(notes),
+    )
+
+
+def _within(variable: str, env: Mapping[str, str]) -> str:
+    outer = env.get("ROCR_VISIBLE_DEVICES")
+    if outer is None or variable == "ROCR_VISIBLE_DEVICES":
+        return ""
+    return f"; it counts within ROCR_VISIBLE_DEVICES={outer}"
+
+
+def _gpus(root: Root) -> list[Device]:
+    found: list[Device] = []
+    for node in names(root, _NODES):
+        # the node of a GPU that a container may not use reads as empty
+        facts = _facts(read(root, f"{_NODES}/{node}/properties"))
+        if facts.get("simd_count", 0) > 0:
+            found.append(_device(root, node, facts, len(found)))
+    return found
+
+
+def _device(root: Root, node: str, facts: Mapping[str, int], index: int) -> Device:
+    location, unique = facts.get("location_id", 0), facts.get("unique_id", 0)
+    banks = [
+        _facts(read(root, f"{_NODES}/{node}/mem_banks/{bank}/properties"))
+        for bank in names(root, f"{_NODES}/{node}/mem_banks")
+    ]
+    memory = sum(bank.get("size_in_bytes", 0) for bank in banks if str(bank.get("heap_type")) in _VRAM)
+    return Device(
+        kind="cuda",
+        index=index,
+        token=str(index),
+        uuid=f"GPU-{unique:016x}" if unique else None,
+        name=read(root, f"{_NODES}/{node}/name") or None,
+        memory=memory or None,
+        # bus, device and function in 8, 5 and 3 bits, as the kernel's pci_dev_id()
+        pci=f"{facts.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}",
+    )
+
+
+def _facts(text: str | None) -> dict[str, int]:
+    pairs = (line.partition(" ") for line in (text or "").splitlines())
+    return {key: number(value, 0) for key, _, value in pairs}

@@ -1,0 +1,76 @@
+"""How much CPU time the control groups of this process allow; reads limits, sets none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddplaunch.devices.sysfs import Root, read
+
+
+class _Mount(NamedTuple):
+    top: str  # the group that is mounted there
+    point: str  # where
+    options: tuple[str, ...]  # of the file system: names the v1 controllers
+
+
+def cpu_quota(root: Root) -> float | None:
+    """Give the CPUs' worth of time that the tightest group on our path allows, None if none limits it.
+
+    Looks at version 1 and 2 alike, since a hybrid system has the cpu controller in either. A group's limit
+    holds for all groups below it, so every one up to the top of the mount counts.
+    Formats: cgroups(7), proc_pid_mountinfo(5), the kernel's cgroup-v2.rst and sched-bwc.rst.
+    """
+    limits: list[float] = []
+    mountinfo = read(root, "/proc/self/mountinfo") or ""
+    for line in (read(root, "/proc/self/cgroup") or "").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        if hierarchy == "0" and not controllers:
+            mounts = list(_mounts(mountinfo, "cgroup2"))
+            limits += (limit for folder in _folders(mounts, path) if (limit := _of_v2(root, folder)))
+        elif "cpu" in controllers.split(","):
+            mounts = [mount for mount in _mounts(mountinfo, "cgroup") if "cpu" in mount.options]
+            limits += (limit for folder in _folders(mounts, path) if (limit := _of_v1(root, folder)))
+    return min(limits, default=None)
+
+
+def _mounts(mountinfo: str, kind: str) -> Iterator[_Mount]:
+    for line in mountinfo.splitlines():
+        mount, separator, filesystem = line.partition(" - ")
+        if separator and filesystem.split(" ", 1)[0] == kind:
+            fields = mount.split(" ")
+            yield _Mount(_unescaped(fields[3]), _unescaped(fields[4]), tuple(filesystem.split(" ")[-1].split(",")))
+
+
+def _unescaped(text: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, character)
+    return text
+
+
+def _folders(mounts: list[_Mount], path: str) -> Iterator[str]:
+    """The folders of our group and of those above it, as far as they can be seen from here."""
+    for mount in mounts:
+        top = mount.top.rstrip("/")
+        inside = path == mount.top or path.startswith(f"{top}/")
+        # a mount that shows another part of the tree: its top is all that we can see of what holds us
+        below = path[len(top) :].strip("/") if inside else ""
+        parts = below.split("/") if below else []
+        for length in range(len(parts), -1, -1):
+            yield "/".join((mount.point.rstrip("/"), *parts[:length]))
+
+
+def _of_v2(root: Root, folder: str) -> float | None:
+    quota, _, period = (read(root, f"{folder}/cpu.max") or "max").partition(" ")
+    return _share(quota, period)
+
+
+def _of_v1(root: Root, folder: str) -> float | None:
+    return _share(read(root, f"{folder}/cpu.cfs_quota_us") or "-1", read(root, f"{folder}/cpu.cfs_period_us") or "")
+
+
+def _share(quota: str, period: str) -> float | None:
+    # "max" (v2) and -1 (v1) mean no limit
+    if not (quota.isdigit() and period.isdigit() and int(period) > 0):
+        return None
+    return int(quota) / int(period)

@@ -1,0 +1,77 @@
+"""Reads the small text files of /sys and /proc; a file that is missing or forbidden is None, never an error."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
+
+_MOST_DIGITS = 5  # Linux has fewer than 100,000 CPUs everywhere; a garbled range must not fill the memory
+
+
+def read(root: Root, path: str) -> str | None:
+    """Give the text of `path` (absolute, below `root`) without surrounding white space, None if it cannot be read."""
+    try:
+        with open(under(root, path), encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def names(root: Root, path: str, *, prefix: str = "") -> list[str]:
+    """Give what a folder holds under `prefix`, in the order of the numbers in the names; [] if it cannot be read."""
+    try:
+        found = [name for name in os.listdir(under(root, path)) if name.startswith(prefix)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda name: (int(digits) if (digits := name[len(prefix) :]).isdigit() else 0, name))
+
+
+def exists(root: Root, path: str) -> bool:
+    """Whether there is such a path."""
+    return os.path.exists(under(root, path))
+
+
+def under(root: Root, path: str) -> str:
+    """Give the absolute `path` as it lies below `root`."""
+    return os.path.join(root, path.lstrip("/"))
+
+
+def number(text: str | None, default: int) -> int:
+    """Give the number a file holds, `default` if it holds none."""
+    try:
+        return int(text or "")
+    except ValueError:
+        return default
+
+
+def cpulist(text: str) -> tuple[int, ...]:
+    """Give the numbers of the kernel's list format ("0-3,8,10-11"), ascending.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        low, high = _natural(first), _natural(last if dash else first)
+        if high < low:
+            raise ValueError(f"not a list of CPUs: {text!r}")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
+    """Give the CPUs that a file lists; () if it cannot be read or is no list."""
+    try:
+        return cpulist(read(root, path) or "")
+    except ValueError:
+        return ()
+
+
+def _natural(text: str) -> int:
+    # int() alone would take "+1", " 1" and "1_0"
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise ValueError(f"not a list of CPUs: {text!r}")
+    return int(text)

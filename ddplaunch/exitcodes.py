@@ -1,0 +1,32 @@
+"""The exit statuses of the command: one table, from which `--help` and the reference page are made."""
+
+from __future__ import annotations
+
+OK = 0
+USAGE = 2
+RENDEZVOUS = 121
+NODE_LOST = 122
+HANG = 123
+TIMEOUT = 124
+BUG = 125
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+
+MEANINGS: dict[str, str] = {
+    "0": "every worker exited with 0",
+    "1-120": "the first failing worker's own status",
+    str(USAGE): "wrong usage; nothing was started",
+    str(RENDEZVOUS): "the nodes did not meet in time",
+    str(NODE_LOST): "a node, or the agent on it, was lost",
+    str(HANG): "the job hung and was stopped",
+    str(TIMEOUT): "--timeout was reached",
+    str(BUG): "a bug in ddplaunch",
+    str(NOT_EXECUTABLE): "the program cannot be executed",
+    str(NOT_FOUND): "the program was not found",
+    "128+n": "signal n ended the first failing worker, or the job (130 Ctrl-C, 143 SIGTERM)",
+}
+
+
+def of_signal(signum: int) -> int:
+    """The status a shell shows for a process that signal `signum` ended."""
+    return 128 + signum

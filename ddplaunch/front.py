@@ -1,0 +1,166 @@
+"""The process that the user typed: it has the terminal, passes signals to the agent and writes what the agent shows.
+
+It may block on a terminal or pipe that nobody reads; the agent never does. It decides nothing. When the agent is lost,
+it ends whatever the agent left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterable
+
+from ddplaunch import exitcodes
+from ddplaunch.link import HASTE, MESSAGE, STDERR, STDOUT, Tie
+from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.tree import descendants, reap, signal_process
+
+# passed on whatever the user said: they end nothing by themselves
+ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+
+
+def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[int]) -> int:
+    """Fork, run `agent` in the child, serve it until it ends, and give the status of the job.
+
+    `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
+    was started (nohup) stays ignored. `stops` are those that ask the job to end.
+    """
+    passed = {*ALWAYS, signal.SIGTSTP, *signals}
+    passed -= {signum for signum in passed if signal.getsignal(signum) is signal.SIG_IGN}
+    become_subreaper()
+    tie = Tie.make()
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed)
+    pid = os.fork()
+    if pid == 0:
+        status = exitcodes.BUG
+        try:
+            os.setsid()
+            tie.agent_side()
+            status = agent(tie)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+    tie.front_side()
+    # the C handler writes the signal's number straight to the agent, even while we block on a terminal
+    signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
+    front = _Front(pid, stops)
+    for signum in passed:
+        signal.signal(signum, _suspend if signum == signal.SIGTSTP else front.heard)
+    # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
+    signal.signal(signal.SIGCHLD, front.child_ended)
+    signal.signal(signal.SIGALRM, front.look_for_progress)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+    try:
+        front.show(tie)
+    except _Unread:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _sweep(pid)
+    _, wait_status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(wait_status):
+        by = signal.Signals(os.WTERMSIG(wait_status)).name
+        _say(f"error: ddplaunch's agent (pid {pid}) was killed by {by}; its workers were ended with it\n")
+        return exitcodes.NODE_LOST
+    return os.WEXITSTATUS(wait_status)
+
+
+def _suspend(_signum: int, _frame: object) -> None:
+    """Stop as the terminal asked; the agent, which heard of it too, stops the workers."""
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, _suspend)
+
+
+class _Unread(Exception):
+    """Nobody reads what is left to be written, and the job was told to stop."""
+
+
+class _Front:
+    """What the writing and the signal handlers, which run in the middle of it, know of each other."""
+
+    def __init__(self, agent: int, stops: Collection[int]) -> None:
+        self._agent = agent
+        self._stops = stops
+        self._stopping = False
+        self._written = 0  # bytes
+        self._looked_at = 0  # what _written was then
+
+    def show(self, tie: Tie) -> None:
+        """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
+
+        Raises:
+            _Unread: that was given up.
+        """
+        fds = {STDOUT: 1, STDERR: 2}
+        buffer = bytearray(MESSAGE + 1)
+        view = memoryview(buffer)
+        reader = tie.output[0]
+        while size := reader.recv_into(buffer):
+            stream = bytes(view[:1])
+            if stream not in fds:
+                continue
+            data = view[1:size]
+            try:
+                while data:
+                    written = _write(fds[stream], data)
+                    self._written += written
+                    data = data[written:]
+            except OSError:
+                del fds[stream]
+
+    def heard(self, signum: int, _frame: object) -> None:
+        """Note a signal to stop; the agent has been told already."""
+        if signum in self._stops:
+            self._stopping = True
+            self._hurry()
+
+    def child_ended(self, _signum: int, _frame: object) -> None:
+        """End what a lost agent has left."""
+        if _has_ended(self._agent):
+            _sweep(self._agent)
+            self._hurry()
+
+    def _hurry(self) -> None:
+        if self._stopping and _has_ended(self._agent):
+            self._looked_at = self._written
+            signal.setitimer(signal.ITIMER_REAL, HASTE)
+
+    def look_for_progress(self, _signum: int, _frame: object) -> None:
+        """Give up what nobody reads: who stops a job does not want to wait for that."""
+        if self._written == self._looked_at:
+            raise _Unread
+        self._hurry()
+
+
+def _write(fd: int, data: memoryview) -> int:
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:  # whoever shares the file with us has set O_NONBLOCK: it is not ours to change
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+
+
+def _has_ended(agent: int) -> bool:
+    return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _sweep(agent: int) -> None:
+    """Kill and reap every process that the agent, which has ended, left."""
+    while below := [process for process in descendants(os.getpid()) if process.state != "D"]:
+        for process in below:
+            signal_process(process, signal.SIGKILL)
+        reap(keep=(agent,))
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass

@@ -1,0 +1,123 @@
+"""What an option is, and a value of it as it was written somewhere. Pure; the options themselves stand in `table.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.record import record
+from ddplaunch.values import BadValue
+
+# set for workers, and so never read as a default: a job started inside a worker is another job
+WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))
+
+
+class Source(IntEnum):
+    """Where a value was written; a higher one wins."""
+
+    PYPROJECT = 1
+    FILE = 2  # ddplaunch.toml
+    FOREIGN = 3  # a variable that torch reads besides PET_*
+    PET = 4
+    VARIABLE = 5  # DDPLAUNCH_*
+    COMMAND_LINE = 6
+
+
+@record(kw_only=True)
+class Option:
+    """One option, declared once."""
+
+    name: str  # its flag without "--", with underscores
+    group: str  # heading in the help
+    help: str
+    parse: Callable[[str], Any]  # raises BadValue
+    write: Callable[[Any], str] = str  # the inverse of `parse`
+    example: str = ""  # a right value, for hints
+    metavar: str = "N"
+    short: str = ""
+    field: str | None = None  # of JobSpec; None: of the same name
+    is_flag: bool = False
+    optional: str | None = None  # the value it has where none is given
+    repeatable: bool = False  # every value counts, not only the last
+    listed: bool = False  # values stand between commas; a file may hold an array
+    choices: tuple[str, ...] = ()  # words to complete and to correct
+    path: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
+    pet: bool = False  # torchrun reads PET_NAME
+    variable: bool = True  # we read DDPLAUNCH_NAME; not where it would be taken for something else
+    foreign: str = ""  # a variable of torch's that means the same
+    no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
+
+    @property
+    def flag(self) -> str:
+        """The flag as it is written on the command line."""
+        return f"--{self.key}"
+
+    @property
+    def key(self) -> str:
+        """The key in a configuration file."""
+        return self.name.replace("_", "-")
+
+    @property
+    def target(self) -> str:
+        """The field of JobSpec that it sets."""
+        return self.field or self.name
+
+    @property
+    def variables(self) -> tuple[tuple[str, Source], ...]:
+        """The environment variables that give it a value."""
+        upper = self.name.upper()
+        candidates = (
+            (self.foreign, Source.FOREIGN, bool(self.foreign)),
+            (f"PET_{upper}", Source.PET, self.pet),
+            (f"DDPLAUNCH_{upper}", Source.VARIABLE, self.variable and f"DDPLAUNCH_{upper}" not in WORKER_VARIABLES),
+        )
+        return tuple((name, source) for name, source, read in candidates if read)
+
+
+@record(kw_only=True)
+class Given:
+    """A value of an option as it was written, with the place."""
+
+    option: Option
+    text: str
+    source: Source
+    origin: str  # "--nproc-per-node", "PET_NPROC_PER_NODE", "ddplaunch.toml"
+    quote: str = ""  # around the value in a file
+
+    def __str__(self) -> str:
+        return self.spelled(self.text) + (f" in {self.origin}" if self.source <= Source.FILE else "")
+
+    def spelled(self, text: str) -> str:
+        """How this text would be written there."""
+        if self.source <= Source.FILE:
+            return f"{self.option.key} = {self.quote}{text}{self.quote}"
+        if self.source < Source.COMMAND_LINE:
+            return f"{self.origin}={text}"
+        return self.origin if self.option.is_flag else f"{self.origin} {text}"
+
+    def value(self) -> Any:
+        """Give what the text means.
+
+        Raises:
+            LaunchError: it means nothing.
+        """
+        try:
+            return self.option.parse(self.text)
+        except BadValue as error:
+            raise LaunchError(f"{self}: {error}", hint=error.hint or self._hint()) from None
+
+    def _hint(self) -> str | None:
+        if meant := near(self.text, self.option.choices):
+            return f"did you mean `{self.spelled(meant)}`?"
+        return f"type for example `{self.spelled(self.option.example)}`" if self.option.example else None
+
+
+def near(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Give the word that was probably meant, None if none is like it; `cutoff` is difflib's, 1 means equal."""
+    from difflib import get_close_matches  # only mistakes need it
+
+    known = list(words)
+    longer = [candidate for candidate in known if len(word) > 3 and candidate.startswith(word)]
+    return next(iter(longer or get_close_matches(word, known, n=1, cutoff=cutoff)), None)

@@ -1,0 +1,152 @@
+"""Collects what was given: flags, variables and configuration files, lowest first. Parses no value and settles no conflict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.option import Given, Option, Source, near
+from ddplaunch.options.table import BY_NAME, OPTIONS
+
+_TABLE = "[tool.ddplaunch]"
+
+
+def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
+    """Take the values that click found: a text, True for a flag, a sequence of texts if it may be repeated.
+
+    Raises:
+        LaunchError: the value of an option is another option.
+    """
+    flags = {option.flag for option in OPTIONS}
+    for option in OPTIONS:
+        value = parsed.get(option.name)
+        if value is None or value is False:
+            continue
+        for text in ("1",) if value is True else value if isinstance(value, (tuple, list)) else (value,):
+            if text.partition("=")[0].replace("_", "-") in flags:
+                raise LaunchError(
+                    f"{option.flag} needs a value, but {text} follows",
+                    hint=f"type for example `{option.flag} {option.example}`",
+                )
+            yield Given(option=option, text=text, source=Source.COMMAND_LINE, origin=option.flag)
+
+
+def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
+    """Take PET_*, DDPLAUNCH_* and those of torch's variables that mean an option; an empty one counts as not set."""
+    for option in OPTIONS:
+        for name, source in option.variables:
+            if text := env.get(name, "").strip():
+                yield Given(option=option, text=text, source=source, origin=name)
+
+
+def from_files(folder: str) -> Iterator[Given]:
+    """Take the nearest pyproject.toml with our table and the nearest ddplaunch.toml, in this folder or above it.
+
+    Raises:
+        LaunchError: a file cannot be read, or holds what is not an option.
+    """
+    for file, source in (("pyproject.toml", Source.PYPROJECT), ("ddplaunch.toml", Source.FILE)):
+        for place in _upward(folder):
+            path = os.path.join(place, file)
+            table = _table(path, source, shown=file if place == folder else path)
+            if table is not None:
+                yield from _of_table(table, source, place, shown=file if place == folder else path)
+                break
+
+
+def _upward(folder: str) -> Iterator[str]:
+    while True:
+        yield folder
+        above = os.path.dirname(folder)
+        if above == folder:
+            return
+        folder = above
+
+
+def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
+    """Our part of the file, None if it has none."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if source is Source.PYPROJECT:
+            return None  # other tools' file: it may well hold nothing for us
+        raise LaunchError(f"cannot read {shown}: {error.strerror}") from None
+    if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
+        return None
+    import tomllib  # most jobs have no such file
+
+    try:
+        data: Any = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise LaunchError(f"{shown} is not valid TOML: {error}") from None
+    if source is Source.PYPROJECT:
+        tools = data.get("tool")
+        data = tools.get("ddplaunch") if isinstance(tools, dict) else None
+    if data is not None and not isinstance(data, dict):
+        raise LaunchError(f"{_TABLE} in {shown} is not a table")
+    return data
+
+
+def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str) -> Iterator[Given]:
+    seen: dict[str, str] = {}
+    for key, value in table.items():
+        option = BY_NAME.get(key.replace("-", "_"))
+        if option is None:
+            meant = near(key.replace("_", "-"), (known.key for known in OPTIONS))
+            raise LaunchError(
+                f"{key} in {shown} is not an option", hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help"
+            )
+        if option.name in seen:
+            raise LaunchError(f"{seen[option.name]} and {key} in {shown} are the same option", hint="leave one out")
+        seen[option.name] = key
+        for text, quote in _texts(option, value, shown):
+            if text and option.path and (option.path != "command" or "/" in text):
+                text = os.path.normpath(os.path.join(folder, text))  # as the file means it, wherever we are started
+            yield Given(option=option, text=text, source=source, origin=shown, quote=quote)
+
+
+def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:
+    """The value as a command line would have it, each with the quote that it has in the file.
+
+    Raises:
+        LaunchError: a value of this type is not one of the option's.
+    """
+    match value:
+        case bool():
+            if option.is_flag:
+                return [("1" if value else "0", "")]
+        case str() | int() | float():
+            if not option.is_flag:
+                return [(str(value), '"' if isinstance(value, str) else "")]
+        case dict():
+            if option.name == "env" and all(_is_scalar(content) for content in value.values()):
+                return [(f"{name}={content}", '"') for name, content in value.items()]
+        case list():
+            if all(_is_scalar(item) for item in value):
+                if option.repeatable:
+                    return [(str(item), '"') for item in value]
+                if option.listed:
+                    return [(",".join(map(str, value)), '"')]
+    raise LaunchError(f"{option.key} in {shown}: expected {_types(option)}, not {_type(value)}")
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def _types(option: Option) -> str:
+    if option.is_flag:
+        return "true or false"
+    if option.name == "env":
+        return "a table or an array of strings"
+    return "a string, a number or an array of them" if option.listed or option.repeatable else "a string or a number"
+
+
+def _type(value: object) -> str:
+    names = {bool: "a boolean", str: "a string", int: "a number", float: "a number", dict: "a table", list: "an array"}
+    return names.get(type(value), "a date or a time")

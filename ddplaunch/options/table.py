@@ -1,0 +1,154 @@
+"""Every option, once. Data only: what it does with a value is in `values.py`, what several mean together in `settings.py`."""
+
+from __future__ import annotations
+
+from ddplaunch import values
+from ddplaunch.envfile import variable
+from ddplaunch.options.option import Option
+
+_PINS = ("device", "visible", "none")
+_CPU_BINDS = ("none", "cores", "numa")
+_NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl", "ucc")
+_RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
+_OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
+_START_METHODS = ("spawn", "fork", "forkserver")
+
+_HOW_MANY = "How many workers"
+_PROGRAM = "The program"
+_DEVICES = "Devices and cores"
+_GROUP = "Process group"
+_SUPERVISION = "Supervision"
+_OUTPUT = "Output"
+_DEBUGGING = "Debugging"
+_NODES = "Several nodes"
+_TORCHRUN = "For torchrun's sake"
+
+GROUPS = (_HOW_MANY, _PROGRAM, _DEVICES, _GROUP, _SUPERVISION, _OUTPUT, _DEBUGGING, _NODES, _TORCHRUN)
+
+# fmt: off
+OPTIONS: tuple[Option, ...] = (
+    Option(name="nproc_per_node", group=_HOW_MANY, metavar="N|gpu|cpu|auto", pet=True,
+           parse=values.nproc_per_node, choices=("gpu", "cpu", "auto"), example="4",
+           help="Workers on each node. Not given: one for each GPU, one if there is none."),
+    Option(name="gpus_per_worker", group=_HOW_MANY, parse=values.number(1), example="2",
+           help="GPUs that a worker has for itself."),
+    Option(name="workers_per_gpu", group=_HOW_MANY, parse=values.number(1), example="2",
+           help="Workers that share a GPU."),
+
+    Option(name="module", short="-m", group=_PROGRAM, is_flag=True, pet=True, parse=values.switch,
+           help="SCRIPT is a module's name, as in `python -m`."),
+    Option(name="no_python", group=_PROGRAM, is_flag=True, pet=True, parse=values.switch,
+           help="SCRIPT is a command: it is run as it is, without python."),
+    Option(name="python", group=_PROGRAM, metavar="PATH", parse=values.path, path="command", foreign="PYTHON_EXEC",
+           example="python3.12", help="The interpreter of the workers. Not given: the one that runs ddplaunch."),
+    Option(name="env", group=_PROGRAM, metavar="NAME=VALUE", parse=variable, write="=".join, repeatable=True,
+           variable=False, example="NCCL_DEBUG=INFO", help="A variable for the workers; may be given again and again."),
+    Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=values.path, path="file", repeatable=True, field="env",
+           example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
+    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, parse=values.text, example="trainer",
+           help="Name of the workers' role: ROLE_NAME."),
+
+    Option(name="devices", group=_DEVICES, metavar="LIST", parse=values.devices, write=",".join, listed=True,
+           example="0,2", help="The accelerators to use, by index or UUID."),
+    Option(name="pin", group=_DEVICES, metavar="HOW", parse=values.one_of(*_PINS), choices=_PINS, example="device",
+           help="How a worker is bound to its own device. device: all stay visible, its own is the current one; "
+                "visible: it sees no other; none: not at all."),
+    Option(name="virtual_local_rank", group=_DEVICES, is_flag=True, pet=True, parse=values.switch,
+           help="LOCAL_RANK is 0 for every worker, and each sees its own device only."),
+    Option(name="threads", group=_DEVICES, parse=values.number(1), example="4",
+           help="OMP_NUM_THREADS of each worker. Not given: the usable CPUs divided among the workers."),
+    Option(name="cpu_bind", group=_DEVICES, metavar="HOW", parse=values.one_of(*_CPU_BINDS), choices=_CPU_BINDS,
+           example="cores", help="Bind each worker to CPUs near its device: none, cores or numa."),
+    Option(name="numa_binding", group=_DEVICES, metavar="HOW", parse=values.one_of(*_NUMA_BINDINGS),
+           choices=_NUMA_BINDINGS, example="node",
+           help="torchrun's way to bind to CPUs: node, socket, exclusive or core-complex."),
+
+    Option(name="backend", group=_GROUP, metavar="NAME", parse=values.one_of(*_BACKENDS), choices=_BACKENDS,
+           example="gloo", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
+    Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=values.init_method,
+           choices=("env", "tcp"), example="env", help="How the workers meet; sets DDPLAUNCH_INIT_METHOD."),
+    Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, parse=values.host, example="10.0.0.1",
+           help="Address of node 0: MASTER_ADDR."),
+    Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=values.number(0, 65535), example="29500",
+           help="Port to meet at: MASTER_PORT. Not given, or 0: a free one is reserved."),
+
+    Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=values.number(0), example="3",
+           help="How often all workers are started anew after a failure."),
+    Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=values.duration, write=values.write_duration,
+           example="30s", help="From the signal to stop until the kill: 90, 90s, 15m or 1h30m."),
+    Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
+           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=values.duration, write=values.write_duration, example="30",
+           help="torchrun's name for --grace-period."),
+    Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=values.positive_duration,
+           write=values.write_duration, example="2h", help="Stop the job after this time, with exit status 124."),
+    Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=values.signals, listed=True,
+           write=values.write_signals, example="SIGWINCH",
+           help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),
+    Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=values.signals, listed=True,
+           write=values.write_signals, field="stop_signals", example="SIGTERM,SIGINT",
+           help="Signals that stop the job; each reaches the workers as it came."),
+
+    Option(name="output", group=_OUTPUT, metavar="HOW", parse=values.one_of(*_OUTPUTS), choices=_OUTPUTS,
+           example="prefix", help="What the workers print is shown with the rank before each line (prefix), as it is "
+           "(raw), equal lines once (collapse), of rank 0 only (rank0), not at all (none)."),
+    Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, parse=values.local_ranks, listed=True,
+           write=lambda ranks: ",".join(map(str, sorted(ranks))), example="0,1",
+           help="Show only what these local ranks print."),
+    Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, parse=values.path, path="folder", example="logs",
+           help="Where the logs of each run get a folder of their own; /dev/null: nowhere."),
+    Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=values.streams,
+           write=values.write_streams, example="3",
+           help="Streams that go to the log only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 for some local ranks."),
+    Option(name="tee", short="-t", group=_OUTPUT, metavar="STREAMS", pet=True, parse=values.streams,
+           write=values.write_streams, example="3", help="Streams that go to the log and to the console."),
+    Option(name="duplicate_stdout_filters", group=_OUTPUT, metavar="TEXTS", pet=True, parse=values.needles,
+           write=values.write_needles, example="loss,accuracy",
+           help="Copy lines of stdout that hold one of these texts to a file of their own."),
+    Option(name="duplicate_stderr_filters", group=_OUTPUT, metavar="TEXTS", pet=True, parse=values.needles,
+           write=values.write_needles, example="warning", help="The same for stderr."),
+    Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=values.name, example="baseline-1",
+           help="Name of this run and of its folder. Not given: date, time and four digits."),
+    Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=values.switch, field="verbosity",
+           help="ddplaunch itself says nothing but errors."),
+    Option(name="verbose", short="-v", group=_OUTPUT, is_flag=True, parse=values.switch, field="verbosity",
+           help="ddplaunch says more about what it decides and does."),
+
+    Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=values.number(0), optional="0", field="debug_rank",
+           variable=False, example="0", help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The "
+                             "others print to their logs."),
+
+    Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=values.nnodes, example="1",
+           write=lambda nodes: str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}",
+           help="Number of nodes. This version runs one."),
+    Option(name="node_rank", group=_NODES, pet=True, parse=values.number(0), example="0", help="Rank of this node."),
+    Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, parse=values.host, example="10.0.0.2",
+           help="Address of this node for the others."),
+    Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=values.switch,
+           help="One node, and a port of its own: what ddplaunch does for one node anyway."),
+    Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=values.one_of(*_RENDEZVOUS),
+           choices=_RENDEZVOUS, example="c10d", help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
+    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, parse=values.endpoint,
+           example="10.0.0.1:29500", help="Where the nodes meet."),
+    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, parse=values.text, example="job-1",
+           help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
+
+    Option(name="rdzv_conf", group=_TORCHRUN, metavar="KEY=VALUE,...", pet=True, parse=values.pairs,
+           write=lambda pairs: ",".join(map("=".join, pairs.items())), example="join_timeout=60",
+           no_effect="one node has no other to wait for", help="Settings of torchrun's rendezvous."),
+    Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=values.switch,
+           no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
+    Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=values.positive_number,
+           example="0.1", no_effect="nothing is polled, the end of a worker is seen at once",
+           help="How often torchrun looks at its workers."),
+    Option(name="start_method", group=_TORCHRUN, metavar="NAME", pet=True, parse=values.one_of(*_START_METHODS),
+           choices=_START_METHODS, example="spawn", no_effect="every worker is a fresh process",
+           help="How torchrun starts functions: spawn, fork or forkserver."),
+    Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=values.text, example="null",
+           no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
+    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", parse=values.text, example="default",
+           no_effect="logs are written as --log-dir, --redirects and --tee say", help="A plug-in for torchrun's logs."),
+)
+# fmt: on
+
+BY_NAME = {option.name: option for option in OPTIONS}

@@ -1,0 +1,37 @@
+"""Writes a JobSpec back to the words of a command line, for an agent that is started elsewhere. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.options.table import BY_NAME, OPTIONS
+from ddplaunch.spec import JobSpec, ProgramKind, default
+
+
+def to_argv(spec: JobSpec) -> list[str]:
+    """Write all that differs from the defaults or was given; what was without effect is left out."""
+    words: list[str] = []
+    for option in OPTIONS:
+        if option.target in ("env", "verbosity") or option.name == "shutdown_timeout":
+            continue  # written below; written as --grace-period
+        value = getattr(spec, option.target, None)
+        if value is None or not _is_worth(spec, option.target, value):
+            continue
+        if not option.is_flag:
+            words.append(f"{option.flag}={option.write(value)}")
+        elif value:
+            words.append(option.flag)
+    words += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
+    words += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
+    program = spec.program
+    words += {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["--module"], ProgramKind.COMMAND: ["--no-python"]}[
+        program.kind
+    ]
+    if program.python:
+        words.append(f"--python={program.python}")
+    # the mark keeps a script that is called like a verb or an option from being taken for one
+    return [*words, "--", program.target, *program.args]
+
+
+def _is_worth(spec: JobSpec, name: str, value: Any) -> bool:
+    return name in spec.origins or value != default(name)

@@ -1,0 +1,57 @@
+"""PLAN: the decided job, as values. `plan/make.py` makes it, `ddplaunch plan` shows it, the agent obeys it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.record import NOTHING, record
+
+
+@record(kw_only=True)
+class WorkerPlan:
+    """One worker before it is started: who it is, what it runs and what it owns.
+
+    `variables` is what ddplaunch sets for the whole job; `plan/variables.py` adds what each generation sets.
+    The caller's environment lies below both.
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    device: str = "cpu"  # right inside the worker: "cuda:2", "cuda:0", "cpu"
+    devices: tuple[str, ...] = ()  # the node's devices that it owns, for people: "cuda:2", "GPU-8932..."
+    cpus: tuple[int, ...] = ()  # CPUs it is bound to; empty: not bound
+    terminal: bool = False  # it has the command's own stdin, stdout and stderr
+    stdin: bool = False  # it reads the command's stdin; the others read /dev/null
+
+
+@record(kw_only=True)
+class Plan:
+    """The whole job, decided: nothing below it decides again."""
+
+    run_id: str
+    cluster: str
+    nnodes: int
+    node_rank: int  # the node this plan is carried out on
+    master_addr: str
+    master_port: int | None  # None: reserved when the job starts
+    init_method: str  # "env", "tcp", "file:PATH"
+    backend: str
+    pin: str
+    interpreter: str | None  # that runs the program; None: it is no Python program
+    workers: tuple[WorkerPlan, ...]  # of all nodes, by rank
+    reasons: Mapping[str, str] = NOTHING  # decided value -> why, in words
+    notes: tuple[str, ...] = ()  # what a reader of the plan should know
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the job has on all nodes."""
+        return len(self.workers)
+
+    @property
+    def local_workers(self) -> tuple[WorkerPlan, ...]:
+        """The workers of this node, by local rank."""
+        return tuple(worker for worker in self.workers if worker.node_rank == self.node_rank)

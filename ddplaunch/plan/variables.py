@@ -1,0 +1,54 @@
+"""The variables of a worker: those of its place in the job, and those that each generation sets anew. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.plan import Plan, WorkerPlan
+
+
+def of_place(
+    *, rank: int, local_rank: int, world_size: int, local_world_size: int, node_rank: int, nnodes: int, role: str
+) -> dict[str, str]:
+    """Give the variables that say which worker this is.
+
+    torchrun sets the same (torch/distributed/elastic/agent/server/local_elastic_agent.py); with one role
+    for the whole job the role's ranks are the job's.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "NODE_RANK": str(node_rank),
+        "GROUP_RANK": str(node_rank),
+        "GROUP_WORLD_SIZE": str(nnodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": role,
+    }
+
+
+def of_generation(
+    plan: Plan, worker: WorkerPlan, *, generation: int, port: int, error_file: str, log_dir: str
+) -> Mapping[str, str]:
+    """Give the variables that change when all workers are started again.
+
+    `error_file` is where the worker writes its uncaught exception, "" for nowhere.
+    """
+    address = f"[{plan.master_addr}]" if ":" in plan.master_addr else plan.master_addr
+    method = {"env": "env://", "tcp": f"tcp://{address}:{port}"}.get(plan.init_method)
+    return {
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
+        "DDPLAUNCH_LOG_DIR": log_dir,
+    }
+
+
+def init_file(plan: Plan, generation: int) -> str | None:
+    """The file that the workers of one generation meet at, None unless --init-method says file."""
+    if not plan.init_method.startswith("file:"):
+        return None
+    return f"{plan.init_method.removeprefix('file:')}.{plan.run_id}.{generation}"

@@ -1,0 +1,44 @@
+"""What Linux offers beyond the standard library: parent-death signals, subreapers, pipe sizes. Decides nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+import termios
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031  # fcntl.h; in the fcntl module since Python 3.10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose parent dies, so that none can escape by double-forking."""
+    if _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when `parent`, who forked it, ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def grow_pipe(fd: int, size: int) -> None:
+    """Ask for a larger pipe buffer; the kernel's limit for users may refuse, which does no harm."""
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
+    except OSError:
+        pass
+
+
+def unread(fd: int) -> int:
+    """How many bytes wait in a pipe (FIONREAD, pipe(7))."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -1,0 +1,128 @@
+"""Starts one worker: fork, a session of its own, exec. Watches nothing; whoever calls it owns the child from then on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from ddplaunch.process.linux import die_with_parent
+from ddplaunch.record import record
+
+
+@record
+class Child:
+    """A process that was started, and the handles by which its end is seen; the holder of this value owns them."""
+
+    pid: int  # also its session and its process group
+    pidfd: int  # readable when it has ended
+    failure: int  # pipe: holds an errno if it could not become its program, is at its end if it could
+
+
+@record
+class Stdio:
+    """The three file descriptors that a child gets as 0, 1 and 2."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+class StartError(Exception):
+    """A worker could not be started: the program's fault (ENOENT, EACCES, ENOEXEC) or the machine's (EAGAIN, EMFILE)."""
+
+    def __init__(self, number: int, doing: str) -> None:
+        super().__init__(f"{doing}: {os.strerror(number)}")
+        self.errno = number
+
+
+def start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdio: Stdio,
+    *,
+    cpus: Iterable[int] = (),
+    open_files: tuple[int, int] | None = None,
+) -> Child:
+    """Start `argv` in a session of its own; it is killed when this process ends, whatever ends it.
+
+    `cpus` binds it to these logical CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns while the child is on
+    its way to its program: `why_not_started` tells of a child that ended whether it got there.
+
+    Raises:
+        StartError: the machine has no room for another process; nothing is left behind.
+    """
+    us = os.getpid()
+    fds: list[int] = []
+    # until it is its program, the child would take a signal for us: our handlers are still its own
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid = os.fork()
+        if pid == 0:
+            _become(us, argv, env, stdio, frozenset(cpus), open_files, fds[1])
+        os.close(fds.pop())
+        try:
+            return Child(pid, os.pidfd_open(pid), fds[0])
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+    except OSError as error:
+        for fd in fds:
+            os.close(fd)
+        raise StartError(error.errno or errno.EAGAIN, "no room for another process") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def why_not_started(child: Child, program: str) -> StartError | None:
+    """Say of a child that has ended why it never became its program; None if it did."""
+    try:
+        number = os.read(child.failure, 16)
+    except BlockingIOError:  # it was killed on the way, and a copy of the other end is still somewhere
+        return None
+    return StartError(int(number), program) if number else None
+
+
+def _become(
+    parent: int,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdio: Stdio,
+    cpus: frozenset[int],
+    open_files: tuple[int, int] | None,
+    failure: int,
+) -> NoReturn:
+    try:
+        os.setsid()
+        die_with_parent(parent)
+        # duplicates above 2 first, so that no dup2 overwrites a descriptor that is still to be copied
+        high = [stdio.stdin, stdio.stdout, stdio.stderr]
+        while min(high) <= 2:
+            high = [fd if fd > 2 else os.dup(fd) for fd in high]
+        for target, fd in enumerate(high):
+            os.dup2(fd, target)
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        if open_files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+        _forget_signals()
+        os.execvpe(argv[0], tuple(argv), env)
+    except OSError as error:
+        os.write(failure, str(error.errno).encode())
+    finally:
+        os._exit(127)
+
+
+def _forget_signals() -> None:
+    """Give every signal its default action, but leave ignored what the caller ignores (nohup); then let them come."""
+    for signum in signal.valid_signals():
+        handler = signal.getsignal(signum)
+        # Python itself ignores these two, and an ignored signal stays ignored over exec
+        if callable(handler) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,94 @@
+"""The processes below this one, by /proc: who they are, and ending them. Knows nothing of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterator
+
+from ddplaunch.record import record
+
+
+@record
+class Process:
+    """One process as /proc shows it."""
+
+    pid: int
+    name: str
+    state: str  # "R", "S", "D" (uninterruptible sleep), "Z" (dead, not yet reaped), ...
+    parent: int
+    started: int  # clock ticks after boot: tells it from a later process with the same pid
+
+    def __str__(self) -> str:
+        sleep = " in uninterruptible sleep" if self.state == "D" else ""
+        return f"pid {self.pid} ({self.name}){sleep}"
+
+
+def look(pid: int) -> Process | None:
+    """Read one process's /proc/PID/stat (proc(5)); None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None
+    name, _, rest = stat.partition(b"(")[2].rpartition(b")")
+    fields = rest.split()
+    return Process(pid, name.decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def children(pid: int) -> list[int]:
+    """Give the direct children of `pid`, dead and unreaped ones included."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(map(int, file.read().split()))
+    except FileNotFoundError:
+        # a kernel without CONFIG_PROC_CHILDREN has the task but no such file; else the process is gone
+        if os.path.exists(f"/proc/{pid}") and not os.path.exists("/proc/thread-self/children"):
+            return _children_by_scan(pid)
+    except OSError:
+        pass
+    return found
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    processes = (look(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return [process.pid for process in processes if process is not None and process.parent == pid]
+
+
+def descendants(pid: int) -> Iterator[Process]:
+    """Give every live process below `pid`; dead ones that wait to be reaped are left out."""
+    for child in children(pid):
+        process = look(child)
+        if process is None:
+            continue
+        if process.state not in "ZX":
+            yield process
+        yield from descendants(child)
+
+
+def signal_process(process: Process, signum: int) -> None:
+    """Send a signal to this very process, never to another one that got its pid since."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return
+    try:
+        now = look(process.pid)
+        if now is not None and now.started == process.started:
+            signal.pidfd_send_signal(fd, signum)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def reap(keep: Collection[int] = ()) -> None:
+    """Reap every dead child of this process but those in `keep`."""
+    for child in children(os.getpid()):
+        if child not in keep:
+            try:
+                os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:
+                pass

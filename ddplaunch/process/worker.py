@@ -1,0 +1,84 @@
+"""One worker from its start to its burial: its process, its process group and what can be known of its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddplaunch.process.start import Child, StartError, why_not_started
+from ddplaunch.record import record
+
+
+@record
+class End:
+    """How a process ended."""
+
+    code: int | None  # exit status; None if a signal ended it
+    signal: int | None
+    core_dumped: bool
+
+
+@record
+class Usage:
+    """What a process and the children it waited for have used."""
+
+    peak_rss: int  # bytes, of the largest of them
+    cpu_seconds: float  # user and system
+
+
+class RunningWorker:
+    """A worker that was started and is not yet buried.
+
+    Its zombie is kept until `bury`: as long as it is there, its pid and its group cannot become somebody else's,
+    so that signals to the group of a worker that ended reach what it left behind and nobody else.
+    """
+
+    def __init__(self, rank: int, child: Child, started_at: float) -> None:
+        self.rank = rank
+        self.pid = child.pid
+        self.pidfd = child.pidfd
+        self._child = child
+        self.started_at = started_at  # CLOCK_MONOTONIC seconds
+        self.stopped_with: int | None = None  # the last signal sent to end it
+        self.stopped_at: float | None = None  # when the first of them was sent
+
+    def look(self) -> End | None:
+        """Say how it ended, None while it lives; does not reap it."""
+        info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if info is None:
+            return None
+        if info.si_code == os.CLD_EXITED:
+            return End(info.si_status, None, False)
+        return End(None, info.si_status, info.si_code == os.CLD_DUMPED)
+
+    def why_not_started(self, program: str) -> StartError | None:
+        """Say, once it has ended, why it never became its program; None if it did."""
+        return why_not_started(self._child, program)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to its process group."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            os.kill(self.pid, signum)  # it has not yet made its group, or is a zombie without one
+        except PermissionError:
+            pass  # all in the group have changed their user
+
+    def end(self, signum: int, at: float) -> None:
+        """Send its group a signal that is meant to end it, and note so if it still lives."""
+        if self.look() is None:
+            self.stopped_with = signum
+            if self.stopped_at is None:
+                self.stopped_at = at
+        self.signal(signum)
+        if signum != signal.SIGKILL:
+            self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
+
+    def bury(self) -> Usage:
+        """Reap it and let its pid go. A process that cannot be killed is left to whoever adopts it."""
+        os.close(self.pidfd)
+        os.close(self._child.failure)
+        pid, _, usage = os.wait4(self.pid, os.WNOHANG)
+        if pid == 0:
+            return Usage(0, 0.0)
+        return Usage(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)

@@ -1,0 +1,1 @@
+"""TELL: what a job did, for people and for programs. Readers of the same facts, one file each."""

@@ -1,0 +1,144 @@
+"""One worker's log file with an upper size: the beginning and the end stay, the middle goes.
+
+Nothing is buffered here: what `write` took is in the file, even if this process is killed the moment after. It never
+raises for what the system says: a log that cannot be written any more keeps the reason in `error` and takes no more.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+DEFAULT_LIMIT = 2**30  # bytes
+_PIECE = 2**20  # bytes copied at once
+
+
+class _File:
+    """A file that is only appended to, and what is known of its end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.size = os.fstat(self.fd).st_size
+        self.midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
+
+    def append(self, data: bytes) -> None:
+        """Write all of it; after an OSError `size` says how far it came."""
+        view = memoryview(data)
+        while view:
+            written = os.write(self.fd, view)
+            self.size += written
+            self.midline = view[written - 1] != ord("\n")
+            view = view[written:]
+
+    def cut(self, data: bytes, start: int, room: int) -> int:
+        """Where to stop in data for not more than this room, at the end of a line if possible."""
+        if len(data) - start <= room:
+            return len(data)
+        line_end = data.rfind(b"\n", start, start + max(0, room)) + 1
+        if line_end:
+            return line_end
+        # a line that has not begun here goes to the next file whole, unless it is too long for any
+        return start if self.size and not self.midline else start + max(0, room)
+
+    def remove(self) -> None:
+        """Close and unlink, whether or not somebody else removed the name."""
+        os.close(self.fd)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+class BoundedLog:
+    """A log of at most `limit` bytes, plus a line that says how many are missing.
+
+    The first half of the limit goes to the file itself, what follows to segments beside it, PATH.tail-1, PATH.tail-2
+    and so on, each at most a sixth of the limit; only the last two exist. `close` appends them to the file: so
+    the copies, too, stay within the limit. Cuts are made between lines where there are any.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], limit: int | None = DEFAULT_LIMIT) -> None:
+        """Open for appending, with mode 0600 where it is new; limit None: unbounded. Look at `error` afterwards.
+
+        What is there already counts for the first half; a file beyond it grows by a third of the limit at most.
+        """
+        self.error: OSError | None = None  # the first one; nothing was written since
+        self.path = os.fspath(path)
+        self._limit = limit
+        self._files: list[_File] = []  # the file itself and at most two segments; the last one is written to
+        self._segments = 0  # begun so far
+        self._dropped = 0  # bytes between the file's own and those of the segments
+        self._lost = 0  # bytes that came after the error
+        try:
+            self._files.append(_File(self.path))
+        except OSError as error:
+            self.error = error
+
+    def write(self, data: bytes) -> None:
+        """Append; after an error or after close, drop."""
+        start = 0
+        try:
+            while start < len(data) and self._files and self.error is None:
+                file = self._files[-1]
+                end = file.cut(data, start, self._room(file, len(data)))
+                if end > start:
+                    before = file.size
+                    try:
+                        file.append(data[start:end])
+                    finally:
+                        start += file.size - before
+                else:
+                    self._begin_segment()
+        except OSError as error:
+            self.error = error
+        self._lost += len(data) - start
+
+    def _room(self, file: _File, enough: int) -> int:
+        if self._limit is None:
+            return enough
+        share = self._limit // 2 if file is self._files[0] else max(1, self._limit // 6)
+        return share - file.size
+
+    def _begin_segment(self) -> None:
+        if len(self._files) == 3:
+            oldest = self._files.pop(1)
+            self._dropped += oldest.size
+            oldest.remove()
+        self._segments += 1
+        self._files.append(_File(f"{self.path}.tail-{self._segments}"))
+
+    def close(self) -> None:
+        """Bring the end back into the file, and say what is missing where."""
+        try:
+            self._join()
+        except OSError as error:  # segments that could not be joined stay where they are
+            self.error = self.error or error
+        for file in self._files:
+            try:
+                os.close(file.fd)
+            except OSError as error:  # network file systems report a full disk here
+                self.error = self.error or error
+        self._files.clear()
+
+    def _join(self) -> None:
+        if not self._files:
+            return
+        whole = self._files[0]
+        if self._dropped:
+            self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
+        while len(self._files) > 1:
+            self._copy(self._files[1], whole)
+            self._files.pop(1).remove()
+        if self._lost:
+            self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
+
+    def _note(self, file: _File, text: str) -> None:
+        file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
+
+    def _copy(self, source: _File, target: _File) -> None:
+        before = target.size
+        try:
+            for offset in range(0, source.size, _PIECE):
+                target.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
+        except OSError:
+            os.ftruncate(target.fd, before)  # not twice: the segment stays
+            raise

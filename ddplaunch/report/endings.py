@@ -1,0 +1,41 @@
+"""The one line that closes a job which did not fail: it finished, was stopped, or ran out of time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import SIGINT, SIGKILL, SIGQUIT
+
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.report.words import count, duration, signal_name, these_ranks
+
+_KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
+
+
+def render_finished(workers: int, seconds: float, *, restarts: int = 0) -> str:
+    """Say that all workers ended with 0: "4 workers finished in 12.3 s"."""
+    after = f" after {count(restarts, 'restart')}" if restarts else ""
+    return f"{count(workers, 'worker')} finished in {duration(seconds)}{after}"
+
+
+def render_stopped(signum: int, after: float, exits: Sequence[WorkerExit]) -> str:
+    """Say that a signal ended the job: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
+
+    `after` is the number of seconds from the start of the job to the signal.
+    """
+    return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} after {duration(after)}{_ends(exits)}"
+
+
+def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
+    """Say that --timeout was reached: "stopped: --timeout of 2 h was reached; 4 workers ended in 0.2 s"."""
+    return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"
+
+
+def _ends(exits: Sequence[WorkerExit]) -> str:
+    """Say how long the workers took to end, and which of them had to be killed."""
+    stopped = [end for end in exits if end.stopped_with is not None]
+    if not stopped:
+        return ""
+    took = [end.at - end.stopped_at for end in stopped if end.stopped_at is not None]
+    killed = [end.rank for end in stopped if end.stopped_with == SIGKILL]
+    text = f"; {count(len(stopped), 'worker')} ended" + (f" in {duration(max(took))}" if took else "")
+    return text + (f", {these_ranks(killed)} by SIGKILL" if killed else "")

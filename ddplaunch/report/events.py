@@ -1,0 +1,62 @@
+"""The public record of a job: which events there are and what each of them says. Writes nothing.
+
+`events.jsonl` holds one JSON object a line: `v` (the schema's version), `event`, `at` (seconds since the epoch),
+`mono` (CLOCK_MONOTONIC seconds, comparable between the workers of one node) and the fields of its kind.
+A field may be added at any time; a field that changes its meaning makes a new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+VERSION = 1
+
+SCHEMA: Mapping[str, Mapping[str, str]] = {
+    "job_started": {
+        "run_id": "string",
+        "world_size": "integer",
+        "host": "string",
+        "backend": "string",
+        "ddplaunch": "string: version",
+    },
+    "generation_started": {"generation": "integer, 0 for the first", "master_addr": "string", "master_port": "integer"},
+    "worker_started": {"rank": "integer", "pid": "integer"},
+    "worker_start_failed": {"rank": "integer", "reason": "string", "status": "integer"},
+    "worker_raised": {"rank": "integer", "type": "string", "message": "string"},
+    "worker_exited": {
+        "rank": "integer",
+        "pid": "integer",
+        "status": "integer: as a shell shows it, 128 + n for signal n",
+        "how": "string: as in a sentence",
+        "seconds": "number",
+        "stopped_with": "integer or null: the last signal that ddplaunch had sent to end it",
+    },
+    "signal_received": {"signal": "integer", "name": "string"},
+    "signal_forwarded": {"signal": "integer", "name": "string", "ranks": "string: as 0-3,7"},
+    "stop_sent": {"signal": "integer", "name": "string", "ranks": "string"},
+    "kill_sent": {"ranks": "string"},
+    "swept": {"signal": "integer", "left": "list of strings: processes that workers left behind"},
+    "job_suspended": {},
+    "job_resumed": {},
+    "front_lost": {},
+    "output_dropped": {"bytes": "integer: not shown because nobody read the command's stdout; the logs have them"},
+    "notice": {"text": "string"},
+    "generation_failed": {"generation": "integer", "rank": "integer or null", "wait": "number: seconds to the next"},
+    "job_ended": {
+        "status": "integer: the command's exit status",
+        "why": "string: finished, failed, signalled, timed_out, front_lost",
+        "seconds": "number",
+    },
+}
+
+
+class Event(NamedTuple):
+    """One thing that happened."""
+
+    name: str  # a key of SCHEMA
+    mono: float  # CLOCK_MONOTONIC seconds
+    fields: Mapping[str, Any]
+
+
+Reader = Callable[[Event], None]

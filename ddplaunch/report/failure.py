@@ -1,0 +1,158 @@
+"""The failure report: why the job failed, root cause first, as plain text. Pure; prints nothing and reads no file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from signal import SIGABRT
+
+from ddplaunch.first_failure import failed_itself
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.record import record
+from ddplaunch.report.aftermath import aftermath, what_failed
+from ddplaunch.report.causes import Cause
+from ddplaunch.report.frames import (
+    fault_frames,
+    frames_of,
+    place,
+    short,
+    syntax_error_lines,
+    telling,
+)
+from ddplaunch.report.words import count, duration, size
+
+_MESSAGE_LINES = 20  # of an exception's message, besides the first
+_LAST_WORDS = 12  # lines of stderr
+_STACK_FRAMES = 12
+_LONGEST = 400  # characters of a line that is not ours
+# the C++ stacks and places that torch adds to messages, and faulthandler's list of compiled modules
+_NOISE = re.compile(
+    r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from |Extension modules: |<omitting python frames>)"
+)
+_CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_RED_ERROR = "\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m"
+_CYAN_HINT = "\x1b[1;36mhint\x1b[0m\x1b[1m:\x1b[0m"
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+
+
+@record(kw_only=True)
+class FailureReport:
+    """All that the report needs."""
+
+    first: WorkerExit  # as `first_failure` picked it
+    exits: tuple[WorkerExit, ...]  # of all workers, the first failure's too
+    cause: Cause | None = None
+    cwd: str = ""  # paths below it are shown relative to it
+    restarts: int = 0  # used
+    max_restarts: int = 0
+    log_folder: str | None = None
+
+
+def render(report: FailureReport, *, colour: bool = False) -> str:
+    """Write the report, ending with a newline; with ANSI colours for a terminal if asked to."""
+    head, *rest = _head(report)
+    error, hint = (_RED_ERROR, _CYAN_HINT) if colour else ("error:", "hint:")
+    sections = [
+        [f"{error} {head}", *_indented(rest)],
+        _indented(_where(report)),
+        _indented(_who(report)),
+        [f"{hint} {report.cause.advice}"] if report.cause else [],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _head(report: FailureReport) -> list[str]:
+    """Say who failed, of what, how and after how long; then the rest of what the exception said."""
+    first = report.first
+    hosts = {end.host for end in report.exits}
+    who = f"rank {first.rank} on {first.host}" if len(hosts) > 1 else f"rank {first.rank}"
+    what, *rest = [_cut(line) for line in _without_noise(what_failed(first))] or [first.how]
+    how = [f"after {duration(first.seconds)}"]
+    if first.core_dumped:
+        how.insert(0, "core dumped")
+    if first.error and first.stopped_with is not None and failed_itself(first):
+        how.insert(0, "stopped on its way out")  # the status says how we ended it, not how it failed
+    elif what != first.how:
+        how.insert(0, first.how)
+    if len(rest) > _MESSAGE_LINES:
+        rest = [*rest[:_MESSAGE_LINES], f"... and {count(len(rest) - _MESSAGE_LINES, 'more line')} in its log"]
+    return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
+
+
+def _where(report: FailureReport) -> list[str]:
+    """Show the place in the code; where there is none, what the worker said last."""
+    first, cwd = report.first, report.cwd
+    error = first.error
+    if error is None:
+        return _crash(first, cwd)
+    if error.type in _SYNTAX_ERRORS:
+        where, *source = syntax_error_lines(error.traceback) or [""]
+        return [short(where, cwd), *source] if where else []
+    own, inner = telling(frames_of(error))
+    if error.type == "SystemExit":
+        # where a library calls sys.exit() says nothing; what was printed before, as by argparse, does
+        inner = None if own else inner
+    lines = []
+    for frame in (own, inner):
+        if frame is not None:
+            lines += [place(frame, cwd), *([f"  {_cut(frame.source)}"] if frame.source else [])]
+    if what_failed(first) == first.how and (last_words := _last_words(first.stderr_tail)):
+        lines += ["", *last_words] if lines else last_words
+    return lines
+
+
+def _crash(first: WorkerExit, cwd: str) -> list[str]:
+    """Show faulthandler's stack; what was said before too if it was an abort, since that is the reason, or no stack."""
+    words, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
+    frames = fault_frames(first.stderr_tail) if first.signal is not None else ()
+    if not frames:
+        return _last_words(words) or _last_words(first.stderr_tail)
+    reason = _last_words(words) if first.signal == SIGABRT else []
+    more = len(frames) - _STACK_FRAMES
+    return [
+        *([*reason, ""] if reason else []),
+        "where it was, innermost first:",
+        *(f"  {place(frame, cwd)}" for frame in frames[:_STACK_FRAMES]),
+        *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
+    ]
+
+
+def _last_words(text: str) -> list[str]:
+    lines = _without_noise(text)
+    return ["its last words on stderr:", *(f"  {_cut(line)}" for line in lines[-_LAST_WORDS:])] if lines else []
+
+
+def _who(report: FailureReport) -> list[str]:
+    """Say which process it was and where its log is; then what became of the others, and of the restarts."""
+    first = report.first
+    facts = [f"pid {first.pid}", first.device]
+    if len({end.host for end in report.exits}) > 1:
+        facts = [first.host, f"local rank {first.local_rank}", *facts]
+    if first.signal is not None and first.peak_rss:
+        facts.append(f"peak memory {size(first.peak_rss)}")
+    logs = [f" logs {short(path, report.cwd)}"] if (path := first.log or report.log_folder) else []
+    lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *aftermath(first, report.exits, report.cwd)]
+    if report.restarts:
+        lines.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
+    return lines
+
+
+def _without_noise(text: str) -> list[str]:
+    """Split text into lines: no C++ stacks, no colours, a progress bar's last state, no blank lines in a row."""
+    lines: list[str] = []
+    for raw in _ANSI.sub("", text).split("\n"):
+        line = _CPP_PLACE.sub("", raw.rstrip().rpartition("\r")[2])
+        if not _NOISE.match(line) and (line or (lines and lines[-1])):
+            lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" if line else "" for line in lines]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -1,0 +1,49 @@
+"""The lines of a stream that hold one of some words, as torchrun's --duplicate-stdout-filters copies them to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class LineFilter:
+    """Let through the lines that contain any needle; case counts, no patterns.
+
+    As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
+    carriage return ends a line too, and each line comes out with a newline.
+    """
+
+    __slots__ = ("_needles", "_rest", "_returned")
+
+    def __init__(self, needles: Iterable[str]) -> None:
+        self._needles = [needle.encode("utf-8", "surrogateescape") for needle in needles]
+        self._rest = bytearray()  # of the line that has not ended
+        self._returned = False  # the last piece ended with a carriage return, already taken as the line's end
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece of any size; return the lines that it completes and that match."""
+        if self._returned and data:
+            data = data.removeprefix(b"\n")
+            self._returned = False
+        if b"\r" in data:
+            self._returned = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return b""
+        block = bytes(self._rest) + data[:end]
+        self._rest[:] = data[end:]
+        return self._matching(block)
+
+    def end(self) -> bytes:
+        """Return the last line, newline added, if the stream ended without one and it matches."""
+        block = bytes(self._rest) + b"\n" if self._rest else b""
+        self._rest.clear()
+        return self._matching(block)
+
+    def _matching(self, block: bytes) -> bytes:
+        if not any(needle in block for needle in self._needles):
+            return b""  # nearly always, and much faster than line by line
+        return b"".join(
+            line for line in block.splitlines(keepends=True) if any(needle in line for needle in self._needles)
+        )

@@ -1,0 +1,187 @@
+"""The folder of a run: the plan, the events, the logs, the error files, the summary. Never fails the job.
+
+    RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
+
+With --log-dir the logs lie as torchrun lays them: DIR/RUN_ID_xxxx/attempt_0/3/{stdout.log,stderr.log,error.json}.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ddplaunch.report.events import VERSION, Event
+
+KEPT = 20  # runs
+LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
+
+
+class RunFolder:
+    """Where one run leaves its traces; `path` is None if there is no such place."""
+
+    def __init__(
+        self, path: str | None, *, torchrun_layout: bool, scratch: str | None = None, problem: str | None = None
+    ) -> None:
+        self.path = path
+        self.problem = problem  # the first thing that could not be written, and why
+        self._torchrun_layout = torchrun_layout
+        self._scratch = scratch  # where workers write their exceptions if there is no folder; removed at the end
+        self._events = -1
+        if path is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._events = os.open(f"{path}/events.jsonl", flags, 0o600)
+            _lock(self._events)
+
+    @classmethod
+    def make(cls, root: str, run_id: str, *, torchrun_layout: bool, tmp: str) -> RunFolder:
+        """Make the folder for this run below `root`; where that cannot be, a scratch folder in `tmp`.
+
+        torchrun's layout never removes older runs and gives each run a name of its own even for equal ids.
+        """
+        path = f"{root}/{run_id}_{os.urandom(4).hex()}" if torchrun_layout else f"{root}/{run_id}"
+        try:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            os.mkdir(path, 0o700)
+            if not torchrun_layout:
+                _keep_newest(root, KEPT)
+            return cls(path, torchrun_layout=torchrun_layout)
+        except OSError as error:
+            problem = f"no logs are kept: {error.strerror}: {error.filename}"
+            return cls.none(run_id, tmp=tmp, problem=problem)
+
+    @classmethod
+    def none(cls, run_id: str, *, tmp: str, problem: str | None = None) -> RunFolder:
+        """Keep nothing; only the workers' exceptions have a place while the job runs."""
+        scratch = f"{tmp}/ddplaunch-{run_id}-{os.urandom(2).hex()}"
+        try:
+            os.mkdir(scratch, 0o700)
+        except OSError:
+            return cls(None, torchrun_layout=False, problem=problem)
+        return cls(None, torchrun_layout=False, scratch=scratch, problem=problem)
+
+    def close(self) -> None:
+        """Remove what was only for the time of the job."""
+        if self._scratch is not None:
+            import shutil  # 7 ms, and few jobs have no folder
+
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __call__(self, event: Event) -> None:
+        """Append one event; a full disk is noted once."""
+        if self._events < 0:
+            return
+        fields = {"v": VERSION, "event": event.name, "at": round(time.time(), 6), "mono": event.mono, **event.fields}
+        line = json.dumps(fields).encode() + b"\n"
+        try:
+            written = os.write(self._events, line)
+            if written < len(line):  # the disk is full; whoever reads the file finds whole lines only
+                os.ftruncate(self._events, os.fstat(self._events).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self.path}/events.jsonl")
+        except OSError as error:
+            self._note(error)
+
+    def logs(self, generation: int, rank: int, local_rank: int) -> tuple[str, str] | None:
+        """Give the paths of a worker's stdout and stderr logs."""
+        if self.path is None:
+            return None
+        if self._torchrun_layout:
+            attempt = self._folder(f"{self.path}/attempt_{generation}/{local_rank}")
+            return (f"{attempt}/stdout.log", f"{attempt}/stderr.log") if attempt else None
+        return f"{self.path}/rank-{rank}.out", f"{self.path}/rank-{rank}.err"
+
+    def filtered(self, generation: int) -> tuple[str, str] | None:
+        """Give the paths that torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters write to."""
+        base = self.path
+        if base is not None and self._torchrun_layout:
+            base = self._folder(f"{self.path}/attempt_{generation}")
+        return None if base is None else (f"{base}/filtered_stdout.log", f"{base}/filtered_stderr.log")
+
+    def error_file(self, generation: int, rank: int, local_rank: int) -> str:
+        """Give the path that a worker writes its uncaught exception to; "" if there is none."""
+        base = self.path or self._scratch
+        if base is None:
+            return ""
+        if self._torchrun_layout:
+            attempt = self._folder(f"{self.path}/attempt_{generation}/{local_rank}")
+            return f"{attempt}/error.json" if attempt else ""
+        folder = self._folder(f"{base}/errors/{generation}")
+        return f"{folder}/{rank}.json" if folder else ""
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file of the folder, whole or not at all."""
+        if self.path is None:
+            return
+        path = f"{self.path}/{name}"
+        try:
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                file.write(json.dumps(content, indent=1) + "\n")
+            os.replace(f"{path}.new", path)
+        except OSError as error:
+            self._note(error)
+            with suppress(OSError):
+                os.unlink(f"{path}.new")
+
+    def _folder(self, path: str) -> str | None:
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            self._note(error)
+            return None
+        return path
+
+    def _note(self, error: OSError) -> None:
+        if self.problem is None:
+            self.problem = f"{error.strerror}: {error.filename or self.path}"
+
+
+def _keep_newest(root: str, number: int) -> None:
+    """Remove all but the newest runs and those that still go on. Other jobs may be doing the same."""
+    runs = [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+    if len(runs) <= number:
+        return
+    import shutil  # 7 ms, and one start in many gets here
+
+    runs.sort(key=_last_written)
+    for entry in runs[: len(runs) - number]:
+        if not _goes_on(entry.path):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _last_written(entry: os.DirEntry[str]) -> float:
+    for path in (f"{entry.path}/events.jsonl", entry.path):
+        try:
+            return os.stat(path).st_mtime
+        except OSError:
+            pass
+    return 0.0  # removed meanwhile
+
+
+def _lock(events: int) -> None:
+    """Show others that the run goes on, for as long as any process of ours has this file open."""
+    try:
+        fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # a file system without locks
+
+
+def _goes_on(folder: str) -> bool:
+    """Whether the run in this folder has not ended."""
+    try:
+        events = os.open(f"{folder}/events.jsonl", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(events, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return not os.path.exists(f"{folder}/summary.json")
+    finally:
+        os.close(events)
+    return False

@@ -1,0 +1,129 @@
+"""What a terminal would show of a worker that redraws its lines: a few rows and a cursor, as progress bars use them.
+
+Understands carriage return, newline, cursor up, and erase; drops the other movements; keeps colours. It does not know
+columns: text after a carriage return replaces the row.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CSI = rb"\x1b\[[0-9;?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
+_TOKEN = re.compile(rb"(\r|\n|" + _CSI + rb")")
+_MOVE = re.compile(_CSI)
+_UNFINISHED = re.compile(rb"(?:\r|\x1b(?:\[[0-9;?]{0,16})?)\Z")
+_UNFINISHED_LENGTH = 18  # bytes of the longest
+
+_DEEPEST = 32  # rows; nobody nests more bars, and each row above the cursor holds a line back
+
+
+def moves(data: bytes) -> bool:
+    """Whether a piece of output moves the cursor otherwise than by a newline."""
+    return b"\r" in data or (b"\x1b" in data and _MOVE.search(data) is not None)
+
+
+def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
+    """Cut off a carriage return or an escape sequence at the very end: what comes next decides what it means."""
+    found = _UNFINISHED.search(data, max(0, len(data) - _UNFINISHED_LENGTH))
+    return (data, b"") if found is None else (data[: found.start()], data[found.start() :])
+
+
+class Screen:
+    """The last rows of one stream; rows that can no longer change leave it as lines.
+
+    How far back the cursor goes is learned: `depth` rows above the last one are held, none before it first went up.
+    """
+
+    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows")
+
+    def __init__(self) -> None:
+        self._rows = [bytearray()]
+        self._row = 0  # the cursor's
+        self._at_start = False  # the next text replaces the cursor's row
+        self._depth = 0
+        self._climbed = 0  # rows up since the last newline
+        self._drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
+
+    @property
+    def drawing(self) -> bool:
+        """Whether there is a bar whose progress may be told."""
+        return self._drawing
+
+    @property
+    def holds_lines(self) -> bool:
+        """Whether rows above the cursor's wait to become lines."""
+        return self._row > 0
+
+    @property
+    def longest(self) -> int:
+        """Bytes in the cursor's row."""
+        return len(self._rows[self._row])
+
+    def leave(self) -> bytes | None:
+        """The line that is being written, if a plain buffer would do as well as this screen; else None."""
+        if self._drawing or self._depth or len(self._rows) > 1:
+            return None
+        return bytes(self._rows[0])
+
+    def feed(self, data: bytes) -> bytes:
+        """Draw; return the rows that became lines."""
+        lines: list[bytes | bytearray] = []
+        for token in _TOKEN.split(data):
+            if token == b"\n":
+                self._newline(lines)
+            elif token == b"\r":
+                self._at_start = self._drawing = True
+            elif _MOVE.match(token):
+                self._move(token)
+            elif token:
+                if self._at_start:
+                    self._rows[self._row] = bytearray(token)
+                    self._at_start = False
+                else:
+                    self._rows[self._row] += token
+        return b"".join(lines)
+
+    def _newline(self, lines: list[bytes | bytearray]) -> None:
+        self._row += 1
+        self._at_start = True
+        self._climbed = 0
+        if self._row == len(self._rows):
+            self._rows.append(bytearray())
+        while len(self._rows) > self._depth + 1 and self._row:
+            lines += (self._rows.pop(0), b"\n")
+            self._row -= 1
+        if not self._depth:
+            self._drawing = False
+
+    def _move(self, sequence: bytes) -> None:
+        kind, argument = sequence[-1:], sequence[2:-1]
+        self._drawing = True
+        if kind in b"AF":
+            up = int(argument) if argument.isdigit() else 1
+            self._climbed += up
+            self._depth = min(max(self._depth, self._climbed), _DEEPEST)
+            self._row = max(0, self._row - up)
+            self._at_start = True
+        elif kind == b"J" or (kind == b"K" and (argument == b"2" or self._at_start)):
+            self._rows[self._row].clear()
+
+    def settle(self) -> bytes:
+        """Make lines of the rows above the cursor: it did not come back in time, so the bars were left."""
+        lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._row])
+        del self._rows[: self._row]
+        self._row = self._depth = 0
+        if self._at_start and not self._rows[0].strip():
+            self._rows[0].clear()  # what an erased bar left: spaces
+            self._drawing = False
+        return lines
+
+    def glance(self) -> bytes:
+        """The lowest row of the bar as a line, empty if the bar is erased."""
+        row = next((row for row in reversed(self._rows[self._row :]) if row.strip()), b"")
+        return bytes(row) + b"\n" if row else b""
+
+    def end(self) -> bytes:
+        """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""
+        lines = self.settle()
+        drawn = self._drawing or len(self._rows) > 1
+        return lines + b"".join(bytes(row) + b"\n" for row in self._rows if (row.strip() if drawn else row))

@@ -1,0 +1,38 @@
+"""What `summary.json` holds of a job that has ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.supervise import State, Why
+
+
+def summary(state: State, exits: Sequence[WorkerExit], seconds: float) -> dict[str, Any]:
+    """Give the summary as plain data; `exits` are those of the last generation, `seconds` the job's."""
+    first = state.failure if state.why is Why.FAILED and state.start_failure is None else None
+    failure = None
+    if first is not None:
+        error = f"{first.error.type}: {first.error.message}" if first.error else None
+        failure = {"rank": first.rank, "how": first.how, "error": error}
+    return {
+        "v": 1,
+        "status": state.status,
+        "why": state.why.name.lower() if state.why else None,
+        "seconds": round(seconds, 3),
+        "restarts": state.generation,
+        "first_failure": failure,
+        "workers": [
+            {
+                "rank": exit.rank,
+                "pid": exit.pid,
+                "status": exit.status,
+                "how": exit.how,
+                "seconds": round(exit.seconds, 3),
+                "peak_rss": exit.peak_rss,
+                "cpu_seconds": round(exit.cpu_seconds, 3),
+            }
+            for exit in sorted(exits, key=lambda exit: exit.rank)
+        ],
+    }

@@ -1,0 +1,122 @@
+"""What the user asked for, with every value checked and its origin kept; decides nothing and looks at no machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from signal import Signals
+from typing import Any
+
+from ddplaunch.record import NOTHING, fields_of, record
+
+
+class ProgramKind(Enum):
+    """How the program of a worker is started."""
+
+    SCRIPT = "script"  # python SCRIPT ARGS: a file, a directory or a zip file with __main__.py
+    MODULE = "module"  # python -m MODULE ARGS
+    COMMAND = "command"  # PROGRAM ARGS (--no-python)
+
+
+@record(kw_only=True)
+class Program:
+    """What every worker runs."""
+
+    kind: ProgramKind
+    target: str  # a path, a module's dotted name, or a command
+    args: tuple[str, ...] = ()
+    python: str | None = None  # interpreter; None: ours
+
+
+class Streams(Enum):
+    """Which of a worker's streams an option means; torchrun writes them as a bit mask."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+@record(kw_only=True)
+class StreamChoice:
+    """torchrun's Std: one choice for all local ranks ("3") or one for each ("0:3,1:2")."""
+
+    default: Streams = Streams.NONE
+    by_local_rank: Mapping[int, Streams] = NOTHING
+
+    def of(self, local_rank: int) -> Streams:
+        """The choice for this local rank."""
+        return self.by_local_rank.get(local_rank, self.default)
+
+
+@record(kw_only=True)
+class JobSpec:
+    """One job as it was asked for: flags, PET_* and DDPLAUNCH_* variables and files, merged.
+
+    `origins` names for each field where its value came from, e.g. "--nproc-per-node",
+    "PET_NNODES", "ddplaunch.toml"; a field that is not in it has its default.
+    """
+
+    program: Program
+
+    # how many, where
+    nnodes: tuple[int, int] = (1, 1)  # at least, at most
+    nproc_per_node: int | str | None = None  # a number, "gpu", "cpu", "auto"; None: GPUs, else 1
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None  # None or 0: reserve a free one
+    local_addr: str | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: Mapping[str, str] = NOTHING
+    standalone: bool = False
+    run_id: str | None = None
+
+    # devices and cores
+    devices: tuple[str, ...] | None = None  # indices or GPU-/MIG- UUIDs, in order
+    gpus_per_worker: int | None = None
+    workers_per_gpu: int | None = None
+    pin: str | None = None  # "device", "visible", "none"; None: by kind of program
+    virtual_local_rank: bool = False
+    threads: int | None = None  # OMP_NUM_THREADS of each worker
+    cpu_bind: str = "none"  # "none", "cores", "numa"
+    numa_binding: str | None = None  # torchrun's: "node", "socket", "exclusive", "core-complex"
+
+    # process group
+    backend: str = "auto"  # "auto", "nccl", "gloo", "mpi", "xccl", "ucc"
+    init_method: str = "env"  # "env", "tcp", "file:PATH"
+
+    # variables
+    env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
+    role: str = "default"
+
+    # supervision
+    grace_period: float = 10.0  # seconds from stop to kill
+    max_restarts: int = 0
+    timeout: float | None = None  # seconds the whole job may take
+    forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
+    stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
+    debug_rank: int | None = None
+
+    # output
+    output: str = "prefix"  # "prefix", "raw", "collapse", "rank0", "none"
+    redirects: StreamChoice = StreamChoice()
+    tee: StreamChoice = StreamChoice()
+    log_dir: str | None = None
+    local_ranks_filter: frozenset[int] | None = None  # local ranks shown on the console; None: all
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    verbosity: int = 0  # -1 quiet, 0, 1 verbose
+
+    origins: Mapping[str, str] = NOTHING
+    remarks: tuple[str, ...] = ()  # accepted for torchrun's sake but without effect here: why, one sentence each
+
+    def origin(self, name: str) -> str:
+        """Where the value of this field came from."""
+        return self.origins.get(name, "default")
+
+
+def default(name: str) -> Any:
+    """Give what this field of JobSpec is where nothing was asked; None for a field that always is."""
+    return fields_of(JobSpec)[name]

@@ -1,0 +1,150 @@
+"""What the torch of an interpreter was built with, read from its files; imports no torch and starts no interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from ddplaunch.record import record
+
+
+@record(kw_only=True)
+class TorchBuild:
+    """One installed torch."""
+
+    version: str  # "2.13.0+cu130"
+    cuda: str | None  # CUDA's version; None: not a CUDA build
+    hip: str | None  # ROCm's HIP version; None: not a ROCm build
+    xpu: str | None  # the oneAPI version; None: not a build for Intel GPUs
+    nccl: bool  # whether it has NCCL, or RCCL on ROCm
+
+
+def find(python: str, our_python: str) -> TorchBuild | None:
+    """Give the build of the torch that the interpreter at `python` would import, None if there is none to be seen.
+
+    `python` and `our_python` (that of this process) are paths. For another interpreter its own site-packages are
+    looked at, not PYTHONPATH, .pth files or the user's site.
+    """
+    if _same(python, our_python):
+        return _build(_ours())
+    for folder in _site_folders(os.path.abspath(python)):
+        if build := _build(os.path.join(folder, "torch")):
+            return build
+    return None
+
+
+def _same(python: str, our_python: str) -> bool:
+    # the link itself, not only what it leads to: a venv's python leads to that of every other venv
+    here, there = os.path.abspath(python), os.path.abspath(our_python)
+    return os.path.dirname(here) == os.path.dirname(there) and os.path.realpath(here) == os.path.realpath(there)
+
+
+def _ours() -> str | None:
+    # finds without importing, since torch is a top-level package
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else None
+
+
+def _build(package: str | None) -> TorchBuild | None:
+    text = _text(os.path.join(package, "version.py")) if package else None
+    if package is None or text is None:
+        return None
+    # __version__ = '2.13.0+cpu'   cuda: Optional[str] = None
+    said = dict(re.findall(r"""^(\w+)\s*(?::[^=\n]*)?=\s*['"]([^'"]*)['"]""", text, re.MULTILINE))
+    if "__version__" not in said:
+        return None
+    cuda, hip = said.get("cuda"), said.get("hip")
+    return TorchBuild(
+        version=said["__version__"],
+        cuda=cuda,
+        hip=hip,
+        xpu=said.get("xpu"),
+        nccl=bool(cuda or hip) and (_nccl_beside(package) or _nccl_inside(package)),
+    )
+
+
+def _nccl_beside(package: str) -> bool:
+    """Whether the library lies where wheels (nvidia-nccl-cuNN), ROCm's wheels and conda put it."""
+    site = os.path.dirname(package)
+    folders = (
+        os.path.join(site, "nvidia", "nccl", "lib"),
+        os.path.join(package, "lib"),
+        os.path.join(site, "..", ".."),
+    )
+    return any(name.startswith(("libnccl.so", "librccl.so")) for folder in folders for name in _names(folder))
+
+
+def _nccl_inside(package: str) -> bool:
+    """Whether torch's own library has the NCCL back end, as where NCCL is linked in or belongs to the system."""
+    import mmap
+
+    for name in ("libtorch_cuda.so", "libtorch_hip.so"):
+        try:
+            with (
+                open(os.path.join(package, "lib", name), "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+            ):
+                if library.find(b"ProcessGroupNCCL") >= 0:
+                    return True
+        except (OSError, ValueError):  # ValueError: it is empty
+            continue
+    return False
+
+
+def _site_folders(python: str) -> Iterator[str]:
+    """Where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages)."""
+    for folder in (os.path.dirname(python), os.path.dirname(os.path.dirname(python))):
+        settings = _text(os.path.join(folder, "pyvenv.cfg"))
+        if settings is not None:
+            yield from _of_venv(folder, settings)
+            return
+    seen = set()
+    while python not in seen:
+        seen.add(python)
+        prefix = os.path.dirname(os.path.dirname(python))
+        folders = list(_of_prefix(prefix, os.path.realpath(python)))
+        if folders:
+            yield from folders
+            return
+        if os.path.islink(python):
+            python = os.path.join(os.path.dirname(python), os.readlink(python))
+
+
+def _of_venv(prefix: str, settings: str) -> Iterator[str]:
+    said = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", settings, re.MULTILINE))
+    # uv writes version_info
+    number = re.match(r"3\.\d+", said.get("version") or said.get("version_info", ""))
+    for lib in ("lib", "lib64"):
+        names = [f"python{number[0]}"] if number else _names(os.path.join(prefix, lib))
+        yield from (os.path.join(prefix, lib, name, "site-packages") for name in names if name.startswith("python3"))
+    if number and said.get("include-system-site-packages", "").lower() == "true" and "home" in said:
+        yield from _site_folders(os.path.join(said["home"], f"python{number[0]}"))
+
+
+def _of_prefix(prefix: str, real_python: str) -> Iterator[str]:
+    number = re.search(r"python(3\.\d+)$", real_python)
+    for lib in ("lib", "lib64"):
+        for name in [f"python{number[1]}"] if number else _names(os.path.join(prefix, lib)):
+            # os.py is what Python itself goes by when it looks for its prefix
+            if name.startswith("python3.") and os.path.exists(os.path.join(prefix, lib, name, "os.py")):
+                yield os.path.join(prefix, lib, name, "site-packages")
+                yield os.path.join(prefix, "local", lib, name, "dist-packages")
+                yield os.path.join(prefix, lib, "python3", "dist-packages")
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

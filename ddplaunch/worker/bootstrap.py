@@ -1,0 +1,58 @@
+"""Runs a worker's program as plain `python` would, and writes down the exception that ends it.
+
+    PYTHON /path/to/ddplaunch/worker/bootstrap.py script|module TARGET [ARGS]...
+
+The program is the true `__main__`: module, arguments, import path, tracebacks, signals and exit status are what they are
+without us; one frame of ours stays below its first one. Standard library only, any CPython from 3.8 on. It refuses to
+import ddplaunch, which the worker's interpreter need not have, and to leave a name of its own in `sys.modules`.
+"""
+
+# The interpreter compiles this file anew at each start, so the work is done in its siblings, whose code is cached. None of
+# them says `from __future__ import annotations`: that imports a module which the program did not ask for.
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own would be an import too
+if TYPE_CHECKING:
+    from typing import Any
+
+error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
+
+
+def load(name: str) -> "dict[str, Any]":
+    """Return the names that the file NAME.py beside this one defines."""
+    path = os.path.join(os.path.dirname(__file__), name + ".py")
+    names: dict[str, Any] = {"__name__": name}
+    loader = type(globals()["__loader__"])  # SourceFileLoader, without an import
+    exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
+    return names
+
+
+def record(error: BaseException) -> None:
+    """Write the error file, if there is one to write; never raises, so that the program ends as it would without us."""
+    try:
+        if error_file:
+            load("record")["record"](error, error_file)
+    except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
+        pass
+
+
+def forget() -> None:
+    """Leave the error file to the process that was started: what a forked child dies of has not ended the worker."""
+    global error_file
+    error_file = ""
+
+
+os.register_at_fork(after_in_child=forget)
+
+if pinned:
+    load("pin")["pin"](pinned)
+program = load("program")
+run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
+try:
+    run(*globals().pop("arguments"))  # kept by us, the program's names would not be finalised at exit
+except BaseException as error:
+    program["hide_first_frame"](error)
+    record(error)
+    raise

@@ -1,0 +1,81 @@
+"""Makes one device the current one of this process when torch first uses its kind, and no earlier. Imports no torch.
+
+The script's own choice wins. torch runs the calls that were queued for the start of CUDA before anything else that starts it
+goes on: `torch.cuda.set_device`, `with torch.cuda.device(...)` and a seed come after ours. If the script has changed which
+devices are visible, numbers mean other devices than ours did, and nothing is done.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def pin(device: str) -> None:
+    """Make `device`, torch's name of one like "cuda:2", the current one when torch first uses a device of its kind."""
+    kind, _, number = device.partition(":")
+    index = int(number)
+    visible = _visible()
+
+    def choose() -> None:
+        module = sys.modules[name]
+        try:
+            if _visible() == visible and index < module.device_count():
+                module.set_device(index)
+        except Exception:  # noqa: BLE001, S110 - torch would take it for a failure of CUDA
+            pass
+
+    def queue(module: "Any") -> None:
+        try:
+            module._lazy_call(choose)
+        except Exception:  # noqa: BLE001, S110 - not the torch that we know: leave it as it is
+            pass
+
+    name = f"torch.{kind}"
+    if name in sys.modules:  # a .pth file or sitecustomize imported it
+        queue(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, AfterImport(name, queue))
+
+
+class AfterImport:
+    """A finder that waits for one module, calls `then` with it when it has been imported, and is gone."""
+
+    def __init__(self, name: str, then: "Callable[[ModuleType], None]") -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
+        """Return what the other finders find, its loader made to call `then`."""
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = getattr(finder, "find_spec", lambda *_: None)(name, path, target)
+            if spec is not None:
+                self._extend(spec.loader)
+                return spec
+        return None
+
+    def _extend(self, loader: "Any") -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: "ModuleType") -> None:
+            del loader.exec_module
+            execute(module)
+            self.then(module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader with slots: torch is left as it is
+            pass
+
+
+def _visible() -> "list[str | None]":
+    return [os.environ.get(name) for name in VISIBILITY]

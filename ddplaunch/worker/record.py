@@ -1,0 +1,125 @@
+"""Writes the exception that ended the program to the error file, in the form that torch's `@record` has. Prints nothing.
+
+The form is that of torch.distributed.elastic.multiprocessing.errors.error_handler, with a part of our own in `extraInfo`.
+Loaded only when a program fails.
+"""
+
+import json
+import linecache
+import os
+import time
+import traceback
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# In characters. Even if each takes six bytes the file is no larger than the 1 MiB that its reader takes.
+MESSAGE_LIMIT = 16 * 1024
+CALLSTACK_LIMIT = 64 * 1024
+FRAMES_LIMIT = 64  # a recursion has 1,000
+FILE_LIMIT = 512
+NAME_LIMIT = 128
+SOURCE_LIMIT = 256
+
+
+def record(error: BaseException, path: str) -> None:
+    """Write what ended the program, all or nothing; not its own choice to exit, and not Ctrl-C.
+
+    Raises: whatever goes wrong.
+    """
+    monotonic = time.monotonic()
+    if isinstance(error, KeyboardInterrupt):
+        return
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return
+    if type(error).__name__ == "ChildFailedError" and os.path.exists(path):
+        return  # torch's @record has put the report of the child that failed there
+
+    message = _message(error)
+    data = {
+        "message": {
+            "message": f"{type(error).__name__}: {message}",
+            "extraInfo": {
+                "py_callstack": _callstack(error),
+                "timestamp": str(int(time.time())),
+                "ddplaunch": {
+                    "type": _type(error),
+                    "message": message,
+                    "monotonic": monotonic,
+                    "frames": _frames(error),
+                },
+            },
+        }
+    }
+    # A lone surrogate becomes an escape, which JSON understands; written so, no character takes more than six bytes.
+    _write(path, json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+
+
+def _type(error: BaseException) -> str:
+    """Return the exception's type as a traceback names it."""
+    module, name = type(error).__module__, type(error).__qualname__
+    return (name if module in ("builtins", "__main__") else f"{module}.{name}")[:FILE_LIMIT]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _shorten(str(error), MESSAGE_LIMIT)
+    except Exception:  # noqa: BLE001 - it is the program's code
+        return "<exception str() failed>"  # traceback's own words
+
+
+def _callstack(error: BaseException) -> str:
+    """Return what the interpreter prints."""
+    if isinstance(error, SystemExit):
+        text = f"{error.code}\n"
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return _shorten(text, CALLSTACK_LIMIT)
+
+
+def _frames(error: BaseException) -> "list[dict[str, object]]":
+    """Return the frames of the traceback, outermost first; the middle ones are left out if there are very many."""
+    if isinstance(error, SyntaxError) and error.__traceback__ is None:
+        return [_frame(error.filename or "", error.lineno or 0, "<module>", error.text or "")]
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    if len(entries) > FRAMES_LIMIT:
+        entries[FRAMES_LIMIT // 2 : -FRAMES_LIMIT // 2] = []
+    frames = []
+    for entry in entries:
+        code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
+        source = linecache.getline(code.co_filename, line, entry.tb_frame.f_globals)
+        frames.append(_frame(code.co_filename, line, code.co_name, source))
+    return frames
+
+
+def _frame(file: str, line: int, function: str, source: str) -> "dict[str, object]":
+    return {
+        "file": file[-FILE_LIMIT:],
+        "line": line,
+        "function": function[:NAME_LIMIT],
+        "source": source.strip()[:SOURCE_LIMIT],
+    }
+
+
+def _shorten(text: str, limit: int) -> str:
+    """Cut the middle out of what is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+def _write(path: str, content: bytes) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,114 @@
+"""What the command says about itself: the help, the version, the completions of shells."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ddplaunch import __version__, cli
+from ddplaunch.exitcodes import MEANINGS
+from ddplaunch.options.table import GROUPS, OPTIONS
+from tests.conftest import Job
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_help_has_every_option_group_and_status(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help")
+    for option in OPTIONS:
+        assert re.search(rf"^  (-\w, )?{option.flag}\b", text, re.MULTILINE), option.name
+    for heading in GROUPS:
+        assert f"\n{heading}:\n" in text
+    for status in MEANINGS:
+        assert re.search(rf"^  {re.escape(status)} ", text, re.MULTILINE), status
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60)])
+def test_help_keeps_to_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = shown(capsys, "--help")
+    assert text.isascii()
+    assert "\x1b" not in text
+    usage = text.partition("\n\n")[2]
+    assert max(map(len, usage.splitlines())) <= width
+
+
+def test_help_shows_the_underscore_spelling_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not re.search(r"--\w+_", shown(capsys, "--help"))
+
+
+@pytest.mark.parametrize("words", [["-h"], ["run", "--help"], ["--tee", "3", "--help"], ["--help", "train.py"]])
+def test_help_is_the_same_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert shown(capsys, *words) == shown(capsys, "--help")
+
+
+@pytest.mark.parametrize("verb", ["plan", "completion"])
+def test_verbs_have_a_help_of_their_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert shown(capsys, verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "--version") == f"ddplaunch {__version__}\n"
+
+
+def test_help_after_the_script_is_the_scripts() -> None:
+    assert cli.parse("run", ["train.py", "--help"])["program"] == ("train.py", "--help")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_the_shell(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert f"_DDPLAUNCH_COMPLETE={shell}_complete" in shown(capsys, "completion", shell)
+
+
+def test_completion_takes_the_callers_shell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
+    assert shown(capsys, "completion").startswith("#compdef ddplaunch")
+
+
+COMPLETIONS = [
+    ("", {"plain,run", "plain,plan", "plain,completion", "file,"}),
+    ("pl", {"plain,plan", "file,pl"}),
+    ("--nn", {"plain,--nnodes"}),
+    ("plan --js", {"plain,--json"}),
+    ("--backend n", {"plain,nccl"}),
+    ("--tee 3 --cpu-bind ", {"plain,none", "plain,cores", "plain,numa"}),
+    ("--log-dir ", {"dir,"}),
+    ("--debug tr", {"file,tr"}),
+    ("train.py --nn", {"file,--nn"}),
+    ("completion b", {"plain,bash"}),
+]
+
+
+@pytest.mark.parametrize(("words", "found"), COMPLETIONS)
+def test_completions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, found: set[str]
+) -> None:
+    """As bash asks for them: its words, and the index of the one where the cursor is."""
+    typed = f"ddplaunch {words}"
+    monkeypatch.setenv("_DDPLAUNCH_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    assert set(shown(capsys).split()) == found
+
+
+def test_help_and_version_import_nothing_heavy(job: Job) -> None:
+    code = (
+        "import sys; from ddplaunch import cli; cli.main(['--help'])\n"
+        "heavy = {'subprocess', 'tempfile', 'asyncio', 'logging', 'pathlib', 'socket', 'tomllib', 'difflib', 'rich',\n"
+        "         'psutil', 'pynvml', 'msgspec', 'torch', 'typing_extensions', 'ddplaunch.launch'}\n"
+        "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], env=job.env, capture_output=True, text=True, check=True)
+    assert found.stderr == "\n"

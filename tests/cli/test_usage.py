@@ -1,0 +1,274 @@
+"""The command line as people type it: what it refuses and how it says so, and that nothing starts before it is right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch import cli
+from ddplaunch.errors import LaunchError
+from tests.conftest import Job, until
+
+# every option string of torch.distributed.run.get_args_parser() in torch 2.13
+TORCHRUN = """--nnodes --nproc-per-node --nproc_per_node --rdzv-backend --rdzv_backend --rdzv-endpoint --rdzv_endpoint
+--rdzv-id --rdzv_id --rdzv-conf --rdzv_conf --max-restarts --max_restarts --monitor-interval --monitor_interval
+--start-method --start_method --event-log-handler --event_log_handler --role --log-dir --log_dir -r --redirects -t --tee
+--local-ranks-filter --local_ranks_filter --duplicate-stdout-filters --duplicate_stdout_filters
+--duplicate-stderr-filters --duplicate_stderr_filters --node-rank --node_rank --master-addr --master_addr --master-port
+--master_port --local-addr --local_addr --logs-specs --logs_specs --numa-binding --numa_binding --signals-to-handle
+--signals_to_handle --shutdown-timeout --shutdown_timeout"""
+TORCHRUN_FLAGS = """--standalone -m --module --no-python --no_python --run-path --run_path --virtual-local-rank
+--virtual_local_rank"""
+
+
+@pytest.mark.parametrize("flag", TORCHRUN.split())
+def test_torchruns_options_are_options_in_both_spellings(flag: str) -> None:
+    assert cli.parse("run", [flag, "VALUE", "train.py"])["program"] == ("train.py",)
+    assert cli.parse("run", [f"{flag}VALUE" if len(flag) == 2 else f"{flag}=VALUE", "train.py"])["program"] == (
+        "train.py",
+    )
+
+
+@pytest.mark.parametrize("flag", TORCHRUN_FLAGS.split())
+def test_torchruns_flags_are_flags_in_both_spellings(flag: str) -> None:
+    assert cli.parse("run", [flag, "train.py"])["program"] == ("train.py",)
+
+
+ORDER = "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+REFUSED = [
+    ("--nproc 2 train.py", "--nproc is not an option", "did you mean `--nproc-per-node`?"),
+    ("--nproc_per_nod=2 train.py", "--nproc-per-nod is not an option", "did you mean `--nproc-per-node`?"),
+    ("--standal train.py", "--standal is not an option", "did you mean `--standalone`?"),
+    ("--nproc-per-nodes 2 train.py", "--nproc-per-nodes is not an option", "did you mean `--nproc-per-node`?"),
+    ("-nproc-per-node 2 train.py", "-n is not an option", "did you mean `--nproc-per-node`?"),
+    ("-np 2 train.py", "-n is not an option", "did you mean `--nproc-per-node`?"),
+    ("-backend gloo train.py", "-b is not an option", "did you mean `--backend`?"),
+    ("--lr 0.1 train.py", "--lr is not an option", ORDER),
+    ("--epochs=3 train.py", "--epochs is not an option", ORDER),
+    ("--tee", "--tee needs a value", "type for example `--tee 3`"),
+    ("-r", "-r needs a value", "type for example `-r 3`"),
+    ("--role --log_dir x train.py", "--role needs a value, but --log_dir follows", "type for example `--role trainer`"),
+    ("--standalone=1 train.py", "--standalone takes no value", "type `--standalone`"),
+    ("--quiet", "there is no SCRIPT to run", "ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"),
+    (
+        "--nproc-per-node four train.py",
+        '--nproc-per-node four: expected a number, "gpu", "cpu" or "auto"',
+        "type for example `--nproc-per-node 4`",
+    ),
+    (
+        "--nproc-per-node gup train.py",
+        '--nproc-per-node gup: expected a number, "gpu", "cpu" or "auto"',
+        "did you mean `--nproc-per-node gpu`?",
+    ),
+    (
+        "--nproc-per-node=-1 train.py",
+        '--nproc-per-node -1: expected a number, "gpu", "cpu" or "auto"',
+        "type for example `--nproc-per-node 4`",
+    ),
+    (
+        "--backend ncll train.py",
+        '--backend ncll: expected "auto", "nccl", "gloo", "mpi", "xccl" or "ucc"',
+        "did you mean `--backend nccl`?",
+    ),
+    ("--nnodes 2:1 train.py", "--nnodes 2:1: the least number of nodes is above the greatest, 1", "type 1:2"),
+    ("--max-restarts -1 x", "--max-restarts -1: expected a number from 0", "type for example `--max-restarts 3`"),
+    (
+        "--master-port 65536 x",
+        "--master-port 65536: expected a number from 0 to 65535",
+        "type for example `--master-port 29500`",
+    ),
+    (
+        "--master-addr a:1 x",
+        "--master-addr a:1: expected a host without a port",
+        "the port has an option of its own: --master-port",
+    ),
+    ("--timeout 0 x", "--timeout 0: expected a time above zero", "type for example `--timeout 2h`"),
+    (
+        "--grace-period soon x",
+        "--grace-period soon: expected seconds, or a time such as 90s, 15m or 1h30m",
+        "type for example `--grace-period 30s`",
+    ),
+    (
+        "-r 4 x",
+        "--redirects 4: expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
+        "type for example 0:3,1:2",
+    ),
+    (
+        "--signals-to-handle TREM x",
+        '--signals-to-handle TREM: "TREM" is not a signal',
+        "type names such as SIGTERM or USR1, separated by commas",
+    ),
+    ("--forward-signals 9 x", "--forward-signals 9: SIGKILL cannot be passed on", "leave 9 out"),
+    (
+        "--devices cuda:0 x",
+        "--devices cuda:0: expected device indices or UUIDs such as 0,2 or GPU-8932f937",
+        "type for example `--devices 0,2`",
+    ),
+    (
+        "--env FOO x",
+        "--env FOO: expected NAME=VALUE",
+        "type `FOO=...`; a variable of the environment you call from reaches the workers by itself",
+    ),
+    ("--env =x x", "--env =x: expected NAME=VALUE", "type for example `--env NCCL_DEBUG=INFO`"),
+    ("--debug=x train.py", "--debug x: expected a number from 0", "type for example `--debug 0`"),
+    (
+        "--init-method tcp://a:1 x",
+        '--init-method tcp://a:1: expected "env", "tcp" or file:PATH',
+        "the address is --master-addr and --master-port",
+    ),
+    ("--rdzv-conf a x", "--rdzv-conf a: expected KEY=VALUE,KEY=VALUE", "type for example `--rdzv-conf join_timeout=60`"),
+    ("--start-method frok x", '--start-method frok: expected "spawn", "fork" or "forkserver"',
+     "did you mean `--start-method fork`?"),
+    ("--monitor-interval 0 x", "--monitor-interval 0: expected a number above zero",
+     "type for example `--monitor-interval 0.1`"),
+    ("trian.py", "trian.py does not exist", "did you mean `train.py`?"),
+    ("-q plan train.py", "plan does not exist", "a verb stands first: `ddplaunch plan ...`"),
+    ("plan --json --sh train.py", "--json and --sh do not go together", "leave one out"),
+    ("completion tcsh", "completion tcsh: expected bash, zsh or fish",
+     "type `ddplaunch completion bash`, zsh or fish"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a script in it, and an environment that sets no option."""
+    (tmp_path / "train.py").write_text("pass\n")
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith(("PET_", "DDPLAUNCH_", "TORCH_ELASTIC_")) or name == "PYTHON_EXEC":
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("words", "message", "hint"), REFUSED)
+def test_a_mistake_is_one_clear_error(capsys: pytest.CaptureFixture[str], words: str, message: str, hint: str) -> None:
+    assert cli.main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert err == f"error: {message}\n\nhint: {hint}\n"
+    assert out == ""
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PET_NNODES", "x", "PET_NNODES=x: expected a number of nodes, or MIN:MAX\n\nhint: type for example `PET_NNODES=1`"),
+        ("PET_STANDALONE", "maybe", "PET_STANDALONE=maybe: expected 1 or 0"),
+        ("PET_TEE", "9", ("PET_TEE=9: expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some "
+         "local ranks\n\nhint: type for example 0:3,1:2")),
+        ("DDPLAUNCH_PIN", "devcie", ('DDPLAUNCH_PIN=devcie: expected "device", "visible" or "none"\n\n'
+         "hint: did you mean `DDPLAUNCH_PIN=device`?")),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert cli.main(["train.py"]) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:
+    with pytest.raises(LaunchError, match="^--logs is not an option$"):
+        cli.parse("run", ["--logs", "x", "train.py"])
+
+
+def test_only_the_first_word_can_be_a_verb() -> None:
+    assert cli.parse("run", ["--tee", "3", "plan", "x"])["program"] == ("plan", "x")
+    assert cli.parse("run", ["plan"])["program"] == ("plan",)
+
+
+# --- the real command
+
+
+def test_the_command_says_it_on_stderr_and_ends_with_2(job: Job) -> None:
+    result = job.run("--nproc-per-node", "four", "train.py")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith('error: --nproc-per-node four: expected a number, "gpu", "cpu" or "auto"\n')
+    assert not (job.home / "state" / "ddplaunch").exists()
+
+
+@pytest.mark.parametrize(("words", "status"), [("./train.py", 126), ("nosuch-command", 127)])
+def test_commands_that_cannot_be_run_have_the_shells_statuses(job: Job, words: str, status: int) -> None:
+    (job.home / "train.py").write_text("pass\n")
+    result = job.run("--no-python", words)
+    assert (result.status, result.out) == (status, "")
+    assert "Traceback" not in result.err
+
+
+def test_a_wrong_file_above_the_current_folder_is_named_in_full(job: Job) -> None:
+    inner = job.home / "inner"
+    inner.mkdir()
+    (inner / "train.py").write_text("pass\n")
+    (job.home / "ddplaunch.toml").write_text("threads = 0\n")
+    result = job.run("train.py", cwd=inner)
+    assert result.status == 2
+    assert result.err.startswith(f"error: threads = 0 in {job.home}/ddplaunch.toml: expected a number from 1\n")
+
+
+def test_closed_streams_make_no_noise(job: Job) -> None:
+    for close in (">&-", "2>&-", ">&- 2>&-", "<&-"):
+        shell = f'"$@" {close}'
+        argv = ["sh", "-c", shell, "sh", *job.argv("--version")]
+        found = subprocess.run(argv, env=job.env, capture_output=True, cwd=job.home, check=False)
+        assert (found.returncode, found.stderr) == (0, b""), close
+
+
+def test_a_reader_that_goes_away_is_no_error(job: Job) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = job.start("--help", stdout=write)
+    os.close(write)
+    err = process.stderr.read()
+    assert (process.wait(), err) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
+def test_a_full_disk_is_said(job: Job) -> None:
+    with open("/dev/full", "w") as full:
+        result = job.run("--help", stdout=full)
+    assert (result.status, result.err) == (2, "error: cannot write to stdout: no space left on device\n")
+
+
+def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A module of ours that cannot be imported stands for any bug."""
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    code = (
+        "import sys; from ddplaunch import cli\n"
+        "sys.modules['ddplaunch.launch'] = None\n"
+        f"sys.exit(cli.main(['plan', {str(script)!r}]))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 125
+    err = capfd.readouterr().err
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert err.endswith("; please report it with the lines above\n")
+
+
+def open_for(pipe: Path) -> int | None:
+    """Open a named pipe for writing if somebody reads it."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        assert error.errno == errno.ENXIO
+        return None
+
+
+def test_ctrl_c_before_anything_starts_ends_quietly(job: Job) -> None:
+    """The interpreter waits for a configuration file that is a pipe: as far as the command gets without starting."""
+    os.mkfifo(job.home / "ddplaunch.toml")
+    (job.home / "train.py").write_text("pass\n")
+    process = job.start("train.py")
+    # a reader is there once the command has the file open, and so is in the middle of its work
+    writer = until(lambda: open_for(job.home / "ddplaunch.toml"), "the command to open its configuration file")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == -signal.SIGINT  # which a shell shows as 130
+    os.close(writer)
+    assert process.stderr.read() == b""

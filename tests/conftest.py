@@ -1,0 +1,214 @@
+"""The command as a test runs it: in a home of its own, marked, and proven to leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
+
+
+def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Wait until `condition` gives something true, and give that; fail the test naming `what` if it never does."""
+    give_up = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < give_up, f"waited {patience:g} s in vain for: {what}"
+        time.sleep(0.005)
+    return value
+
+
+@dataclass
+class Result:
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass
+class Job:
+    """One invocation of the real command and all that descends from it, known by a mark in the environment."""
+
+    home: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    process: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the command: nothing of an outer job, state and temporary files below the home."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "SLURM_"))}
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "FORCE_COLOR"):
+            kept.pop(name, None)
+        return {
+            **kept,
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "TMPDIR": str(self.home / "tmp"),
+            "DDP_TEST_MARK": self.mark,
+            "DDP_TEST_DIR": str(self.home / "signs"),
+        }
+
+    def argv(self, *args: object) -> list[str]:
+        """The real command with these arguments."""
+        return [sys.executable, "-m", "ddplaunch", *map(str, args)]
+
+    def start(self, *args: object, env: dict[str, str] | None = None, **popen: Any) -> subprocess.Popen[bytes]:
+        """Start the command; its output goes to pipes unless told otherwise."""
+        for name in ("state", "tmp", "signs"):
+            (self.home / name).mkdir(exist_ok=True)
+        for sign in (self.home / "signs").iterdir():  # of an earlier run
+            sign.unlink()
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            self.argv(*args), env={**self.env, **(env or {})}, **{"cwd": self.home, **streams, **popen}
+        )
+        return self.process
+
+    def wait(self, timeout: float = PATIENCE) -> Result:
+        """Wait for the command to end."""
+        assert self.process is not None
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            left = "\n".join(f"{pid} {_stat(pid)}" for pid in self.left())
+            self.process.kill()
+            out, err = self.process.communicate()
+            pytest.fail(f"the command did not end in {timeout:g} s\nout: {out!r}\nerr: {err!r}\nleft:\n{left}")
+        return Result(
+            self.process.returncode,
+            (out or b"").decode(errors="replace"),
+            (err or b"").decode(errors="replace"),
+            time.monotonic() - self.began,
+        )
+
+    def run(self, *args: object, timeout: float = PATIENCE, **popen: Any) -> Result:
+        """Run the command to its end."""
+        self.start(*args, **popen)
+        return self.wait(timeout)
+
+    # --- what workers show
+
+    def sign(self, name: str, patience: float = PATIENCE) -> str:
+        """Wait until a worker has put up this sign (a file), and give its content."""
+        path = self.home / "signs" / name
+        return str(until(lambda: path.exists() and (path.read_text() or " "), f"the sign {name}", patience)).strip()
+
+    def signs(self, name: str, number: int) -> list[str]:
+        """Wait for one sign of each rank: NAME-0, NAME-1, ..."""
+        return [self.sign(f"{name}-{rank}") for rank in range(number)]
+
+    def has_sign(self, name: str) -> bool:
+        """Whether this sign is up."""
+        return (self.home / "signs" / name).exists()
+
+    # --- what is left
+
+    def left(self) -> list[int]:
+        """The processes, zombies aside, that descend from the command, wherever they have gone."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    environ = Path(f"/proc/{entry}/environ").read_bytes()
+                except OSError:
+                    continue
+                if self.mark.encode() in environ and int(entry) != os.getpid():
+                    found.append(int(entry))
+        return found
+
+    def nothing_left(self, patience: float = 0.0) -> None:
+        """Prove that no process, port or temporary file of the command remains; `patience` only if it was killed."""
+        give_up = time.monotonic() + patience
+        while (left := self.left()) and time.monotonic() < give_up:
+            time.sleep(0.005)
+        assert not left, [_stat(pid) for pid in left]
+        for port in self.ports():
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+                probe.listen()  # would fail if anybody listened; TIME_WAIT is no socket of anybody's
+        tmp = self.home / "tmp"
+        assert not tmp.exists() or not list(tmp.iterdir()), list(tmp.iterdir())
+
+    def kill_all(self) -> None:
+        """End whatever a failed test has left."""
+        for pid in self.left():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    # --- the run folder
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the latest run."""
+        runs = sorted((self.home / "state" / "ddplaunch" / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        return runs[-1]
+
+    def events(self, *names: str) -> list[dict[str, Any]]:
+        """The events of the latest run, all or those of these names."""
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if not names or event["event"] in names]
+
+    def ports(self) -> list[int]:
+        """The MASTER_PORTs of every run below this home."""
+        return [
+            event["master_port"]
+            for file in self.home.glob("state/ddplaunch/runs/*/events.jsonl")
+            for event in map(json.loads, file.read_text().splitlines())
+            if event["event"] == "generation_started"
+        ]
+
+    def pids(self) -> dict[int, int]:
+        """The pid of each rank, latest generation."""
+        return {event["rank"]: event["pid"] for event in self.events("worker_started")}
+
+
+def _stat(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return f"{Path(f'/proc/{pid}/stat').read_text().strip()[:80]} :: {command}"
+    except OSError:
+        return f"{pid} (gone)"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """One invocation of the command; whatever the test forgets is ended, and that it had to be is an error."""
+    job = Job(tmp_path)
+    yield job
+    left = job.left()
+    job.kill_all()
+    assert not left, f"the test left {len(left)} processes"
+
+
+@pytest.fixture
+def program() -> Callable[[str], Path]:
+    """Find a worker that misbehaves on purpose."""
+    return lambda name: PROGRAMS / f"{name}.py"
+
+
+def lines_of(text: str, prefix: str) -> Sequence[str]:
+    """The lines of one rank, without its prefix."""
+    return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]

@@ -1,0 +1,147 @@
+/* A libnvidia-ml.so.1 for tests: answers nvidia-ml-py (pynvml) about GPUs that do not exist.
+ *
+ *   FAKE_GPUS  one word per GPU, in PCI order: its model, and
+ *                MODEL/N   in MIG mode with N instances
+ *                !MODEL    lost: fell off the bus
+ *                #MODEL    kept from this process by a device cgroup
+ *              FAKE_GPUS="H200 A100/3 !H200" is three GPUs; unset or empty is none.
+ *   FAKE_NVML_INIT  what nvmlInit returns, e.g. 9: the driver is not loaded
+ *
+ * GPU n is GPU-n0000000-1111-2222-3333-444444444444 at 0000:n1:00.0; its instance k has the UUID
+ * MIG-n000000k-..., GPU instance k + 1 and compute instance 0. Every second slot for instances is empty, as on a
+ * GPU whose instances were made and removed in turn. Structures and codes as in nvml.h of CUDA 12 and 13.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum code { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, GPU_IS_LOST = 15 };
+enum { MOST_GPUS = 16, MOST_INSTANCES = 7 };
+
+struct thing {                       /* what a handle points to: a GPU, or one of its MIG instances */
+    struct thing *gpu;               /* of an instance; NULL for a GPU */
+    unsigned number;
+    char model[64];
+    int mig, lost, forbidden;
+    unsigned instances;
+};
+struct memory { unsigned long long total, free, used; };
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
+
+static struct thing gpus[MOST_GPUS], slices[MOST_GPUS][MOST_INSTANCES];
+static unsigned count;
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    const char *code = getenv("FAKE_NVML_INIT"), *words = getenv("FAKE_GPUS");
+    char copy[1024], *rest = copy, *word;
+
+    (void)flags;
+    if (code && *code)
+        return atoi(code);
+    snprintf(copy, sizeof copy, "%s", words ? words : "");
+    for (count = 0; count < MOST_GPUS && (word = strtok_r(rest, " ", &rest)); count++) {
+        struct thing *gpu = &gpus[count];
+        char *slash = strchr(word, '/');
+
+        memset(gpu, 0, sizeof *gpu);
+        gpu->number = count;
+        gpu->lost = *word == '!';
+        gpu->forbidden = *word == '#';
+        gpu->mig = slash != NULL;
+        if (slash) {
+            *slash = '\0';
+            gpu->instances = (unsigned)atoi(slash + 1);
+        }
+        snprintf(gpu->model, sizeof gpu->model, "NVIDIA %s", word + (gpu->lost || gpu->forbidden));
+        for (unsigned k = 0; k < gpu->instances && k < MOST_INSTANCES; k++)
+            slices[count][k] = (struct thing){.gpu = gpu, .number = k};
+    }
+    return SUCCESS;
+}
+
+int nvmlShutdown(void) { return SUCCESS; }
+
+const char *nvmlErrorString(int code)
+{
+    switch (code) {
+    case 9: return "Driver Not Loaded";
+    case GPU_IS_LOST: return "GPU is lost";
+    case 18: return "Driver/library version mismatch";
+    default: return "some NVML error";
+    }
+}
+
+int nvmlDeviceGetCount_v2(unsigned *answer) { *answer = count; return SUCCESS; }
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct thing **answer)
+{
+    if (index >= count)
+        return INVALID_ARGUMENT;
+    if (gpus[index].forbidden)
+        return NO_PERMISSION;
+    if (gpus[index].lost)
+        return GPU_IS_LOST;
+    *answer = &gpus[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(struct thing *it, char *answer, unsigned size)
+{
+    const char *rest = "1111-2222-3333-444444444444";
+
+    if (it->gpu)
+        snprintf(answer, size, "MIG-%x000000%x-%s", it->gpu->number, it->number, rest);
+    else
+        snprintf(answer, size, "GPU-%x0000000-%s", it->number, rest);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(struct thing *it, char *answer, unsigned size)
+{
+    if (it->gpu)
+        snprintf(answer, size, "%s MIG 1g.10gb", it->gpu->model);
+    else
+        snprintf(answer, size, "%s", it->model);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(struct thing *it, struct memory *answer)
+{
+    *answer = (struct memory){.total = it->gpu ? 10ULL << 30 : 80ULL << 30};
+    answer->free = answer->total;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(struct thing *it, struct pci *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    answer->bus = it->number * 16 + 1;
+    snprintf(answer->address, sizeof answer->address, "00000000:%02X:00.0", answer->bus);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(struct thing *it, unsigned *now, unsigned *pending)
+{
+    if (!it->mig && strstr(it->model, "RTX"))
+        return NOT_SUPPORTED;
+    *now = *pending = (unsigned)it->mig;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(struct thing *it, unsigned *answer)
+{
+    *answer = it->mig ? 2 * MOST_INSTANCES : 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(struct thing *it, unsigned slot, struct thing **answer)
+{
+    if (slot % 2 == 0 || slot / 2 >= it->instances)
+        return NOT_FOUND;
+    *answer = &slices[it->number][slot / 2];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceId(struct thing *it, unsigned *answer) { *answer = it->number + 1; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(struct thing *it, unsigned *answer) { (void)it; *answer = 0; return SUCCESS; }

@@ -1,0 +1,113 @@
+"""A real terminal for the tests: the command, or a shell with job control in which it is typed, under a pseudo-terminal."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pexpect
+
+from tests.conftest import PATIENCE, Job
+
+CTRL_A, CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = "\x01", "\x03", "\x04", "\x1a", "\x1c"
+ENTER, TAB, UP = "\r", "\t", "\x1b[A"
+PROMPT = "type> "
+
+
+class Terminal:
+    """What a user has before them: the keys they press and what the screen shows."""
+
+    def __init__(self, job: Job, argv: list[str], env: dict[str, str] | None = None, rows: int = 24, columns: int = 80):
+        for name in ("state", "tmp", "signs"):
+            (job.home / name).mkdir(exist_ok=True)
+        # the prompt is then written as it is, without the sequences that announce pasted text
+        inputrc = job.home / "inputrc"
+        inputrc.write_text("set enable-bracketed-paste off\n")
+        plain = {name: value for name, value in job.env.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        # HOME: the files that pdb, readline and the shell read are not the developer's
+        own = {"TERM": "xterm", "HOME": str(job.home), "INPUTRC": str(inputrc)}
+        self._job = job
+        self.child = pexpect.spawn(
+            argv[0],
+            argv[1:],
+            env={**plain, **own, **(env or {})},
+            cwd=str(job.home),
+            dimensions=(rows, columns),
+            timeout=PATIENCE,
+            encoding="utf-8",
+        )
+        self.child.delaybeforesend = None
+
+    def press(self, *keys: str) -> None:
+        """Type."""
+        self.child.send("".join(keys))
+
+    def sees(self, *texts: str) -> str:
+        """Wait until each of these, one after another, has come; give what came before the last of them."""
+        for text in texts:
+            self.child.expect_exact(text)
+        return str(self.child.before)
+
+    def status(self) -> int:
+        """Wait for the end of the command and give its exit status."""
+        self.sees_the_end()
+        assert self.child.exitstatus is not None, f"killed by signal {self.child.signalstatus}"
+        return int(self.child.exitstatus)
+
+    def sees_the_end(self) -> str:
+        """Wait for the end of the command; give all that came until then."""
+        self.child.expect(pexpect.EOF)
+        self.child.wait()
+        return str(self.child.before)
+
+    def hang_up(self) -> None:
+        """Close the terminal."""
+        os.close(self.child.child_fd)
+
+
+def typed(job: Job, *args: object, **options: object) -> Terminal:
+    """The command as the terminal's own program: it leads the session."""
+    return Terminal(job, job.argv(*args), **options)  # type: ignore[arg-type]
+
+
+class Shell(Terminal):
+    """An interactive bash in which the command is typed."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, ["bash", "--norc", "--noprofile", "-i"], {"PS1": PROMPT, "HISTFILE": ""})
+        self.sees(PROMPT)
+
+    def types(self, line: str) -> None:
+        """Type a line."""
+        self.press(line, ENTER)
+        self.sees("\r\n")  # the echo, so that what is seen from here on is the answer
+
+    def runs(self, *args: object, after: str = "") -> None:
+        """Type the command with these arguments."""
+        self.types(shlex.join(self._job.argv(*args)) + after)
+
+    def says(self, line: str) -> str:
+        """Type a line and give its answer."""
+        self.types(line)
+        return self.sees(PROMPT).strip()
+
+    def leave(self) -> None:
+        """End the shell."""
+        self.press("exit", ENTER)
+        self.sees_the_end()
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on, proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def stopped(pids: list[int]) -> bool:
+    """Whether all of these processes are stopped."""
+    return all(stat(pid)[0] == "T" for pid in pids)
+
+
+def running(pids: list[int]) -> bool:
+    """Whether none of these processes is stopped."""
+    return all(stat(pid)[0] in "RSD" for pid in pids)

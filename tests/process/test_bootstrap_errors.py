@@ -1,0 +1,220 @@
+"""The exception that ends a program is written to the error file, by which the launcher knows the first failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from ddplaunch.outcome import Frame, WorkerError
+from ddplaunch.report import error_file
+
+ROOT = Path(__file__).parents[2]
+BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
+PROGRAMS = ROOT / "tests" / "programs" / "bootstrap"
+PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's interpreter; it may be older than ours
+VERSION = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version_info.minor)"], text=True)
+BEFORE_3_11 = int(VERSION) < 11
+TORCH = pytest.mark.skipif(
+    "DDP_TEST_PYTHON" in os.environ or importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+
+class Worker:
+    """Runs programs with an error file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = folder / "prog.py"
+        self.file = folder / "errors" / "error.json"
+        self.file.parent.mkdir()
+
+    def run(self, source: str, *args: str, file: str | None = None) -> subprocess.CompletedProcess[str]:
+        self.script.write_text(dedent(source))
+        return self.start("script", str(self.script), *args, file=file)
+
+    def start(self, *argv: str, file: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PYTHON, str(BOOTSTRAP), *argv],
+            cwd=self.folder,
+            env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def error(self) -> WorkerError:
+        """What the launcher reads; nothing else lies beside it."""
+        assert os.listdir(self.file.parent) == ["error.json"]
+        error = error_file.read(str(self.file))
+        assert error is not None
+        return error
+
+    def raw(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.file.read_text())
+        return content
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path)
+
+
+def test_an_exception_is_written_as_it_is_printed(worker: Worker) -> None:
+    before = time.monotonic()
+    result = worker.run("def step(x):\n    return 1 / x\n\nstep(0)\n")
+    error = worker.error()
+    assert result.returncode == 1
+    assert (error.type, error.message) == ("ZeroDivisionError", "division by zero")
+    assert error.traceback == result.stderr
+    assert error.frames == (
+        Frame(file=str(worker.script), line=4, function="<module>", source="step(0)"),
+        Frame(file=str(worker.script), line=2, function="step", source="return 1 / x"),
+    )
+    assert error.at is not None
+    assert before < error.at < time.monotonic()
+
+
+def test_torchrun_can_read_it(worker: Worker) -> None:
+    worker.run("raise ValueError('a', 'b')")
+    message = worker.raw()["message"]
+    assert message["message"] == "ValueError: ('a', 'b')"
+    assert message["extraInfo"]["py_callstack"].endswith("ValueError: ('a', 'b')\n")
+    assert abs(int(message["extraInfo"]["timestamp"]) - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("class Mine(Exception): pass\nraise Mine('x')", "Mine", "x"),
+        ("import json\njson.loads('{')", "json.decoder.JSONDecodeError", "Expecting property name enclosed in double quotes"),
+        ("raise KeyError('key')", "KeyError", "'key'"),
+        ("raise ValueError", "ValueError", ""),
+        ("raise ValueError('one\\ntwo')", "ValueError", "one\ntwo"),
+        ("raise ValueError('\\udc80 caf\\u00e9')", "ValueError", "? caf\u00e9"),
+        ("class B(Exception):\n  def __str__(self): 1/0\nraise B", "B", "<exception str() failed>"),
+        ("import sys\nsys.exit('no data at /x')", "SystemExit", "no data at /x"),
+        ("raise SystemExit([1])", "SystemExit", "[1]"),
+        ("raise GeneratorExit('x')", "GeneratorExit", "x"),
+        ("try:\n  1/0\nexcept Exception as e:\n  raise OSError('b') from e", "OSError", "b"),
+        ("import no_such_module", "ModuleNotFoundError", "No module named 'no_such_module'"),
+    ],
+)  # fmt: skip
+def test_the_type_and_the_message_are_told(source: str, kind: str, message: str, worker: Worker) -> None:
+    result = worker.run(source)
+    error = worker.error()
+    assert error.type == kind
+    assert error.message.partition(": line")[0] == message
+    if not BEFORE_3_11 and "udc80" not in source:  # until then traceback and the interpreter differed in details
+        assert error.traceback == result.stderr
+
+
+def test_a_custom_excepthook_does_not_hide_it(worker: Worker) -> None:
+    worker.run("import sys\nsys.excepthook = lambda *_: None\nraise ValueError('x')")
+    assert worker.error().message == "x"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "text"),
+    [("x = 1\ndef (\n", 2, "def ("), ("import os\nreturn 1\n", 2, "return 1"), ("x = 1\n  y = 2\n", 2, "y = 2")],
+)
+def test_a_syntax_error_is_told_with_its_place(source: str, line: int, text: str, worker: Worker) -> None:
+    result = worker.run(source)
+    error = worker.error()
+    assert error.type in ("SyntaxError", "IndentationError")
+    assert error.traceback == result.stderr
+    assert error.frames == (Frame(file=str(worker.script), line=line, function="<module>", source=text),)
+
+
+def test_a_missing_module_is_told(worker: Worker) -> None:
+    result = worker.start("module", "no_such_module")
+    error = worker.error()
+    assert (result.returncode, error.type) == (1, "SystemExit")
+    assert error.message == result.stderr.rstrip("\n")
+    assert error.message.endswith("No module named no_such_module")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "raise SystemExit",
+        "raise SystemExit(0)",
+        "raise SystemExit(3)",
+        "raise SystemExit(True)",
+        "raise KeyboardInterrupt",
+        "import os\nos._exit(3)",
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()",
+        "import os\nif os.fork() == 0: raise ValueError('child')\nos.wait()",
+        "import atexit\natexit.register(lambda: 1 / 0)",
+    ],
+)
+def test_other_ends_are_not_written(source: str, worker: Worker) -> None:
+    worker.run(source)
+    assert os.listdir(worker.file.parent) == []
+
+
+def test_a_forked_child_leaves_the_file_to_its_parent(worker: Worker) -> None:
+    worker.run("import os\nif os.fork() == 0: raise ValueError('child')\nos.wait()\nraise KeyError('parent')")
+    assert worker.error().type == "KeyError"
+
+
+@pytest.mark.parametrize("file", ["", "/nowhere/error.json", "/dev/null/error.json", "/proc/error.json"])
+def test_a_file_that_cannot_be_written_changes_nothing(file: str, worker: Worker) -> None:
+    result = worker.run("raise ValueError('x')", file=file)
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: x\n")
+    assert "bootstrap" not in result.stderr
+    assert os.listdir(worker.file.parent) == []
+
+
+def test_a_full_disk_leaves_no_half_of_a_file(worker: Worker) -> None:
+    worker.run("import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))\nraise ValueError('x')")
+    assert os.listdir(worker.file.parent) == []
+
+
+def test_a_program_that_changes_its_environment_fails_into_the_same_file(worker: Worker) -> None:
+    worker.run("import os\nos.environ['TORCHELASTIC_ERROR_FILE'] = '/nowhere'\nraise ValueError('x')")
+    assert worker.error().message == "x"
+
+
+@pytest.mark.parametrize("letter", ["x", "\\x00", "\\U0001F600"])
+def test_a_file_is_never_larger_than_what_is_read_of_it(letter: str, worker: Worker) -> None:
+    source = f"def f(n):\n    if n: f(n - 1)\n    raise ValueError('{letter}' * 10_000_000)\nf(500)\n"
+    worker.run(f"# {'~' * 1000}\n{source}")
+    assert worker.file.stat().st_size <= error_file.LIMIT
+    error = worker.error()
+    assert "characters left out" in error.message
+    assert "characters left out" in error.traceback
+    assert error.frames[0].function == "<module>"
+    assert error.frames[-1].line == 4
+
+
+@TORCH
+def test_torchs_record_and_ours_agree(worker: Worker) -> None:
+    worker.start("script", str(PROGRAMS / "recorded.py"))
+    error = worker.error()
+    assert (error.type, error.message) == ("Unusual", "watched")
+    assert error.frames[0].source == "main()"
+    assert worker.raw()["message"]["message"] == "Unusual: watched"
+
+
+@TORCH
+def test_an_exception_that_was_survived_is_not_what_ended_the_program(worker: Worker) -> None:
+    worker.start("script", str(PROGRAMS / "recorded.py"), "elsewhere")
+    assert worker.error().type == "KeyError"
+
+
+def test_the_report_of_a_child_that_torch_has_passed_on_is_kept(worker: Worker) -> None:
+    worker.file.write_text('{"message": {"message": "RuntimeError: in the child"}}')
+    worker.run("class ChildFailedError(Exception): pass\nraise ChildFailedError('a table')")
+    assert worker.error().message == "in the child"

@@ -1,0 +1,90 @@
+"""A worker fails: the others are ended, all they left too, and the status tells what happened."""
+
+from __future__ import annotations
+
+import pytest
+
+BEHAVE = "behave"
+
+
+@pytest.fixture
+def run(job, program):
+    """Run behave.py with 3 workers, then prove that nothing is left."""
+
+    def run(*behaviours: str, options: tuple[str, ...] = (), workers: int = 3):
+        result = job.run("--nproc-per-node", workers, *options, program(BEHAVE), *behaviours)
+        job.nothing_left()
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "words"),
+    [
+        ("exit3", 3, "rank 1 failed: exit status 3"),
+        ("raises", 1, "rank 1 failed: ValueError: boom of rank 1"),
+        ("segfault", 139, "rank 1 failed: killed by SIGSEGV"),
+        ("killed", 137, "rank 1 failed: killed by SIGKILL"),
+    ],
+)
+def test_a_failing_worker_ends_the_job_with_its_own_status(run, behaviour, status, words):
+    result = run(f"1={behaviour}")
+    assert result.status == status
+    assert words in result.err
+    assert "the other 2 workers were stopped by SIGTERM" in result.err
+
+
+def test_a_worker_that_ignores_the_stop_is_killed_when_the_grace_period_is_over(run, job):
+    result = run("1=exit3", "0=stubborn", options=("--grace-period", "0.3"))
+    assert result.status == 3
+    assert job.events("kill_sent")
+    assert "rank 0 by SIGKILL" in result.err
+
+
+def test_a_worker_that_saves_before_it_ends_is_waited_for(job, program):
+    job.start("--nproc-per-node", 2, program(BEHAVE), "0=slow", "1=exit3")
+    job.sign("saving-0")
+    (job.home / "signs" / "saved").touch()
+    assert job.wait().status == 3
+    assert not job.events("kill_sent")
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("kind", ["plain_child", "setsid_child", "daemon"])
+def test_grandchildren_of_a_stopped_worker_are_gone(run, kind):
+    assert run(f"0={kind}", "1=exit3").status == 3
+
+
+@pytest.mark.parametrize("kind", ["stubborn_child", "stubborn_setsid_child"])
+def test_grandchildren_that_ignore_the_stop_are_killed(run, kind):
+    assert run(f"0={kind}", "1=exit3", options=("--grace-period", "0.3")).status == 3
+
+
+def test_grandchildren_of_the_crashed_worker_itself_are_gone(run):
+    assert run("1=crash_with_children", options=("--grace-period", "0.3")).status == 3
+
+
+def test_a_daemon_left_by_a_worker_that_ended_well_does_not_outlive_the_job(run):
+    assert run("all=done", "0=daemon_then_done").status == 0
+
+
+def test_of_two_workers_that_die_a_millisecond_apart_the_first_is_blamed(run):
+    for _ in range(5):
+        result = run("all=die_in_turn")
+        assert result.status == 41, result.err
+        assert "rank 1 failed" in result.err
+
+
+def test_workers_get_the_stop_once(job, program):
+    job.start("--nproc-per-node", 3, program(BEHAVE), "all=polite", "1=exit3")
+    assert job.wait().status == 3
+    assert (job.home / "signs" / "got-0").read_text() in ("SIGTERM", "SIGTERM SIGCONT")
+    job.nothing_left()
+
+
+def test_a_clean_end_is_0_and_silent_about_failures(run):
+    result = run("all=done")
+    assert result.status == 0
+    assert "error" not in result.err
+    assert "3 workers finished" in result.err

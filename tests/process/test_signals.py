@@ -1,0 +1,218 @@
+"""Signals to ddplaunch: what reaches the workers, how often, and what the status is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2
+
+import pytest
+
+STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
+
+
+@pytest.fixture
+def start(job, program):
+    """Start behave.py with 3 workers and wait until all are ready."""
+
+    def start(*behaviours: str, options: tuple[str, ...] = (), **popen):
+        process = job.start("--nproc-per-node", 3, *options, program("behave"), *behaviours, **popen)
+        job.signs("ready", 3)
+        return process
+
+    return start
+
+
+def got(job, rank: int) -> list[str]:
+    """The signals that a worker has had, SIGCONT after a stop aside."""
+    path = job.home / "signs" / f"got-{rank}"
+    return [name for name in path.read_text().split() if name != "SIGCONT"] if path.exists() else []
+
+
+@pytest.mark.parametrize(("signum", "status"), STOPS, ids=lambda value: getattr(value, "name", ""))
+def test_a_stop_signal_reaches_every_worker_once_and_as_it_is(job, start, signum, status):
+    start("all=polite").send_signal(signum)
+    result = job.wait()
+    assert result.status == status
+    assert [got(job, rank) for rank in range(3)] == [[signum.name]] * 3
+    assert f"stopped by {signum.name}" in result.err
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(("signum", "status"), STOPS, ids=lambda value: getattr(value, "name", ""))
+def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
+    process = start("all=stubborn", options=("--grace-period", "600"))
+    process.send_signal(signum)
+    for rank in range(3):
+        job.sign(f"got-{rank}")
+    process.send_signal(signum)
+    assert job.wait().status == status
+    job.nothing_left()
+
+
+def test_workers_that_ignore_a_stop_signal_are_killed_after_the_grace_period(job, start):
+    start("all=stubborn", options=("--grace-period", "0.3")).send_signal(SIGTERM)
+    assert job.wait().status == 143
+    assert job.events("kill_sent")
+    job.nothing_left()
+
+
+def test_workers_may_save_before_they_end(job, start):
+    start("all=slow").send_signal(SIGTERM)
+    for rank in range(3):
+        job.sign(f"saving-{rank}")
+    (job.home / "signs" / "saved").touch()
+    assert job.wait().status == 143
+    assert not job.events("kill_sent")
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("signum", [SIGUSR1, SIGUSR2], ids=lambda signum: signum.name)
+def test_user_signals_are_forwarded_and_the_job_goes_on(job, start, signum):
+    process = start("all=polite")
+    process.send_signal(signum)
+    for rank in range(3):
+        job.sign(f"got-{rank}")
+    assert process.poll() is None
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    assert got(job, 1) == [signum.name, "SIGTERM"]
+    job.nothing_left()
+
+
+def test_forward_signals_makes_a_stop_signal_one_that_is_only_passed_on(job, start):
+    process = start("all=stubborn", options=("--forward-signals", "HUP", "--grace-period", "0.1"))
+    process.send_signal(SIGHUP)
+    for rank in range(3):
+        assert job.sign(f"got-{rank}") == "SIGHUP"
+    assert process.poll() is None
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    job.nothing_left()
+
+
+def test_signals_to_handle_makes_a_user_signal_one_that_stops(job, start):
+    start("all=polite", options=("--signals-to-handle", "SIGTERM,SIGUSR1")).send_signal(SIGUSR1)
+    assert job.wait().status == 128 + SIGUSR1
+    job.nothing_left()
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(job, start):
+    """As under nohup: the hang-up of the terminal means nothing to the job."""
+    process = start(
+        "all=polite", preexec_fn=lambda: signal.signal(SIGHUP, signal.SIG_IGN)  # noqa: PLW1509 - the test has one thread
+    )
+    process.send_signal(SIGHUP)
+    process.send_signal(SIGUSR1)
+    assert job.sign("got-0") == "SIGUSR1"
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    job.nothing_left()
+
+
+def test_a_signal_while_workers_are_still_being_started(job, program):
+    process = job.start("--nproc-per-node", 64, program("behave"), "all=default")
+    job.process = process
+    from tests.conftest import until
+
+    until(lambda: list(job.home.glob("state/ddplaunch/runs/*/events.jsonl")) and job.events("worker_started"), "a start")
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    assert len(job.events("worker_started")) <= 64
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15])
+def test_a_signal_at_any_moment_of_the_start_ends_the_command_and_leaves_nothing(job, program, moment):
+    """No synchronisation is possible here: the moments are spread over the start, and every one must do."""
+    import time
+
+    process = job.start("--nproc-per-node", 2, program("behave"))
+    time.sleep(moment)
+    process.send_signal(SIGTERM)
+    assert job.wait().status in (143, -SIGTERM)
+    job.nothing_left()
+
+
+def test_stopping_the_command_with_sigstop_and_going_on(job, start):
+    process = start("all=polite")
+    process.send_signal(SIGSTOP)
+    process.send_signal(SIGCONT)
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    job.nothing_left()
+
+
+def test_a_stopped_worker_can_be_stopped_for_good(job, start):
+    process = start("all=polite")
+    os.kill(int(job.sign("ready-1")), SIGSTOP)
+    process.send_signal(SIGTERM)
+    assert job.wait(20).status == 143
+    assert not job.events("kill_sent")
+    job.nothing_left()
+
+
+# --- the command's own processes are killed
+
+
+def agent_of(job) -> int:
+    """The pid of the agent."""
+    import json
+
+    return int(json.loads((job.folder / "plan.json").read_text())["agent_pid"])
+
+
+KINDS = ("0=stubborn_setsid_child", "1=daemon", "2=stubborn")
+
+
+def test_when_the_front_is_killed_everything_ends(job, start):
+    start(*KINDS, options=("--grace-period", "0.3"), stdout=-3, stderr=-3).kill()
+    job.process.wait()
+    job.nothing_left(patience=20)
+
+
+def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
+    start("all=slow", stdout=-3, stderr=-3).kill()
+    job.process.wait()
+    for rank in range(3):
+        job.sign(f"saving-{rank}")
+    (job.home / "signs" / "saved").touch()
+    job.nothing_left(patience=20)
+
+
+def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, start):
+    start(*KINDS)
+    os.kill(agent_of(job), SIGKILL)
+    result = job.wait()
+    assert result.status == 122
+    assert "was killed by SIGKILL" in result.err
+    job.nothing_left()
+
+
+def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_the_end(job, start):
+    """The front blocks on its stdout then, and must end the rest all the same."""
+    from tests.conftest import until
+
+    reader, writer = os.pipe()
+    process = start("all=chatter", stdout=writer, stderr=-3)
+    os.close(writer)
+    until(lambda: "pipe_w" in wchan(process.pid), "the front to block")
+    os.kill(agent_of(job), SIGKILL)
+    until(lambda: [pid for pid in job.left() if pid != process.pid] == [], "the workers' end")
+    os.close(reader)
+    assert process.wait(10) == 122
+    job.nothing_left()
+
+
+def wchan(pid: int) -> str:
+    """What a process waits for in the kernel."""
+    with open(f"/proc/{pid}/stack", encoding="ascii") as file:
+        return file.read()
+
+
+def test_when_both_are_killed_at_once_the_workers_are_gone(job, start):
+    process = start("all=stubborn", stdout=-3, stderr=-3)
+    for pid in (agent_of(job), process.pid):
+        os.kill(pid, SIGKILL)
+    process.wait()
+    job.nothing_left(patience=20)

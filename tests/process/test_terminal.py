@@ -1,0 +1,392 @@
+"""The command in a real terminal: its keys, the shell's job control, its closing, and what is shown on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.conftest import until
+from tests.process.terminal import (
+    CTRL_A,
+    CTRL_BACKSLASH,
+    CTRL_C,
+    CTRL_D,
+    CTRL_Z,
+    ENTER,
+    PROMPT,
+    Shell,
+    Terminal,
+    running,
+    stat,
+    stopped,
+    typed,
+)
+
+KEYS = pytest.mark.parametrize(
+    ("key", "name", "status"), [(CTRL_C, "SIGINT", 130), (CTRL_BACKSLASH, "SIGQUIT", 131)], ids=["ctrl-c", "ctrl-backslash"]
+)
+
+
+@pytest.fixture
+def behave(job, program):
+    """Run behave.py with 2 workers in a terminal and wait until both are ready."""
+
+    def behave(behaviour: str, *options: object) -> Terminal:
+        terminal = typed(job, "--nproc-per-node", 2, *options, program("behave"), f"all={behaviour}")
+        job.signs("ready", 2)
+        return terminal
+
+    return behave
+
+
+@pytest.fixture
+def shell(job, program):
+    """Type a job of 2 workers in a shell and wait until both are ready; give the shell and the pids of the workers."""
+
+    def shell(behaviour: str, *options: object, after: str = "") -> tuple[Shell, list[int]]:
+        shell = Shell(job)
+        shell.runs("--nproc-per-node", 2, *options, program("behave"), f"all={behaviour}", after=after)
+        return shell, list(map(int, job.signs("ready", 2)))
+
+    return shell
+
+
+def got(job, rank: int) -> list[str]:
+    """The signals that a worker has had, the SIGCONT that follows a stop aside."""
+    return [name for name in job.sign(f"got-{rank}").split() if name != "SIGCONT"]
+
+
+# --- keys
+
+
+@KEYS
+def test_a_key_that_stops_reaches_every_worker_once_and_the_status_tells(job, behave, key, name, status):
+    terminal = behave("polite")
+    terminal.press(key)
+    assert terminal.status() == status
+    assert [got(job, rank) for rank in range(2)] == [[name]] * 2
+    job.nothing_left()
+
+
+@KEYS
+def test_a_key_reaches_workers_through_ddplaunch_only_and_the_second_one_kills(job, behave, key, name, status):
+    terminal = behave("stubborn", "--grace-period", 600)
+    workers = list(map(int, job.signs("ready", 2)))
+    assert {stat(pid)[4] for pid in workers} == {"0"}  # no controlling terminal: the kernel sends them nothing
+    terminal.press(key)
+    job.signs("got", 2)
+    os.kill(terminal.child.pid, signal.SIGUSR1)  # what comes after it shows that nothing came between
+    for rank in range(2):
+        until(lambda rank=rank: "SIGUSR1" in got(job, rank), "SIGUSR1")
+        assert got(job, rank) == [name, "SIGUSR1"]
+    terminal.press(key)
+    terminal.sees("killing the workers at once")
+    assert terminal.status() == status
+    job.nothing_left()
+
+
+# --- the shell's job control
+
+
+def test_ctrl_z_stops_the_workers_and_fg_lets_them_go_on(job, shell):
+    bash, workers = shell("polite")
+    bash.press(CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    until(lambda: stopped(workers), "the workers to stop")
+    bash.types("fg")
+    until(lambda: running(workers), "the workers to go on")
+    bash.press(CTRL_C)
+    bash.sees(PROMPT)
+    assert bash.says("echo $?") == "130"
+    assert [got(job, rank) for rank in range(2)] == [["SIGINT"]] * 2
+    bash.leave()
+    job.nothing_left()
+
+
+def test_ctrl_z_stops_the_job_again_after_fg(job, shell):
+    bash, workers = shell("default")
+    for _ in range(3):
+        bash.press(CTRL_Z)
+        bash.sees("Stopped", PROMPT)
+        until(lambda: stopped(workers), "the workers to stop")
+        bash.types("fg")
+        until(lambda: running(workers), "the workers to go on")
+    bash.press(CTRL_C)
+    bash.sees(PROMPT)
+    bash.leave()
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("how", ["bg", "kill -CONT %1"])
+def test_a_stopped_job_goes_on_in_the_background(job, shell, how):
+    bash, workers = shell("polite")
+    bash.press(CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    until(lambda: stopped(workers), "the workers to stop")
+    bash.says(how)
+    until(lambda: running(workers), "the workers to go on")
+    bash.types("fg")
+    bash.press(CTRL_C)
+    bash.sees("stopped by SIGINT", PROMPT)
+    bash.leave()
+    job.nothing_left()
+
+
+def test_a_job_that_is_stopped_can_be_ended(job, shell):
+    bash, workers = shell("stubborn", "--grace-period", 0.3)
+    bash.press(CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    until(lambda: stopped(workers), "the workers to stop")
+    stopped_at = time.monotonic()
+    until(lambda: time.monotonic() - stopped_at > 1.0, "a second to pass")
+    bash.says("kill %1")
+    bash.types("wait %1; echo status=$?")
+    killed_at = time.monotonic()
+    bash.sees("status=143", PROMPT)
+    # the time that the job was stopped for is over: it does not lengthen the grace period
+    assert time.monotonic() - killed_at < 1.0
+    bash.leave()
+    job.nothing_left()
+
+
+def test_when_the_front_of_a_stopped_job_is_killed_everything_ends(job, shell):
+    bash, workers = shell("stubborn", "--grace-period", 0.3)
+    bash.press(CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    until(lambda: stopped(workers), "the workers to stop")
+    bash.says("kill -KILL %1")
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "the workers' end")
+    bash.leave()
+    job.nothing_left(patience=20)
+
+
+def test_no_time_runs_while_the_job_is_stopped(job, shell):
+    """Neither --timeout nor, once it was reached, the grace period."""
+    bash, workers = shell("stubborn", "--timeout", 1.5, "--grace-period", 1)
+    for _ in range(2):
+        bash.press(CTRL_Z)
+        bash.sees("Stopped", PROMPT)
+        until(lambda: stopped(workers), "the workers to stop")
+        since = time.monotonic()
+        until(lambda since=since: time.monotonic() - since > 2, "more time to pass than the job may take")
+        bash.types("fg")
+        job.sign("got-0")
+        until(lambda: "SIGTERM" in got(job, 0), "the timeout")
+    bash.sees(PROMPT)
+    assert bash.says("echo $?") == "124"
+    at = {name: [event["at"] for event in job.events(name)] for name in SUSPENSION}
+    pauses = [resumed - suspended for suspended, resumed in zip(at["job_suspended"], at["job_resumed"], strict=True)]
+    began, told, killed = at["job_started"][0], at["stop_sent"][0], at["kill_sent"][0]
+    assert 1.4 < told - began - pauses[0] < 2.5
+    assert 0.9 < killed - told - pauses[1] < 2.0
+    bash.leave()
+    job.nothing_left()
+
+
+SUSPENSION = ("job_started", "job_suspended", "job_resumed", "stop_sent", "kill_sent")
+
+
+def test_a_job_in_the_background_neither_stops_nor_hangs_even_with_tostop(job, shell):
+    """Output to a terminal with tostop stops the front alone; fg lets it write what it held."""
+    bash, _ = shell("done", after=" &")
+    bash.types("wait; echo status=$?")
+    bash.sees("2 workers finished", "status=0", PROMPT)
+    bash.says("stty tostop")
+    bash.runs("--nproc-per-node", 2, "--no-python", "echo", "hello", after=" &")
+    bash.sees(PROMPT)
+    until(lambda: "Stopped" in bash.says("jobs"), "the shell to see a stopped job")
+    bash.types("fg")
+    bash.sees("2 workers finished", PROMPT)
+    bash.leave()
+    job.nothing_left()
+
+
+# --- the terminal is closed
+
+
+def test_closing_the_terminal_ends_the_job_and_workers_may_save(job, behave):
+    terminal = behave("slow")
+    terminal.hang_up()
+    job.signs("saving", 2)
+    (job.home / "signs" / "saved").touch()
+    job.nothing_left(patience=20)
+    assert not job.events("kill_sent")
+
+
+def test_closing_the_shells_terminal_ends_the_job_and_workers_may_save(job, shell):
+    """The job is told twice then: by the kernel and by the shell. That is nobody's impatience."""
+    bash, _ = shell("slow")
+    bash.hang_up()
+    job.signs("saving", 2)
+    until(lambda: sum("bash" in line for line in map(command, job.left())) == 0, "the shell's end")
+    (job.home / "signs" / "saved").touch()
+    job.nothing_left(patience=20)
+    assert not job.events("kill_sent")
+
+
+def test_closing_the_terminal_ends_a_job_that_is_stopped(job, shell):
+    bash, workers = shell("default")
+    bash.press(CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    until(lambda: stopped(workers), "the workers to stop")
+    bash.hang_up()
+    job.nothing_left(patience=20)
+
+
+def command(pid: int) -> str:
+    """The command line of a process."""
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+# --- one worker has the terminal
+
+
+def test_one_worker_has_the_terminal_and_its_size(job, program):
+    terminal = typed(job, program("terminal_one"), "place", rows=33, columns=101)
+    terminal.sees("rank 0: True True True 33 x 101\r\n")
+    assert terminal.status() == 0
+    job.nothing_left()
+
+
+def test_a_new_size_reaches_the_worker(job, program):
+    terminal = typed(job, program("terminal_one"), "resize")
+    terminal.sees("ready")
+    terminal.child.setwinsize(40, 90)
+    terminal.child.setwinsize(50, 123)
+    terminal.sees("now 123 columns")
+    assert terminal.status() == 0
+    job.nothing_left()
+
+
+def test_one_worker_can_ask_with_line_editing(job, program):
+    terminal = typed(job, program("terminal_one"), "ask")
+    terminal.sees("name? ")
+    terminal.press("orld", CTRL_A, "w", ENTER)
+    terminal.sees("<world>", "name? ")
+    terminal.press(CTRL_D)
+    terminal.sees("<end>")
+    assert terminal.status() == 0
+    job.nothing_left()
+
+
+def test_line_editing_goes_on_after_ctrl_z_and_fg(job, program):
+    bash = Shell(job)
+    bash.runs(program("terminal_one"), "ask")
+    bash.sees("name? ")
+    bash.press("orl", CTRL_Z)
+    bash.sees("Stopped", PROMPT)
+    bash.types("fg")
+    bash.sees("terminal_one.py")
+    until(lambda: "-icanon" in modes(bash), "the worker's modes of the terminal")
+    bash.press("d", CTRL_A, "w", ENTER)
+    bash.sees("<world>", "name? ")
+    bash.press(CTRL_D)
+    bash.sees(PROMPT)
+    bash.leave()
+    job.nothing_left()
+
+
+def test_a_worker_that_dies_while_editing_leaves_the_terminal_as_it_was(job, program):
+    bash = Shell(job)
+    before = bash.says("stty -a")
+    bash.runs(program("terminal_one"), "edit")
+    bash.sees("killed by SIGKILL", PROMPT)
+    assert bash.says("stty -a") == before
+    bash.leave()
+    job.nothing_left()
+
+
+def modes(terminal: Terminal) -> str:
+    """How the terminal treats what is typed."""
+    import termios
+
+    flags = termios.tcgetattr(terminal.child.child_fd)[3]
+    return "icanon" if flags & termios.ICANON else "-icanon"
+
+
+# --- several workers have none
+
+
+def test_several_workers_have_no_terminal_to_write_to(job, program):
+    terminal = typed(job, "--nproc-per-node", 2, program("terminal_one"), "place")
+    shown = terminal.sees_the_end()
+    assert "rank 1: False False False None" in shown
+    assert re.search(r"rank 0: \w+ False False", shown)
+    assert terminal.child.exitstatus == 0
+    job.nothing_left()
+
+
+def test_rank_0_of_several_reads_what_is_typed_and_the_others_read_nothing(job, program):
+    terminal = typed(job, "--nproc-per-node", 2, program("terminal_one"), "read")
+    terminal.sees("rank 1 read ''")
+    terminal.press("typed", ENTER, CTRL_D)
+    terminal.sees(r"rank 0 read 'typed\n'")
+    assert terminal.status() == 0
+    job.nothing_left()
+
+
+def test_rank_0_of_several_reads_a_pipe_and_the_others_read_nothing(job, program):
+    bash = Shell(job)
+    bash.types("echo piped | " + " ".join(job.argv("--nproc-per-node", 2, program("terminal_one"), "read")))
+    shown = bash.sees(PROMPT)
+    assert r"rank 0 read 'piped\n'" in shown
+    assert "rank 1 read ''" in shown
+    bash.leave()
+    job.nothing_left()
+
+
+# --- colours
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"TERM": "dumb", "FORCE_COLOR": "1"}, True)],
+    ids=["terminal", "NO_COLOR", "dumb", "dumb-FORCE_COLOR"],
+)
+def test_prefixes_are_coloured_on_a_terminal_that_has_colours(job, program, env, coloured):
+    terminal = typed(job, "--nproc-per-node", 2, program("terminal_one"), "colours", env=env)
+    shown = terminal.sees_the_end()
+    if coloured:
+        first, second = re.findall(r"\x1b\[0;([0-9;]+)m\[[01]\] \x1b\[mplain", shown)
+        assert first != second
+    else:
+        assert "[0] plain" in shown
+        assert "[1] plain" in shown
+        assert "\x1b" not in shown
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True)], ids=["none", "FORCE_COLOR"])
+def test_prefixes_are_coloured_off_a_terminal_only_if_forced(job, program, env, coloured):
+    result = job.run("--nproc-per-node", 2, program("terminal_one"), "colours", env=env)
+    assert ("\x1b[" in result.out) is coloured
+    job.nothing_left()
+
+
+# --- progress bars
+
+
+def test_the_bar_of_one_worker_stays_a_bar(job, program):
+    terminal = typed(job, program("terminal_bar"), 200)
+    shown = terminal.sees_the_end()
+    assert terminal.child.exitstatus == 0
+    assert shown.count("\rrank 0:") == 201
+    assert len(re.findall(r"\d+%\|[^\r]*\r\n", shown)) == 1  # it moves to the next line once, at its end
+    job.nothing_left()
+
+
+def test_the_bars_of_several_workers_do_not_flood_the_terminal(job, program):
+    terminal = typed(job, "--nproc-per-node", 4, program("terminal_bar"), 2000)
+    shown = terminal.sees_the_end()
+    assert terminal.child.exitstatus == 0
+    assert [shown.count(f"rank {rank}: 100%") for rank in range(4)] == [1] * 4
+    assert len(shown.splitlines()) < 4 * 10
+    job.nothing_left()

@@ -1,0 +1,163 @@
+"""A worker that does what its argument says once all ranks are ready: `behave.py 1=raise 2=stubborn`; the others wait.
+
+Every signal that a waiting worker gets is put up as the sign got-RANK, one name after another.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from signs import FOLDER, RANK, all_ready, put, wait
+
+CAUGHT = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "CONT")
+got = []
+
+
+def catch(then=None):
+    def handler(signum, _frame):
+        got.append(signal.Signals(signum).name)
+        put(f"got-{RANK}", " ".join(got))
+        if then and signum not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+            then()
+
+    for name in CAUGHT:
+        signal.signal(getattr(signal, f"SIG{name}"), handler)
+
+
+def wait_for_ever():
+    while True:
+        signal.pause()
+
+
+def grandchild(code):
+    """Start a Python process with this code; return once it has put up the sign child-RANK."""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait(f"child-{RANK}")
+    return process
+
+
+SIGN = "import os, sys, time, signal; sys.path[:0] = [{!r}]; from signs import *\n".format(os.path.dirname(__file__))
+SLEEP = f"put(f'child-{RANK}', os.getpid())\ntime.sleep(600)\n"
+
+
+def default():
+    """Wait as most programs do: whatever signal comes ends it."""
+    all_ready()
+    time.sleep(600)
+
+
+def polite():
+    catch(then=lambda: sys.exit(0))
+    all_ready()
+    wait_for_ever()
+
+
+def slow():
+    """Take a moment to save before it ends."""
+
+    def save():
+        put(f"saving-{RANK}")
+        wait("saved")
+        sys.exit(0)
+
+    catch(then=save)
+    all_ready()
+    wait_for_ever()
+
+
+def stubborn():
+    catch()
+    all_ready()
+    wait_for_ever()
+
+
+def chatter():
+    """Write more than any pipe holds, for ever."""
+    all_ready()
+    while True:
+        print("x" * 1000)
+
+
+def done():
+    all_ready()
+
+
+def exit3():
+    all_ready()
+    sys.exit(3)
+
+
+def raises():
+    all_ready()
+    raise ValueError(f"boom of rank {RANK}")
+
+
+def segfault():
+    all_ready()
+    ctypes.string_at(0)
+
+
+def killed():
+    all_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def plain_child():
+    grandchild(SIGN + SLEEP)
+    default()
+
+
+def stubborn_child():
+    grandchild(SIGN + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
+    default()
+
+
+def setsid_child():
+    grandchild(SIGN + "os.setsid()\n" + SLEEP)
+    default()
+
+
+def stubborn_setsid_child():
+    grandchild(SIGN + "os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
+    default()
+
+
+def daemon():
+    """A double fork: nobody's child, in a session of its own."""
+    grandchild(SIGN + "if os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n" + SLEEP)
+    default()
+
+
+def daemon_then_done():
+    grandchild(SIGN + "if os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n" + SLEEP)
+    all_ready()
+
+
+def crash_with_children():
+    """Die with children of every kind left."""
+    for number, code in enumerate(("", "os.setsid()\n", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n")):
+        subprocess.Popen([sys.executable, "-c", SIGN + code + SLEEP.replace("child-", f"child{number}-")])
+    for number in range(3):
+        wait(f"child{number}-{RANK}")
+    all_ready()
+    os._exit(3)
+
+
+def die_in_turn():
+    """Rank 1 dies first, the others a millisecond after it is dead: one number is lower, one higher."""
+    all_ready()
+    if RANK == 1:
+        os._exit(41)
+    with open(os.path.join(FOLDER, "ready-1")) as file:
+        stat = f"/proc/{file.read()}/stat"
+    while os.path.exists(stat) and open(stat).read().rpartition(")")[2].split()[0] != "Z":
+        pass
+    time.sleep(0.001)
+    os._exit(40 + RANK)
+
+
+behaviours = dict(argument.split("=") for argument in sys.argv[1:])
+globals()[behaviours.get(str(RANK), behaviours.get("all", "default"))]()

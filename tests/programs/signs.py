@@ -1,0 +1,29 @@
+"""How a misbehaving worker tells the test where it is: small files, put up whole."""
+
+import os
+import time
+
+RANK = int(os.environ["RANK"])
+WORLD_SIZE = int(os.environ["WORLD_SIZE"])
+FOLDER = os.environ["DDP_TEST_DIR"]
+
+
+def put(name: str, text: object = "") -> None:
+    """Put up a sign."""
+    path = os.path.join(FOLDER, name)
+    with open(f"{path}.{os.getpid()}", "w") as file:
+        file.write(str(text) or " ")
+    os.rename(file.name, path)
+
+
+def wait(name: str) -> None:
+    """Wait until somebody has put up this sign."""
+    while not os.path.exists(os.path.join(FOLDER, name)):
+        time.sleep(0.002)
+
+
+def all_ready() -> None:
+    """Say that this rank is ready, and wait until every rank is."""
+    put(f"ready-{RANK}", os.getpid())
+    for rank in range(WORLD_SIZE):
+        wait(f"ready-{rank}")

@@ -1,0 +1,311 @@
+"""Flags, variables and files, merged: which one wins, where it came from, what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from signal import Signals
+
+import pytest
+
+from ddplaunch import cli
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.table import OPTIONS
+from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
+
+
+def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
+    """The job of `ddplaunch WORDS train.py`."""
+    parsed = cli.parse("run", [*words.split(), "train.py"])
+    return cli.asked(parsed, env or {}, str(folder) if folder else None)
+
+
+def refused(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+    """What is said instead, as it stands on stderr."""
+    with pytest.raises(LaunchError) as caught:
+        spec(words, env, folder)
+    assert caught.value.status == 2
+    return caught.value.render()
+
+
+# --- which one wins
+
+PYPROJECT = "[tool.other]\nx = 1\n[tool.ddplaunch]\nthreads = 1\n"
+BY_PRECEDENCE = [
+    ("--threads 5", {"DDPLAUNCH_THREADS": "4"}, 5, "--threads"),
+    ("", {"DDPLAUNCH_THREADS": "4"}, 4, "DDPLAUNCH_THREADS"),
+    ("", {}, 2, "ddplaunch.toml"),
+]
+
+
+@pytest.mark.parametrize(("words", "env", "threads", "origin"), BY_PRECEDENCE)
+def test_the_nearest_to_the_command_line_wins_and_is_named(
+    tmp_path: Path, words: str, env: dict[str, str], threads: int, origin: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "ddplaunch.toml").write_text("threads = 2\n")
+    job = spec(words, env, tmp_path)
+    assert (job.threads, job.origin("threads")) == (threads, origin)
+
+
+def test_our_variables_win_over_torchruns_and_those_over_files(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_text("nnodes = 3\n")
+    assert spec("", {"PET_NNODES": "2"}, tmp_path).nnodes == (2, 2)
+    assert spec("", {"PET_NNODES": "2", "DDPLAUNCH_NNODES": "1"}, tmp_path).origin("nnodes") == "DDPLAUNCH_NNODES"
+
+
+def test_pyproject_counts_only_with_our_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "pyproject.toml").write_text("[project]\nname = 'ddplaunch-user'\n")
+    job = spec("", {}, inner)
+    assert (job.threads, job.origin("threads")) == (1, str(tmp_path / "pyproject.toml"))
+
+
+def test_a_field_that_nobody_set_has_its_default() -> None:
+    assert spec() == JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
+    assert spec().origin("nproc_per_node") == "default"
+
+
+def test_the_last_of_several_flags_counts() -> None:
+    assert spec("--threads 2 --threads 3").threads == 3
+
+
+def test_a_value_that_is_overridden_need_not_be_right() -> None:
+    assert spec("--master-port 1", {"PET_MASTER_PORT": "tcp://10.0.0.1:80"}).master_port == 1
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert spec("", {"PET_NNODES": " ", "DDPLAUNCH_THREADS": ""}).origins == {}
+
+
+def test_variables_that_we_set_for_workers_are_not_read_by_a_job_in_a_worker() -> None:
+    inside = {"DDPLAUNCH_RUN_ID": "outer", "DDPLAUNCH_BACKEND": "gloo", "DDPLAUNCH_DEVICE": "cuda:0",
+              "DDPLAUNCH_INIT_METHOD": "env://", "DDPLAUNCH_LOG_DIR": "/logs"}  # fmt: skip
+    assert spec("", inside) == spec()
+    assert spec("", {**inside, "PET_LOG_DIR": "here"}).log_dir == "here"
+
+
+def test_torchs_own_variables_are_read() -> None:
+    job = spec("", {"PYTHON_EXEC": "/opt/python", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "45"})
+    assert (job.program.python, job.grace_period) == ("/opt/python", 45)
+
+
+def test_torchruns_variables_are_those_of_its_parser() -> None:
+    """Its parser reads PET_* through argparse_util.env and check_env: all options but these."""
+    ours = {option.name for option in OPTIONS if option.pet}
+    assert not ours & {"logs_specs", "numa_binding"}
+    assert {"nnodes", "module", "tee", "shutdown_timeout", "virtual_local_rank", "duplicate_stderr_filters"} <= ours
+
+
+def test_a_flag_in_a_variable_or_a_file_can_be_off(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_text("virtual-local-rank = true\n")
+    assert spec("", {}, tmp_path).virtual_local_rank
+    job = spec("", {"PET_VIRTUAL_LOCAL_RANK": "0"}, tmp_path)
+    assert not job.virtual_local_rank
+    assert "virtual_local_rank" not in job.origins
+
+
+# --- fields made of several options
+
+PROGRAMS = [
+    ("", ProgramKind.SCRIPT),
+    ("-m", ProgramKind.MODULE),
+    ("--module", ProgramKind.MODULE),
+    ("--no-python", ProgramKind.COMMAND),
+    ("--run-path", ProgramKind.SCRIPT),
+    ("--run-path --no-python", ProgramKind.SCRIPT),
+]
+
+
+@pytest.mark.parametrize(("words", "kind"), PROGRAMS)
+def test_the_kind_of_program(words: str, kind: ProgramKind) -> None:
+    assert spec(words).program.kind is kind
+
+
+def test_everything_after_the_script_is_the_scripts() -> None:
+    parsed = cli.parse("run", ["--tee", "3", "train.py", "--tee", "1", "--", "-q", "--logs", "x"])
+    job = cli.asked(parsed, {}, None)
+    assert job.program.args == ("--tee", "1", "--", "-q", "--logs", "x")
+    assert job.tee == StreamChoice(default=Streams.BOTH)
+
+
+def test_signals_to_handle_are_the_signals_that_stop() -> None:
+    assert spec("--signals-to-handle SIGTERM,SIGUSR1").stop_signals == (Signals.SIGTERM, Signals.SIGUSR1)
+
+
+def test_shutdown_timeout_is_the_grace_period() -> None:
+    job = spec("--shutdown-timeout 5")
+    assert (job.grace_period, job.origin("grace_period")) == (5.0, "--shutdown-timeout")
+    assert spec("--shutdown-timeout 60 --grace-period 1m").grace_period == 60
+    assert spec("--grace-period 5", {"PET_SHUTDOWN_TIMEOUT": "60"}).grace_period == 5
+
+
+@pytest.mark.parametrize(("words", "verbosity"), [("", 0), ("-q", -1), ("-v", 1)])
+def test_verbosity(words: str, verbosity: int) -> None:
+    assert spec(words).verbosity == verbosity
+
+
+@pytest.mark.parametrize(
+    ("words", "rank"),
+    [
+        (["--debug", "train.py", "2"], 0),
+        (["--debug", "2", "train.py"], 2),
+        (["--debug=2", "train.py"], 2),
+        (["--role", "--x", "--debug", "--", "train.py"], 0),
+        (["-qr", "3", "--debug", "1", "train.py"], 1),
+        (["-r3", "--debug", "train.py"], 0),
+        (["train.py", "--debug", "7"], None),
+        (["--debug", "--debug", "1", "train.py"], 1),
+    ],
+)
+def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int | None) -> None:
+    job = cli.asked(cli.parse("run", words), {}, None)
+    assert (job.debug_rank, job.program.target) == (rank, "train.py")
+
+
+def test_variables_of_files_come_before_those_of_flags(tmp_path: Path) -> None:
+    (tmp_path / "a.env").write_text("A=file\nB=file\n")
+    job = spec(f"--env A=flag --env-file {tmp_path}/a.env --env C=flag")
+    assert dict(job.env) == {"A": "flag", "B": "file", "C": "flag"}
+
+
+# --- what does not go together
+
+CONFLICTS = [
+    (
+        "-m --no-python",
+        "error: --module and --no-python do not go together\n\nhint: a module is run by python: leave one out\n",
+    ),
+    (
+        "-m --run-path",
+        (
+            "error: --module and --run-path do not go together\n\n"
+            "hint: SCRIPT is a module's name or a file's path: leave one out\n"
+        ),
+    ),
+    (
+        "--no-python --python x",
+        (
+            "error: --no-python and --python x do not go together\n\n"
+            "hint: a command is run without an interpreter: leave one out\n"
+        ),
+    ),
+    (
+        "--gpus-per-worker 2 --workers-per-gpu 3",
+        (
+            "error: --gpus-per-worker 2 and --workers-per-gpu 3 do not go together\n\n"
+            "hint: a worker has several GPUs, or several workers share one: leave one out\n"
+        ),
+    ),
+    (
+        "--virtual-local-rank --pin device",
+        (
+            "error: --virtual-local-rank and --pin device do not go together\n\n"
+            "hint: --virtual-local-rank shows each worker its own device only: leave --pin out\n"
+        ),
+    ),
+    (
+        "--virtual-local-rank --pin none",
+        (
+            "error: --virtual-local-rank and --pin none do not go together\n\n"
+            "hint: --virtual-local-rank shows each worker its own device only: leave --pin out\n"
+        ),
+    ),
+    (
+        "--cpu-bind cores --numa-binding node",
+        (
+            "error: --cpu-bind cores and --numa-binding node do not go together\n\n"
+            "hint: both bind the workers to CPUs: leave one out\n"
+        ),
+    ),
+    (
+        "--grace-period 5 --shutdown-timeout 6",
+        (
+            "error: --grace-period 5 and --shutdown-timeout 6 do not go together\n\n"
+            "hint: both say how long a stop may take: leave one out\n"
+        ),
+    ),
+    ("-q -v", "error: --quiet and --verbose do not go together\n\nhint: leave one out\n"),
+    (
+        "--standalone --nnodes 1:2",
+        "error: --standalone and --nnodes 1:2 do not go together\n\nhint: --standalone means one node: leave one out\n",
+    ),
+    (
+        "--standalone --rdzv-endpoint gpu01:29500",
+        (
+            "error: --standalone and --rdzv-endpoint gpu01:29500 do not go together\n\n"
+            "hint: --standalone means one node, which meets nobody: leave one out\n"
+        ),
+    ),
+    (
+        "--forward-signals HUP,WINCH",
+        (
+            "error: --forward-signals HUP,WINCH: SIGHUP stops the job\n\n"
+            "hint: name the signals that stop it without SIGHUP: --signals-to-handle SIGTERM,SIGINT,SIGQUIT\n"
+        ),
+    ),
+    ("--env RANK=1", "error: --env RANK=1: RANK is set by ddplaunch\n\nhint: leave RANK out\n"),
+    (
+        "--env MASTER_ADDR=a",
+        "error: --env MASTER_ADDR=a: MASTER_ADDR is set by ddplaunch\n\nhint: type `--master-addr a`\n",
+    ),
+    ("--env-file nosuch.env", "error: --env-file nosuch.env: no such file or directory\n"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), CONFLICTS)
+def test_what_does_not_go_together_is_refused(words: str, said: str) -> None:
+    assert refused(words) == said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--virtual-local-rank --pin visible",
+        "--cpu-bind none --numa-binding node",
+        "--standalone --rdzv-backend c10d --rdzv-endpoint localhost:0 --nnodes 1 --rdzv-id x",
+        "--forward-signals HUP --signals-to-handle TERM",
+        "--rdzv-endpoint= --rdzv-conf= --local-ranks-filter=",
+    ],
+)
+def test_what_does_no_harm_together_is_taken(words: str) -> None:
+    spec(words)
+
+
+def test_of_two_rivals_the_nearer_to_the_command_line_wins() -> None:
+    job = spec("--workers-per-gpu 2", {"DDPLAUNCH_GPUS_PER_WORKER": "4"})
+    assert (job.workers_per_gpu, job.gpus_per_worker) == (2, None)
+    assert "gpus_per_worker" not in job.origins
+
+
+# --- accepted for torchrun's sake
+
+REMARKS = [
+    (
+        "--monitor-interval 5",
+        "--monitor-interval 5 has no effect: nothing is polled, the end of a worker is seen at once",
+    ),
+    ("--start-method fork", "--start-method fork has no effect: every worker is a fresh process"),
+    (
+        "--event-log-handler console",
+        "--event-log-handler console has no effect: events are in events.jsonl of the run folder",
+    ),
+    ("--logs-specs x", "--logs-specs x has no effect: logs are written as --log-dir, --redirects and --tee say"),
+    ("--rdzv-conf timeout=9", "--rdzv-conf timeout=9 has no effect: one node has no other to wait for"),
+    ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
+    ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: no etcd server is asked"),
+    ("--duplicate-stdout-filters a", "--duplicate-stdout-filters a has no effect without --tee"),
+    ("--duplicate-stderr-filters a -t 1", "--duplicate-stderr-filters a has no effect without --tee"),
+]
+
+
+@pytest.mark.parametrize(("words", "remark"), REMARKS)
+def test_options_without_effect_leave_a_remark(words: str, remark: str) -> None:
+    assert spec(words).remarks == (remark,)
+
+
+@pytest.mark.parametrize("words", ["--duplicate-stdout-filters a -t 0:3", "--rdzv-backend c10d", "--standalone"])
+def test_options_with_effect_leave_none(words: str) -> None:
+    assert spec(words).remarks == ()

@@ -1,0 +1,423 @@
+"""Histories of events and what must be done about them; no process, no clock."""
+
+from __future__ import annotations
+
+from ddplaunch.record import replace
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch import supervise
+from ddplaunch.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise import (
+    DeadlineReached,
+    Exit,
+    Forward,
+    FrontLost,
+    Kill,
+    Phase,
+    Policy,
+    Resume,
+    Retry,
+    Say,
+    SignalReceived,
+    Start,
+    StartFailed,
+    State,
+    Stop,
+    Suspend,
+    Sweep,
+    Swept,
+    WorkerExited,
+    WorkerRaised,
+    WorkerStarted,
+)
+
+ALL = frozenset(range(3))
+POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
+LOST = WorkerError(type="RuntimeError", message="[x/gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback="")
+OWN = WorkerError(type="ValueError", message="boom", traceback="", at=0.9)
+
+
+def ended(rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | None = None, **more: object) -> WorkerExited:
+    exit = WorkerExit(
+        rank=rank, local_rank=rank, host="here", pid=100 + rank, device="cpu", code=code, signal=signal, at=at, seconds=at
+    )
+    return WorkerExited(replace(exit, **more), at)  # type: ignore[arg-type]
+
+
+def after(*events: supervise.Event, policy: Policy = POLICY) -> tuple[State, list[supervise.Action]]:
+    """The state after these events, and what the last one asked for."""
+    state, actions = supervise.begin(policy, 0.0)
+    for event in events:
+        state, actions = supervise.step(state, event)
+    return state, list(actions)
+
+
+STARTED = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
+NOTHING_LEFT = Swept((), 5.0)
+LEFT = Swept(("pid 7 (sleep)",), 5.0)
+
+
+def test_a_job_begins_by_starting_every_worker():
+    state, actions = after()
+    assert actions == [Start(0)]
+    assert state.pending == ALL
+
+
+def test_workers_that_end_with_0_are_waited_for_then_swept_after_then_the_status_is_0():
+    _, actions = after(*STARTED, ended(1), ended(0))
+    assert actions == []
+    state, actions = after(*STARTED, ended(1), ended(0), ended(2))
+    assert actions == [Sweep(SIGTERM)]
+    assert state.deadline == 1.0 + supervise.SWEEP_GRACE
+    state, actions = after(*STARTED, ended(1), ended(0), ended(2), NOTHING_LEFT)
+    assert actions == [Exit(0)]
+    assert state.deadline is None
+
+
+def test_first_failure_stops_the_others_and_gives_the_status():
+    state, actions = after(*STARTED, ended(1, code=3))
+    assert actions == [Stop(SIGTERM, ALL)]
+    assert state.deadline == 11.0
+    stopped = {"stopped_with": SIGTERM, "stopped_at": 1.0}
+    rest = (ended(0, 1.1, code=None, signal=SIGTERM, **stopped), ended(2, 1.2, code=9, **stopped))
+    assert after(*STARTED, ended(1, code=3), *rest)[1] == [Sweep(SIGTERM)]
+    assert after(*STARTED, ended(1, code=3), *rest, NOTHING_LEFT)[1] == [Exit(3)]
+
+
+def test_a_signal_that_ends_a_worker_gives_128_plus_n():
+    history = (*STARTED, ended(1, code=None, signal=11), ended(0, 2.0), ended(2, 2.0), NOTHING_LEFT)
+    assert after(*history)[1] == [Exit(139)]
+
+
+def test_workers_that_ignore_the_stop_are_killed_at_the_deadline_and_not_before():
+    history = (*STARTED, ended(1, code=3))
+    assert after(*history, DeadlineReached(10.9))[1] == []
+    state, actions = after(*history, DeadlineReached(11.0))
+    assert actions == [Kill(ALL)]
+    assert state.phase is Phase.KILLING
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)], ids=lambda value: str(value)
+)
+def test_a_stop_signal_is_passed_on_as_it_is_and_gives_the_status(signum, status):
+    state, actions = after(*STARTED, SignalReceived(signum, 1.0))
+    assert actions == [Stop(signum, ALL)]
+    assert state.deadline == 11.0
+    ends = [ended(rank, 1.5, code=0, stopped_with=signum, stopped_at=1.0) for rank in ALL]
+    assert after(*STARTED, SignalReceived(signum, 1.0), *ends)[1] == [Sweep(signum)]
+    assert after(*STARTED, SignalReceived(signum, 1.0), *ends, NOTHING_LEFT)[1] == [Exit(status)]
+
+
+def test_the_second_stop_signal_kills_at_once():
+    assert after(*STARTED, SignalReceived(SIGINT, 1.0), SignalReceived(SIGTERM, 1.1))[1] == [Kill(ALL)]
+
+
+def test_a_copy_of_a_signal_sent_to_the_agent_itself_does_not_count_as_the_second():
+    assert after(*STARTED, SignalReceived(SIGTERM, 1.0), SignalReceived(SIGTERM, 1.0, escalates=False))[1] == []
+
+
+def test_a_stop_signal_while_a_failure_is_being_torn_down_kills_and_the_failure_keeps_the_status():
+    history = (*STARTED, ended(1, code=3), SignalReceived(SIGINT, 1.1))
+    assert after(*history)[1] == [Kill(ALL)]
+    rest = [ended(rank, 1.2, code=None, signal=9, stopped_with=SIGKILL, stopped_at=1.1) for rank in (0, 2)]
+    assert after(*history, *rest)[1] == [Sweep(SIGKILL)]
+    assert after(*history, *rest, NOTHING_LEFT)[1] == [Exit(3)]
+
+
+def test_signals_that_do_not_stop_are_forwarded_to_the_living_and_the_job_goes_on():
+    state, actions = after(*STARTED, ended(0), SignalReceived(SIGUSR1, 1.0))
+    assert actions == [Forward(SIGUSR1, frozenset({1, 2}))]
+    assert state.phase is Phase.RUNNING
+
+
+def test_signals_before_any_worker_runs():
+    assert after(SignalReceived(SIGUSR1, 0.05))[1] == []
+    state, actions = after(SignalReceived(SIGTERM, 0.05))
+    assert actions == [Stop(SIGTERM, ALL), Sweep(SIGTERM)]
+    assert not state.pending
+    assert after(SignalReceived(SIGTERM, 0.05), NOTHING_LEFT)[1] == [Exit(143)]
+
+
+def test_a_signal_while_workers_are_being_started_cancels_the_rest():
+    state, actions = after(STARTED[0], SignalReceived(SIGTERM, 0.15))
+    assert actions == [Stop(SIGTERM, ALL)]
+    assert not state.pending
+    assert state.alive == {0}
+
+
+def test_a_worker_that_cannot_be_started_stops_those_that_were():
+    history = (STARTED[0], StartFailed(1, "fork: Resource temporarily unavailable", 126, 0.2))
+    state, actions = after(*history)
+    assert actions == [Stop(SIGTERM, ALL)]
+    assert not state.pending
+    assert after(*history, ended(0, 0.3, code=None, signal=SIGTERM), NOTHING_LEFT)[1] == [Exit(126)]
+
+
+def test_a_start_failure_is_not_tried_again():
+    policy = replace(POLICY, max_restarts=3)
+    assert after(StartFailed(0, "no such file", 127, 0.2), NOTHING_LEFT, policy=policy)[1] == [Exit(127)]
+
+
+def test_when_the_front_is_gone_the_workers_are_stopped():
+    assert after(*STARTED, FrontLost(1.0))[1] == [Stop(SIGTERM, ALL)]
+    assert after(*STARTED, ended(1, code=3), FrontLost(1.1))[1] == []
+
+
+# --- the first failure
+
+
+def test_a_failure_that_only_follows_another_waits_for_its_cause():
+    history = (*STARTED, ended(0, 1.0, code=1, error=LOST))
+    state, actions = after(*history)
+    assert actions == []
+    assert state.phase is Phase.SETTLING
+    assert state.deadline == 1.0 + supervise.SETTLE
+    history = (*history, ended(1, 1.05, code=3))
+    state, actions = after(*history)
+    assert actions == [Stop(SIGTERM, ALL)]
+    assert after(*history, ended(2, 1.1, code=None, signal=15), NOTHING_LEFT)[1] == [Exit(3)]
+
+
+def test_further_followers_do_not_prolong_the_wait():
+    state, _ = after(*STARTED, ended(0, 1.0, code=1, error=LOST), ended(1, 1.3, code=1, error=LOST))
+    assert state.deadline == 1.0 + supervise.SETTLE
+    history = (*STARTED, ended(0, 1.0, code=1, error=LOST), DeadlineReached(1.5))
+    assert after(*history)[1] == [Stop(SIGTERM, ALL)]
+
+
+def test_a_culprit_that_has_raised_but_not_ended_is_not_waited_for():
+    history = (*STARTED, WorkerRaised(1, OWN, 1.0), ended(0, 1.0, code=1, error=LOST))
+    assert after(*history)[1] == [Stop(SIGTERM, ALL)]
+    stopped = {"code": None, "signal": 15, "stopped_with": 15, "stopped_at": 1.0}
+    history = (*history, ended(1, 1.2, error=OWN, **stopped), ended(2, 1.2, **stopped), NOTHING_LEFT)
+    state, actions = after(*history)
+    assert state.failure is not None
+    assert state.failure.rank == 1
+    assert actions == [Exit(1)]
+
+
+def test_of_two_that_die_a_millisecond_apart_the_earlier_is_the_first():
+    history = (*STARTED, ended(2, 1.000, code=17), ended(0, 1.001, code=1))
+    state, _ = after(*history)
+    assert state.failure is not None
+    assert state.failure.rank == 2
+
+
+# --- what workers left behind
+
+
+def test_what_workers_left_behind_is_stopped_then_killed_then_named():
+    clean = (*STARTED, ended(0), ended(1), ended(2), LEFT)
+    state, actions = after(*clean)
+    assert actions == []
+    history = (*clean, DeadlineReached(2.0))
+    assert after(*history)[1] == [Sweep(SIGKILL)]
+    assert after(*history, NOTHING_LEFT)[1] == [Exit(0)]
+    end = after(*history, LEFT, DeadlineReached(2.0 + supervise.KILL_PATIENCE))[1]
+    assert end == [Say("could not be ended: pid 7 (sleep)"), Exit(0)]
+
+
+def test_after_a_stop_what_is_left_shares_the_one_grace_period():
+    stopped = {"code": None, "signal": 15, "stopped_with": 15, "stopped_at": 1.0}
+    state, _ = after(*STARTED, SignalReceived(SIGTERM, 1.0), *(ended(rank, 4.0, **stopped) for rank in ALL), LEFT)
+    assert state.deadline == 11.0
+
+
+def test_a_stop_signal_while_sweeping_kills_what_is_left():
+    history = (*STARTED, ended(0), ended(1), ended(2), LEFT, SignalReceived(SIGINT, 1.5))
+    assert after(*history)[1] == [Sweep(SIGKILL)]
+
+
+def test_a_worker_that_survives_sigkill_does_not_hold_the_command_for_ever():
+    history = (*STARTED, SignalReceived(SIGINT, 1.0), SignalReceived(SIGINT, 1.1), DeadlineReached(6.1))
+    assert after(*history)[1] == [Sweep(SIGKILL)]
+    stuck = Swept(("pid 101 (python) in uninterruptible sleep",), 6.1)
+    say, leave = after(*history, stuck, DeadlineReached(6.1))[1]
+    assert isinstance(say, Say)
+    assert "uninterruptible sleep" in say.text
+    assert leave == Exit(130)
+
+
+# --- restarts
+
+
+RETRY = replace(POLICY, max_restarts=1)
+FAILED_ONCE = (*STARTED, ended(1, code=3), ended(0, 1.1), ended(2, 1.1), NOTHING_LEFT)
+
+
+def test_a_failure_with_restarts_left_starts_a_new_generation_once_all_is_gone():
+    state, actions = after(*FAILED_ONCE, policy=RETRY)
+    assert actions == [Retry(0.0)]
+    assert state.deadline == 5.0
+    state, actions = after(*FAILED_ONCE, DeadlineReached(5.0), policy=RETRY)
+    assert actions == [Start(1)]
+    assert (state.generation, state.pending, state.exits) == (1, ALL, ())
+
+
+def test_the_last_generation_gives_the_status():
+    again = (DeadlineReached(5.0), *STARTED, ended(0, 6.0, code=7), ended(1, 6.1), ended(2, 6.1), Swept((), 6.2))
+    assert after(*FAILED_ONCE, *again, policy=RETRY)[1] == [Exit(7)]
+
+
+def test_generations_that_die_at_once_wait_longer_and_longer():
+    policy = replace(POLICY, max_restarts=9)
+    history: tuple[supervise.Event, ...] = ()
+    waits = []
+    for second in (10.0, 20.0, 30.0, 40.0):
+        failed = (*STARTED, ended(0, second, code=1), ended(1, second), ended(2, second), Swept((), second))
+        state, actions = after(*history, *failed, policy=policy)
+        waits += [action.wait for action in actions if isinstance(action, Retry)]
+        assert state.phase_deadline is not None
+        history = (*history, *failed, DeadlineReached(second + 8.0))
+    assert waits == [0.0, 0.0, 1.0, 2.0]
+
+
+def test_a_stop_signal_while_waiting_for_the_next_generation_ends_the_job():
+    history = (*FAILED_ONCE, SignalReceived(SIGTERM, 5.0))
+    assert after(*history, policy=RETRY)[1] == [Stop(SIGTERM, ALL), Sweep(SIGTERM)]
+    assert after(*history, NOTHING_LEFT, policy=RETRY)[1] == [Exit(143)]
+
+
+# --- deadlines of the job
+
+
+def test_the_timeout_of_the_job_stops_it_with_124():
+    policy = replace(POLICY, timeout=60.0)
+    state, _ = after(*STARTED, policy=policy)
+    assert state.deadline == 60.0
+    history = (*STARTED, DeadlineReached(60.0))
+    assert after(*history, policy=policy)[1] == [Stop(SIGTERM, ALL)]
+    ends = [ended(rank, 60.5, code=None, signal=15, stopped_with=15, stopped_at=60.0) for rank in ALL]
+    assert after(*history, *ends, NOTHING_LEFT, policy=policy)[1] == [Exit(124)]
+
+
+def test_one_that_ended_long_before_the_others_is_named_once():
+    state, _ = after(*STARTED, ended(1, 1.0))
+    assert state.deadline == 1.0 + supervise.LINGER
+    state, actions = after(*STARTED, ended(1, 1.0), DeadlineReached(61.0))
+    assert isinstance(actions[0], Say)
+    assert "rank 1 ended with status 0" in actions[0].text
+    assert state.deadline in (None, float("inf"))
+
+
+def test_all_clocks_stand_still_while_the_job_is_suspended():
+    policy = replace(POLICY, timeout=60.0)
+    suspended = (*STARTED, SignalReceived(SIGTSTP, 10.0))
+    state, actions = after(*suspended, policy=policy)
+    assert actions == [Suspend()]
+    assert state.deadline is None
+    state, actions = after(*suspended, SignalReceived(SIGCONT, 110.0), policy=policy)
+    assert actions == [Resume()]
+    assert state.deadline == 160.0
+
+
+def test_sigcont_to_a_job_that_is_not_suspended_is_forwarded():
+    assert after(*STARTED, SignalReceived(SIGCONT, 1.0))[1] == [Forward(SIGCONT, ALL)]
+
+
+# --- a worker in the debugger
+
+
+DEBUG = replace(POLICY, debug_rank=1, timeout=60.0)
+
+
+def test_ctrl_c_goes_to_the_debugger_alone_and_no_deadline_runs():
+    state, actions = after(*STARTED, SignalReceived(SIGINT, 1.0), policy=DEBUG)
+    assert actions == [Forward(SIGINT, frozenset({1}))]
+    assert state.deadline is None
+
+
+def test_the_failure_of_another_leaves_the_debugger_alone():
+    history = (*STARTED, ended(0, code=3))
+    state, actions = after(*history, policy=DEBUG)
+    assert actions[0] == Stop(SIGTERM, frozenset({0, 2}))
+    state, actions = after(*history, DeadlineReached(11.0), policy=DEBUG)
+    assert actions == [Kill(frozenset({0, 2}))]
+    assert state.deadline is None
+    ends = (ended(2, 11.1, code=None, signal=9, stopped_with=9, stopped_at=11.0), ended(1, 99.0))
+    assert after(*history, DeadlineReached(11.0), *ends, NOTHING_LEFT, policy=DEBUG)[1] == [Exit(3)]
+
+
+def test_once_the_debugged_worker_has_ended_ctrl_c_stops_the_job():
+    assert after(*STARTED, ended(1), SignalReceived(SIGINT, 2.0), policy=DEBUG)[1] == [Stop(SIGINT, ALL)]
+
+
+# --- any history
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[supervise.Event]:
+    at = 0.0
+    events: list[supervise.Event] = []
+    for kind in draw(st.lists(st.sampled_from("wxrsfdlnz"), max_size=30)):
+        at += draw(st.floats(0.001, 20.0))
+        rank = draw(st.sampled_from(sorted(ALL)))
+        match kind:
+            case "w":
+                events.append(WorkerStarted(rank, at))
+            case "x":
+                code = draw(st.sampled_from([0, 1, 3]))
+                events.append(ended(rank, at, code=code, error=draw(st.sampled_from([None, LOST])) if code else None))
+            case "r":
+                events.append(WorkerRaised(rank, replace(OWN, at=at), at))
+            case "s":
+                signum = draw(st.sampled_from([SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGCONT]))
+                events.append(SignalReceived(signum, at))
+            case "f":
+                events.append(FrontLost(at))
+            case "d":
+                events.append(DeadlineReached(at))
+            case "l":
+                events.append(Swept(("pid 7 (sleep)",), at))
+            case "n":
+                events.append(Swept((), at))
+            case "z":
+                events.append(StartFailed(rank, "why", 126, at))
+    return events
+
+
+@given(histories(), st.integers(0, 2))
+def test_whatever_happens_the_job_ends_once_signals_and_deadlines_have_come(events, restarts):
+    """After any history that the agent can tell, two stop signals and the deadlines lead to one Exit."""
+    policy = replace(POLICY, max_restarts=restarts)
+    state, actions = supervise.begin(policy, 0.0)
+    exits = 0
+    at = 1000.0
+
+    def take(event: supervise.Event) -> None:
+        nonlocal state, exits
+        match event:  # what cannot happen is left out
+            case WorkerStarted(rank, _) if rank not in state.pending:
+                return
+            case WorkerExited(exit, _) if exit.rank not in state.alive:
+                return
+            case StartFailed(rank, _, _, _) if rank not in state.pending:
+                return
+        if state.phase is Phase.ENDED:
+            return
+        state, actions = supervise.step(state, event)
+        exits += sum(isinstance(action, Exit) for action in actions)
+        if exits:
+            assert state.status is not None
+        for action in actions:
+            if isinstance(action, (Stop, Kill, Forward)):
+                assert action.ranks <= ALL
+
+    for event in events:
+        take(event)
+    if state.suspended_at is not None:
+        take(SignalReceived(SIGCONT, at))
+    take(SignalReceived(SIGTERM, at))
+    take(SignalReceived(SIGTERM, at + 1))
+    for rank in sorted(state.alive):
+        take(ended(rank, at + 2, code=None, signal=9))
+    for _ in range(4):
+        take(Swept((), at + 3))
+        take(SignalReceived(SIGTERM, at + 3))
+    assert state.phase is Phase.ENDED
+    assert exits == 1

@@ -1,0 +1,54 @@
+"""A job written back to a command line: it reads the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch import cli
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.option import Option
+from ddplaunch.options.table import OPTIONS
+from ddplaunch.options.write import to_argv
+from ddplaunch.record import fields_of
+from ddplaunch.spec import JobSpec
+
+_SAMPLES: dict[str, list[str]] = {
+    "grace_period": ["0", "1.25", "1h30m"], "timeout": ["90", "0.001"], "nnodes": ["1", "2:4"], "tee": ["1", "0:3,7:0"],
+    "duplicate_stdout_filters": ["a,,b,c", ""], "local_ranks_filter": ["3,1", ""], "init_method": ["tcp", "file:/x y"],
+    "forward_signals": ["WINCH,URG"], "debug": ["0", "3"], "role": ["a b", "--x"],
+    "env": ["A=", "A=b=c", "B=two\nlines"], "rdzv_conf": ["a=1,b=2"], "nproc_per_node": ["gpu", "3"],
+}  # fmt: skip
+_WRITABLE = [
+    option
+    for option in OPTIONS
+    if not option.no_effect and option.name not in ("env_file", "module", "no_python", "python", "quiet", "verbose")
+]
+
+
+@st.composite
+def _command_lines(draw: st.DrawFn) -> list[str]:
+    words = []
+    chosen: list[Option] = draw(st.lists(st.sampled_from(_WRITABLE), unique_by=lambda option: option.name, max_size=8))
+    for option in chosen:
+        values = _SAMPLES.get(option.name) or list(option.choices) or [option.example]
+        words.append(option.flag if option.is_flag else f"{option.flag}={draw(st.sampled_from(values))}")
+    words += draw(st.sampled_from([[], ["-m"], ["--no-python"], ["--python=/x/y"], ["-q"], ["-v"]]))
+    script = draw(st.sampled_from(["train.py", "plan", "--odd", "-"]))
+    return [*words, "--", script, *draw(st.lists(st.text(min_size=0, max_size=5), max_size=3))]
+
+
+@given(_command_lines())
+def test_a_job_written_to_argv_reads_the_same(words: list[str]) -> None:
+    try:
+        job = cli.asked(cli.parse("run", words), {}, None)
+    except LaunchError:
+        return  # an impossible combination
+    again = cli.asked(cli.parse("run", to_argv(job)), {}, None)
+    for name in fields_of(JobSpec):
+        if name not in ("origins", "remarks"):
+            assert getattr(again, name) == getattr(job, name), name
+
+
+def test_defaults_are_not_written() -> None:
+    assert to_argv(cli.asked(cli.parse("run", ["train.py"]), {}, None)) == ["--", "train.py"]
