@@ -26,6 +26,8 @@ from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
 
+LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
+
 
 @record(kw_only=True)
 class Job:
@@ -65,8 +67,8 @@ class Agent:
         self._take(supervise.begin(self._job.policy, _now()))
         self._digest()
         while self._state.phase is not Phase.ENDED:
-            self._start_next()
             self._wait()
+            self._start_next()
         self._hand_over()
         assert self._state.status is not None
         return self._state.status
@@ -107,7 +109,7 @@ class Agent:
             return 0
         deadlines = (self._state.deadline, self._output.deadline, self._valve.deadline)
         soonest = min((deadline for deadline in deadlines if deadline is not None), default=inf)
-        return None if soonest == inf else max(0.0, soonest - _now())
+        return None if soonest == inf else min(max(0.0, soonest - _now()), LONGEST_SLEEP)
 
     def _signalled(self, numbers: bytes) -> None:
         """Hear signals sent to this process itself: perhaps copies of the front's, so never a second one that kills."""

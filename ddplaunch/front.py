@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch import exitcodes
+from ddplaunch.errors import LaunchError
 from ddplaunch.link import HASTE, MESSAGE, STDERR, STDOUT, Tie
 from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 # passed on whatever the user said: they end nothing by themselves
@@ -26,13 +28,24 @@ def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[i
 
     `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end.
+
+    Raises:
+        LaunchError: the machine has no room for the agent.
     """
     passed = {*ALWAYS, signal.SIGTSTP, *signals}
     passed -= {signum for signum in passed if signal.getsignal(signum) is signal.SIG_IGN}
     become_subreaper()
-    tie = Tie.make()
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed)
-    pid = os.fork()
+    before = modes()
+    try:
+        tie = Tie.make()
+        signal.pthread_sigmask(signal.SIG_BLOCK, passed)
+        pid = os.fork()
+    except OSError as error:
+        raise LaunchError(
+            f"ddplaunch cannot start: {(error.strerror or '').lower()}",
+            hint="the machine is at a limit: see `ulimit -u` and `ulimit -n`",
+            status=exitcodes.NOT_EXECUTABLE,
+        ) from None
     if pid == 0:
         status = exitcodes.BUG
         try:
@@ -62,6 +75,8 @@ def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[i
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     _sweep(pid)
     _, wait_status = os.waitpid(pid, 0)
+    if wait_status:
+        set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name
         _say(f"error: ddplaunch's agent (pid {pid}) was killed by {by}; its workers were ended with it\n")
@@ -71,9 +86,11 @@ def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[i
 
 def _suspend(_signum: int, _frame: object) -> None:
     """Stop as the terminal asked; the agent, which heard of it too, stops the workers."""
+    as_a_worker_needs_them = modes()
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, _suspend)
+    set_modes(as_a_worker_needs_them)  # the shell has set its own meanwhile, and the worker does not know that it was stopped
 
 
 class _Unread(Exception):

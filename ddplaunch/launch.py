@@ -106,7 +106,7 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
     )
     policy = Policy(
         ranks=frozenset(worker.rank for worker in decided.local_workers),
-        stop_signals=frozenset(spec.stop_signals),
+        stop_signals=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
         grace_period=spec.grace_period,
         max_restarts=spec.max_restarts,
         timeout=spec.timeout,

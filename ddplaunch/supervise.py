@@ -7,7 +7,7 @@ Time comes inside the events (`at`, CLOCK_MONOTONIC seconds). The agent carries 
 from __future__ import annotations
 
 from enum import Enum, auto
-from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from ddplaunch import exitcodes
 from ddplaunch.first_failure import failure_status, first_failure, follows
@@ -230,7 +230,7 @@ class State:
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
         deadlines = [self.phase_deadline]
-        if self.phase in (Phase.RUNNING, Phase.SETTLING):
+        if self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger:
             deadlines += [self.linger_deadline]
         if self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING) and not self.debugger:
             deadlines += [self.job_deadline]
@@ -273,7 +273,7 @@ def step(state: State, event: Event) -> Result:
         case SignalReceived():
             return _signalled(state, event)
         case FrontLost(at):
-            return _stop(state, Why.FRONT_LOST, SIGTERM, at) if _going(state) else (state, ())
+            return _stop(state, Why.FRONT_LOST, SIGTERM, at) if _going(state) else _resume(state, at)
         case Swept(left, at):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else _swept(state, at)
@@ -343,15 +343,15 @@ def _signalled(state: State, event: SignalReceived) -> Result:
     if signum == SIGTSTP:
         return (replace(state, suspended_at=at), (Suspend(),)) if state.suspended_at is None else (state, ())
     if signum == SIGCONT and state.suspended_at is not None:
-        return _resumed(state, at - state.suspended_at), (Resume(),)
+        return _resume(state, at)
     if signum == SIGINT and state.debugger:
         return state, (Forward(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
         return state, (Forward(signum, state.alive),) if state.alive else ()
     if _going(state):
         return _stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
-    if not event.escalates:
-        return state, ()
+    if not event.escalates or signum == SIGHUP == state.signum:
+        return state, ()  # the kernel and the shell both tell of a closed terminal
     if state.phase is Phase.STOPPING:
         return _kill(state, at)
     if state.phase is Phase.SWEEPING:
@@ -359,8 +359,15 @@ def _signalled(state: State, event: SignalReceived) -> Result:
     return state, ()
 
 
-def _resumed(state: State, pause: float) -> State:
-    """Every clock stood still while the job was suspended."""
+def _resume(state: State, at: float) -> Result:
+    return (state, ()) if state.suspended_at is None else (_awake(state, at), (Resume(),))
+
+
+def _awake(state: State, at: float) -> State:
+    """Let every clock run on that stood still while the job was suspended."""
+    if state.suspended_at is None:
+        return state
+    pause = at - state.suspended_at
 
     def later(deadline: float | None) -> float | None:
         return None if deadline is None else deadline + pause
@@ -375,20 +382,28 @@ def _resumed(state: State, pause: float) -> State:
 
 
 def _stop(state: State, why: Why, signum: int, at: float) -> Result:
-    state = replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING)
+    state = replace(_awake(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
     actions: tuple[Action, ...] = (Stop(signum, state.policy.ranks - held),)
     if held:
         # whoever sits at the debugger decides when it ends
-        actions = (*actions, Say(f"a worker failed; rank {state.policy.debug_rank} stays in the debugger"))
+        actions = (*actions, Say(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
     if not state.alive:
         swept, sweep = _sweep(state, signum, deadline)
         return swept, (*actions, *sweep)
     return replace(state, phase_deadline=deadline), actions
 
 
+def _failed(state: State) -> str:
+    first = state.failure
+    if first is None:
+        return "a worker could not be started"
+    return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"
+
+
 def _kill(state: State, at: float) -> Result:
+    state = _awake(state, at)
     return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_PATIENCE), (Kill(state.policy.ranks),)
 
 
@@ -402,11 +417,11 @@ def _deadline(state: State, at: float) -> Result:
     if _going(state) and state.job_deadline is not None and at >= state.job_deadline and not state.debugger:
         return _stop(state, Why.TIMED_OUT, SIGTERM, at)
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if state.linger_deadline is not None and at >= state.linger_deadline:
+        case Phase.RUNNING | Phase.SETTLING if _is_lingering(state, at):
             return replace(state, linger_deadline=float("inf")), (Say(_lingering(state)),)
         case Phase.SETTLING:
             return _stop(state, Why.FAILED, SIGTERM, at)
-        case Phase.STOPPING if state.debugger:
+        case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
             return replace(state, phase_deadline=None), (Kill(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:
             return _kill(state, at)
@@ -421,6 +436,10 @@ def _deadline(state: State, at: float) -> Result:
         case Phase.WAITING:
             return _start(state, state.generation + 1, at)
     return state, ()
+
+
+def _is_lingering(state: State, at: float) -> bool:
+    return state.linger_deadline is not None and at >= state.linger_deadline and not state.debugger
 
 
 def _lingering(state: State) -> str:

@@ -41,7 +41,7 @@ def join() -> torch.device:
     if "RANK" in os.environ:
         dist.init_process_group(backend)  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {backend} on {device}", flush=True)
     return device
 
@@ -80,7 +80,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Dat
         optimizer.step()
         total += loss.detach()
     dist.all_reduce(total)
-    return total.item() / len(batches) / dist.get_world_size()
+    return float(total / len(batches) / dist.get_world_size())
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
     images, labels = (tensor[dist.get_rank() :: dist.get_world_size()].to(device) for tensor in data.tensors)
     right = (model(images).argmax(dim=1) == labels).sum()
     dist.all_reduce(right)
-    return right.item() / len(data)
+    return float(right / len(data))
 
 
 def save(path: Path, epochs: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -102,7 +102,7 @@ def save(path: Path, epochs: int, model: nn.Module, optimizer: torch.optim.Optim
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(unfinished, path)  # noqa: PTH105 - the name that people look for when they look for "atomic"
+    os.replace(unfinished, path)
 
 
 def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -131,7 +131,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     training, held_back = load_data()
     # each worker takes every world_size-th image of one shuffled order; what is left over at the end of an epoch is
     # dropped, so that all workers take equally many steps
-    sampler = DistributedSampler(training, seed=0, drop_last=True)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(training, seed=0, drop_last=True)
     batches = DataLoader(training, batch_size=args.batch_size // world_size, sampler=sampler, drop_last=True)
 
     torch.manual_seed(0)  # equal weights to begin with; nothing else here is random, so no generator is saved

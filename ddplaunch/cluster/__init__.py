@@ -13,6 +13,7 @@ class Allocation:
     hosts: tuple[str, ...]
     node_rank: int
     address: str  # where workers on every host find rank 0
+    port: int | None = None  # where they find it, if that was said along with the address
 
     def __post_init__(self) -> None:
         assert 0 <= self.node_rank < len(self.hosts)

@@ -26,18 +26,17 @@ def discover(spec: JobSpec, hostname: str) -> Allocation:
             f"{spec.origin('node_rank')} {spec.node_rank}: the job has one node, and its rank is 0",
             hint="leave --node-rank out",
         )
-    return Allocation(cluster="local", hosts=(hostname,), node_rank=0, address=_address(spec))
+    address, port = _meeting_point(spec)
+    return Allocation(cluster="local", hosts=(hostname,), node_rank=0, address=address, port=port)
 
 
-def _address(spec: JobSpec) -> str:
-    if spec.master_addr:
-        return spec.master_addr
+def _meeting_point(spec: JobSpec) -> tuple[str, int | None]:
     # torchrun's static rendezvous meets at the endpoint itself; its c10d endpoint is only a meeting place of agents,
     # which one node does not need
     if spec.rdzv_endpoint and spec.rdzv_backend in (None, "static"):
-        host, _ = split_endpoint(spec.rdzv_endpoint)
-        return host or LOOPBACK
-    return LOOPBACK
+        host, port = split_endpoint(spec.rdzv_endpoint)
+        return host or LOOPBACK, port or spec.master_port
+    return spec.master_addr or LOOPBACK, spec.master_port
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int | None]:

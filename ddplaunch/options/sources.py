@@ -69,6 +69,8 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
     """Our part of the file, None if it has none."""
     try:
         with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
+                return None  # in a folder like /tmp anybody could leave one, and it may name the interpreter
             content = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None

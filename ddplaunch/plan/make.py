@@ -89,7 +89,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
         nnodes=len(allocation.hosts),
         node_rank=allocation.node_rank,
         master_addr=allocation.address,
-        master_port=spec.master_port or None,
+        master_port=allocation.port or None,
         init_method=_init_method(spec),
         backend=chosen_backend,
         pin=pin,
@@ -100,12 +100,17 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
             "devices": node.hardware.device_source,
             "backend": backend_reason,
             "threads": threads_reason,
-            "master_addr": spec.origin("master_addr") if spec.master_addr else allocation.cluster,
-            "master_port": spec.origin("master_port") if spec.master_port else "a free port, reserved at the start",
+            "master_addr": _origin(spec, "rdzv_endpoint", "master_addr") or "one node needs no other",
+            "master_port": _origin(spec, "rdzv_endpoint", "master_port") or "a free one is reserved at the start",
             "pin": spec.origin("pin"),
         },
         notes=(*spec.remarks, *node.hardware.notes, *binding.notes, *_notes(spec, owned, pin)),
     )
+
+
+def _origin(spec: JobSpec, *names: str) -> str | None:
+    """Where the first of these values that was given came from."""
+    return next((spec.origin(name) for name in names if name in spec.origins), None)
 
 
 def _exclusive(spec: JobSpec) -> bool:

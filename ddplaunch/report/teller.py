@@ -51,6 +51,7 @@ class Teller:
         self._colour = colour
         self._cwd = cwd
         self._origins = origins
+        self._has_terminal = any(worker.terminal for worker in plan.local_workers)
         self._began = clock()
         self._problem_told = False
         self._dropped = 0  # bytes told of
@@ -99,6 +100,8 @@ class Teller:
                 self._tell("job_resumed")
             case supervise.Say(text):
                 self._tell("notice", text=text)
+                if self._has_terminal and self._verbosity >= 0:
+                    self._write("\n")  # the worker that has it may be asking something at the end of the line
                 self._say(text)
 
     def generation(self, number: int, port: int) -> None:

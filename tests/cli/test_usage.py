@@ -224,10 +224,10 @@ def test_closed_streams_make_no_noise(job: Job) -> None:
 def test_a_reader_that_goes_away_is_no_error(job: Job) -> None:
     read, write = os.pipe()
     os.close(read)
-    process = job.start("--help", stdout=write)
+    job.start("--help", stdout=write)
     os.close(write)
-    err = process.stderr.read()
-    assert (process.wait(), err) == (128 + signal.SIGPIPE, b"")
+    result = job.wait()
+    assert (result.status, result.err) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
@@ -269,6 +269,6 @@ def test_ctrl_c_before_anything_starts_ends_quietly(job: Job) -> None:
     # a reader is there once the command has the file open, and so is in the middle of its work
     writer = until(lambda: open_for(job.home / "ddplaunch.toml"), "the command to open its configuration file")
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == -signal.SIGINT  # which a shell shows as 130
+    result = job.wait()
     os.close(writer)
-    assert process.stderr.read() == b""
+    assert (result.status, result.err) == (-signal.SIGINT, "")  # which a shell shows as 130

@@ -1,0 +1,35 @@
+"""How the terminal on stdin treats what is typed (termios(3)): asked for and set back, and only while it is ours. Reads no key."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_STDIN = 0
+
+Modes = list[Any]  # as termios has them
+
+
+def modes() -> Modes | None:
+    """Give the modes; None if stdin is no terminal, or another job of the shell has it."""
+    if not os.isatty(_STDIN):
+        return None
+    import termios  # a library of its own, which nothing else here needs
+
+    try:
+        return termios.tcgetattr(_STDIN) if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
+    except (OSError, termios.error):  # it is not our controlling terminal, or was closed
+        return None
+
+
+def set_modes(wanted: Modes | None) -> None:
+    """Set the modes that the terminal had, unless it has them or is not ours."""
+    now = modes()
+    if wanted is None or now is None or now == wanted:
+        return
+    import termios
+
+    try:
+        termios.tcsetattr(_STDIN, termios.TCSANOW, wanted)
+    except termios.error:
+        pass
