@@ -145,9 +145,9 @@ class Agent:
         if exit is None:
             return
         if exit.status != 0:
-            for raised, error in self._crew.newly_raised():
+            for raised, what in self._crew.newly_raised():
                 if raised != rank:
-                    self._feed(supervise.WorkerRaised(raised, error, now))
+                    self._feed(supervise.WorkerRaised(raised, what, now))
         self._feed(supervise.WorkerExited(exit, now))
 
     def _look_around(self, signum: int = 0) -> None:

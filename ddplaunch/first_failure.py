@@ -16,7 +16,7 @@ from ddplaunch.record import replace
 # Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28. Plain "Connection reset by peer" is not among them: it may as
 # well be the script's own download that broke. Neither is "watchdog thread terminated with exception": the exception
 # may be an illegal memory access of this very worker. Repeats are bounded, so that no text can make the search slow.
-_FOLLOWING = "|".join(
+_FOLLOWING = "|".join(  # noqa: FLY002 - one line each
     (
         # gloo
         r"gloo/transport/\S{1,99}:\d+\] .{0,199}Connection (?:closed|reset|refused)",

@@ -23,8 +23,10 @@ from ddplaunch.process.tree import descendants, reap, signal_process
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 
-def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[int]) -> int:
-    """Fork, run `agent` in the child, serve it until it ends, and give the status of the job.
+def run(
+    agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[int], meanwhile: Callable[[], None]
+) -> int:
+    """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
 
     `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end.
@@ -52,7 +54,7 @@ def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[i
             os.setsid()
             tie.agent_side()
             status = agent(tie)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)
@@ -67,6 +69,7 @@ def run(agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[i
     signal.signal(signal.SIGALRM, front.look_for_progress)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
+        meanwhile()
         front.show(tie)
     except _Unread:
         pass
@@ -90,7 +93,7 @@ def _suspend(_signum: int, _frame: object) -> None:
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, _suspend)
-    set_modes(as_a_worker_needs_them)  # the shell has set its own meanwhile, and the worker does not know that it was stopped
+    set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
 
 
 class _Unread(Exception):

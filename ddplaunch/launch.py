@@ -26,7 +26,7 @@ from ddplaunch.report.prefix import use_colour
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder
 from ddplaunch.report.shown import Shown
 from ddplaunch.report.teller import Teller
-from ddplaunch.spec import JobSpec, ProgramKind, Streams
+from ddplaunch.spec import JobSpec, Streams
 from ddplaunch.supervise import Policy
 
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
@@ -40,7 +40,7 @@ def plan(spec: JobSpec, env: Mapping[str, str]) -> Plan:
         LaunchError: the job cannot be run here as asked.
     """
     hostname = socket.gethostname()
-    hardware = probe(env)
+    hardware = probe({**env, **dict(spec.env)})  # the workers' variables say what they will see
     devices = choose(hardware, spec.devices, origin=spec.origin("devices"))
     bound = spec.cpu_bind != "none" or spec.numa_binding is not None
     python = spec.program.python or _our_python()
@@ -72,7 +72,7 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
             return plan_view.as_json(decided, spec.origins)
         case "sh":
             return plan_view.shell(decided)
-    return plan_view.table(decided, spec.origins)
+    return plan_view.table(decided, spec)
 
 
 def run(spec: JobSpec, env: Mapping[str, str]) -> int:
@@ -119,7 +119,8 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
         teller=partial(_teller, spec, env, decided, folder),
         signals=signals,
     )
-    return front.run(partial(agent.run, job), signals, spec.stop_signals)
+    # what takes time and nobody waits for is done while the workers start
+    return front.run(partial(agent.run, job), signals, spec.stop_signals, meanwhile=folder.tidy)
 
 
 def _our_python() -> str:
@@ -145,7 +146,12 @@ def _folder(spec: JobSpec, env: Mapping[str, str], decided: Plan) -> RunFolder:
     if spec.log_dir:
         root = os.path.abspath(spec.log_dir)
         return RunFolder.make(root, spec.rdzv_id or decided.run_id, torchrun_layout=True, tmp=tmp)
-    state = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    if not os.path.isabs(state):
+        problem = "no logs are kept: HOME is not set, and this user has no home folder"
+        return RunFolder.none(decided.run_id, tmp=tmp, problem=problem)
     root = os.path.join(state, "ddplaunch", "runs")
     return RunFolder.make(root, decided.run_id, torchrun_layout=False, tmp=tmp)
 

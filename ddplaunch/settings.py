@@ -9,7 +9,7 @@ from ddplaunch.envfile import variables
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Given
 from ddplaunch.record import fields_of, record
-from ddplaunch.spec import JobSpec, Program, ProgramKind, Streams, default
+from ddplaunch.spec import JobSpec, Program, ProgramKind, Streams
 from ddplaunch.values import BadValue
 
 # set for each worker from its place: a value for all of them would be wrong for all but one
@@ -85,7 +85,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str]) -> JobSpec:
         )
     fields = {one.given.option.target: one for one in settled.values() if one.given.option.target in _FIELDS}
     origins = {name: one.given.origin for name, one in fields.items()}
-    origins |= {one.option.target: one.origin for one in given if one.option.target == "env"}
+    if env:
+        origins["env"] = ", ".join(dict.fromkeys(one.origin for one in given if one.option.target == "env"))
     values = {name: one.value for name, one in fields.items()}
     values["verbosity"] = ("verbose" in settled) - ("quiet" in settled)
     return JobSpec(

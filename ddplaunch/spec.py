@@ -116,6 +116,15 @@ class JobSpec:
         """Where the value of this field came from."""
         return self.origins.get(name, "default")
 
+    def asked(self, name: str, value: object) -> str:
+        """Write that this field was asked to be `value`, as it is written at its origin."""
+        origin = self.origin(name)
+        if origin.startswith("--"):
+            return f"{origin} {value}"
+        if origin.endswith(".toml"):
+            return f"{name.replace('_', '-')} = {value} in {origin}"
+        return f"{origin}={value}"
+
 
 def default(name: str) -> Any:
     """Give what this field of JobSpec is where nothing was asked; None for a field that always is."""

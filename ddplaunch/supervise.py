@@ -14,7 +14,7 @@ from ddplaunch.first_failure import failure_status, first_failure, follows
 from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.record import record, replace
 
-SETTLE = 0.5  # seconds to wait for the culprit when a worker failed only because its peer was gone
+SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
@@ -27,12 +27,16 @@ LONGEST_BACKOFF = 30.0  # seconds
 
 @record
 class WorkerStarted:
+    """A worker has a process."""
+
     rank: int
     at: float
 
 
 @record
 class StartFailed:
+    """A worker could not be given a process, or that never became its program."""
+
     rank: int
     reason: str
     status: int
@@ -50,12 +54,16 @@ class WorkerRaised:
 
 @record
 class WorkerExited:
+    """A worker's process has ended."""
+
     exit: WorkerExit
     at: float
 
 
 @record
 class SignalReceived:
+    """A signal came to ddplaunch."""
+
     signum: int
     at: float
     escalates: bool = True  # a second one kills; False for a copy of a signal that we may have had already
@@ -63,11 +71,15 @@ class SignalReceived:
 
 @record
 class FrontLost:
+    """The command that the user typed has ended."""
+
     at: float
 
 
 @record
 class DeadlineReached:
+    """The state's deadline may have come."""
+
     at: float
 
 
@@ -169,6 +181,8 @@ Action = Start | Forward | Stop | Kill | Sweep | Retry | Suspend | Resume | Say 
 
 
 class Phase(Enum):
+    """What is being waited for."""
+
     RUNNING = auto()
     SETTLING = auto()  # a failure that only follows another was seen; its cause is waited for
     STOPPING = auto()  # stop was sent, the grace period runs

@@ -163,7 +163,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
 def main() -> None:
     """Join, train, leave."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits with DDP.")
-    parser.add_argument("--epochs", type=int, default=20, help="in all, those in the checkpoint included [20]")
+    parser.add_argument("--epochs", type=int, default=12, help="in all, those in the checkpoint included [12]")
     parser.add_argument("--batch-size", type=int, default=64, help="images in a step, all workers together [64]")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of SGD with momentum 0.9 [0.05]")
     parser.add_argument("--checkpoint", type=Path, help="file to save to after each epoch and to resume from")

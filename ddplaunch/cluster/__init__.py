@@ -13,7 +13,7 @@ class Allocation:
     hosts: tuple[str, ...]
     node_rank: int
     address: str  # where workers on every host find rank 0
-    port: int | None = None  # where they find it, if that was said along with the address
-
-    def __post_init__(self) -> None:
-        assert 0 <= self.node_rank < len(self.hosts)
+    address_reason: str  # why there, in words or by the option that says so
+    port: int | None  # where they find it; None: one that is reserved when the job starts
+    port_reason: str
+    notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

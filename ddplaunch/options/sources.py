@@ -107,9 +107,10 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
             raise LaunchError(f"{seen[option.name]} and {key} in {shown} are the same option", hint="leave one out")
         seen[option.name] = key
         for text, quote in _texts(option, value, shown):
-            if text and option.path and (option.path != "command" or "/" in text):
-                text = os.path.normpath(os.path.join(folder, text))  # as the file means it, wherever we are started
-            yield Given(option=option, text=text, source=source, origin=shown, quote=quote)
+            is_path = text and option.path and (option.path != "command" or "/" in text)
+            # as the file means it, wherever we are started
+            meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
+            yield Given(option=option, text=meant, source=source, origin=shown, quote=quote)
 
 
 def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:

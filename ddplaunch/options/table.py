@@ -115,8 +115,9 @@ OPTIONS: tuple[Option, ...] = (
            help="ddplaunch says more about what it decides and does."),
 
     Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=values.number(0), optional="0", field="debug_rank",
-           variable=False, example="0", help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The "
-                             "others print to their logs."),
+           variable=False, example="0",
+           help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "
+                "their logs."),
 
     Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=values.nnodes, example="1",
            write=lambda nodes: str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}",

@@ -20,19 +20,24 @@ def count(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple
     asked = spec.nproc_per_node
     if isinstance(asked, int):
         return asked, spec.origin("nproc_per_node")
-    by_devices = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
-    if asked == "cpu" or (asked == "auto" and not devices):
-        return hardware.usable_cpus, f"{hardware.usable_cpus} usable CPUs"
+    origin = f"{spec.asked('nproc_per_node', asked)}: " if asked else ""
     if asked == "gpu" and not devices:
         raise LaunchError(
-            f"{spec.origin('nproc_per_node')} gpu: this node has no accelerator ({hardware.device_source})",
-            hint="--nproc-per-node cpu, or a number",
+            f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
         )
-    if devices and by_devices == 0:
+    if asked == "cpu" or (asked == "auto" and not devices):
+        return hardware.usable_cpus, f"{origin}{_many(hardware.usable_cpus, 'usable CPU')}"
+    if not devices:
+        return 1, "no accelerator, so one worker"
+    workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
+    if workers == 0:
         raise _too_few(spec, 1, devices)
-    if devices:
-        return by_devices, f"{len(devices)} accelerators ({hardware.device_source})"
-    return 1, "no accelerator, so one worker"
+    reason = f"{origin}{_many(len(devices), 'accelerator')}"
+    if spec.gpus_per_worker:
+        reason += f", {spec.gpus_per_worker} for each worker"
+    if spec.workers_per_gpu:
+        reason += f", {_many(spec.workers_per_gpu, 'worker')} on each"
+    return workers, reason
 
 
 def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
@@ -41,19 +46,14 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.
     """
-    if spec.gpus_per_worker:
-        each = spec.gpus_per_worker
+    if each := spec.gpus_per_worker:
         if workers * each > len(devices):
             raise _too_few(spec, workers, devices)
         return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(workers))
-    if spec.workers_per_gpu:
-        if workers > spec.workers_per_gpu * len(devices):
-            raise LaunchError(
-                f"{workers} workers with {spec.origin('workers_per_gpu')} {spec.workers_per_gpu} need "
-                f"{-(-workers // spec.workers_per_gpu)} GPUs, but this node has {len(devices)}",
-                hint=f"--nproc-per-node {spec.workers_per_gpu * len(devices)}" if devices else "--nproc-per-node alone",
-            )
-        return tuple((devices[i // spec.workers_per_gpu],) for i in range(workers))
+    if sharing := spec.workers_per_gpu:
+        if workers > sharing * len(devices):
+            raise _too_many(spec, workers, devices)
+        return tuple((devices[i // sharing],) for i in range(workers))
     # a job for the CPUs touches no accelerator
     if not devices or spec.nproc_per_node == "cpu":
         return ((),) * workers
@@ -63,8 +63,26 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
 def _too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
     each = spec.gpus_per_worker or 1
     fit = len(devices) // each
+    hint = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
     return LaunchError(
-        f"{workers} worker{'s' * (workers != 1)} with {spec.origin('gpus_per_worker')} {each} "
-        f"need{'s' * (workers == 1)} {workers * each} GPUs, but this node has {len(devices)}",
-        hint=f"--nproc-per-node {fit}" if fit else "leave --gpus-per-worker out",
+        f"{spec.asked('gpus_per_worker', each)}: {_need(workers, workers * each, devices)}",
+        hint=f"--nproc-per-node {fit}" if fit else hint,
     )
+
+
+def _too_many(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+    sharing = spec.workers_per_gpu or 1
+    return LaunchError(
+        f"{spec.asked('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
+        hint=f"--nproc-per-node {sharing * len(devices)}" if devices else "leave --workers-per-gpu out",
+    )
+
+
+def _need(workers: int, devices: int, there: Sequence[Device]) -> str:
+    need = "needs" if workers == 1 else "need"
+    have = f"only {len(there)}" if there else "none"
+    return f"{_many(workers, 'worker')} {need} {_many(devices, 'GPU')}, but the job has {have}"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -13,22 +13,37 @@ def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple
 
     `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
     """
-    devices = {device.token for own in owned for device in own}
-    if not devices:
+    cards = [{_card(device) for device in own} for own in owned]
+    different = len(set().union(*cards))
+    if not different:
         return "gloo", "no accelerator"
-    if any(not own for own in owned):
+    if not all(owned):
         return "gloo", "some workers have no accelerator"
     kind = owned[0][0].kind
-    if sum(len(own) for own in owned) > len(devices):
-        sharing = f"{len(owned)} workers share {_count(len(devices), kind)}"
+    if build is not None and (missing := cannot_use(build, kind)):
+        return "gloo", missing
+    if sum(map(len, cards)) > different:
+        sharing = f"{len(owned)} workers share {_count(different, kind)}"
         return "gloo", f"{sharing}, which NCCL refuses" if kind == "cuda" else sharing
     if kind == "xpu":
         return "xccl", "every worker has an Intel GPU of its own"
-    if build is not None and build.cuda is None and build.hip is None:
-        return "gloo", f"torch {build.version} is a CPU build"
     if build is not None and not build.nccl:
         return "gloo", f"torch {build.version} was built without NCCL"
     return "nccl", "every worker has a GPU of its own"
+
+
+def cannot_use(build: TorchBuild, kind: str) -> str | None:
+    """Say why a torch that was built so cannot use devices of this kind; None if it can."""
+    if not (build.cuda or build.hip or build.xpu):
+        return f"torch {build.version} is a CPU build"
+    if not (build.xpu if kind == "xpu" else build.cuda or build.hip):
+        return f"torch {build.version} is a build for other accelerators"
+    return None
+
+
+def _card(device: Device) -> str:
+    """What NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
+    return device.pci or device.token if device.is_mig else device.token
 
 
 def _count(number: int, kind: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan, WorkerPlan, assign, backend, variables
+from ddplaunch.plan import Plan, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.binding import bind
 from ddplaunch.plan.threads import threads
 from ddplaunch.record import record
@@ -40,7 +40,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
     chosen_backend, backend_reason = (
         backend.choose(owned, node.build) if spec.backend == "auto" else (spec.backend, spec.origin("backend"))
     )
-    pin = _pin(spec, owned)
+    how, pin_reason = pin.choose(spec, owned)
     binding = bind(spec.numa_binding or spec.cpu_bind, owned, node.cores, all_devices=node.hardware.devices)
     caller = {**node.env, **dict(spec.env)}
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
@@ -50,13 +50,12 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
     if spec.threads is not None:
         threads_reason = spec.origin("threads")
     if spec.debug_rank is not None and spec.debug_rank >= workers:
-        raise LaunchError(
-            f"{spec.origin('debug_rank')} {spec.debug_rank}: the job has ranks 0 to {workers - 1}", hint="--debug 0"
-        )
+        ranks = f"ranks 0 to {workers - 1}" if workers > 1 else "rank 0 alone"
+        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {ranks}", hint="--debug 0")
     common = _common(spec, caller, run_id=run_id, backend=chosen_backend, address=allocation.address, omp=omp)
     plans = []
     for local_rank in range(workers):
-        mine, own = _device_variables(spec, node, owned[local_rank], pin)
+        mine, own = pin.place(spec, how, owned[local_rank], node.devices, node.hardware)
         place = variables.of_place(
             rank=local_rank,
             local_rank=local_rank,
@@ -92,25 +91,42 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
         master_port=allocation.port or None,
         init_method=_init_method(spec),
         backend=chosen_backend,
-        pin=pin,
+        pin=how,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
         reasons={
             "workers": workers_reason,
-            "devices": node.hardware.device_source,
+            "devices": _devices_reason(spec, owned, node.hardware),
             "backend": backend_reason,
             "threads": threads_reason,
-            "master_addr": _origin(spec, "rdzv_endpoint", "master_addr") or "one node needs no other",
-            "master_port": _origin(spec, "rdzv_endpoint", "master_port") or "a free one is reserved at the start",
-            "pin": spec.origin("pin"),
+            "master_addr": allocation.address_reason,
+            "master_port": allocation.port_reason,
+            "pin": pin_reason,
         },
-        notes=(*spec.remarks, *node.hardware.notes, *binding.notes, *_notes(spec, owned, pin)),
+        notes=(
+            *spec.remarks,
+            *allocation.notes,
+            *node.hardware.notes,
+            *_unusable(owned, node.build),
+            *binding.notes,
+            *pin.notes(spec, how, owned),
+        ),
     )
 
 
-def _origin(spec: JobSpec, *names: str) -> str | None:
-    """Where the first of these values that was given came from."""
-    return next((spec.origin(name) for name in names if name in spec.origins), None)
+def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> str:
+    """How the devices were found, and of how many the job uses some."""
+    used = len({device for own in owned for device in own})
+    found = len(hardware.devices)
+    of = hardware.device_source if used == found else f"of {found} ({hardware.device_source})"
+    return of if spec.devices is None else f"{spec.origin('devices')}, {of}"
+
+
+def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
+    """Say that the workers' torch will not find the devices that they own."""
+    if build is None or not any(owned) or not (why := backend.cannot_use(build, owned[0][0].kind)):
+        return []
+    return [f"{why}, so it cannot use the accelerators: install another, or ask for --nproc-per-node cpu"]
 
 
 def _exclusive(spec: JobSpec) -> bool:
@@ -131,44 +147,9 @@ def _common(
         "DDPLAUNCH_BACKEND": backend,
     }
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
-        if name not in caller:
-            common[name] = "1"
-    if omp is not None:
-        common["OMP_NUM_THREADS"] = str(omp)
+        common[name] = caller.get(name, "1")
+    common["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
     return common
-
-
-def _pin(spec: JobSpec, owned: assign.Owned) -> str:
-    if spec.virtual_local_rank:
-        return "visible"
-    if spec.pin:
-        return spec.pin
-    if any(len(own) > 1 or any(device.is_mig for device in own) for own in owned):
-        # several devices can be handed over only as a set, and CUDA shows a process no more than one MIG instance
-        return "visible"
-    # a command is most often a wrapper around a Python script that counts on seeing every device
-    return "none" if spec.program.kind is ProgramKind.COMMAND else "device"
-
-
-def _device_variables(
-    spec: JobSpec, node: Node, own: tuple[Device, ...], pin: str
-) -> tuple[str, dict[str, str]]:
-    """The worker's device as it will call it, and the variables that make it so."""
-    if not own:
-        return "cpu", {}
-    hidden = node.hardware.visible_variable
-    if pin == "visible":
-        return f"{own[0].kind}:0", {hidden: ",".join(device.token for device in own)}
-    result = {}
-    index = own[0].index
-    # where the devices' order is CUDA's to choose, they are known by UUIDs, and only a list of these makes an index certain
-    if spec.devices is not None or not all(device.token.isdigit() for device in node.devices):
-        result[hidden] = ",".join(device.token for device in node.devices)
-        index = node.devices.index(own[0])
-    mine = f"{own[0].kind}:{index}"
-    if pin == "device" and spec.program.kind is not ProgramKind.COMMAND:
-        result["DDPLAUNCH_PIN_DEVICE"] = mine
-    return mine, result
 
 
 def _argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:
@@ -208,15 +189,3 @@ def _has_terminal(spec: JobSpec, local_rank: int, workers: int) -> bool:
     )
     return workers == 1 and not asked
 
-
-def _notes(spec: JobSpec, owned: assign.Owned, pin: str) -> list[str]:
-    notes = []
-    devices = {device.token for own in owned for device in own}
-    if devices and len(owned) > len(devices) and pin == "device":
-        notes.append(
-            f"{len(owned)} workers on {len(devices)} devices: a script that calls set_device(LOCAL_RANK) "
-            f"fails from local rank {len(devices)} on; use DDPLAUNCH_DEVICE or --virtual-local-rank"
-        )
-    if pin == "visible" and len(owned) > 1 and not spec.virtual_local_rank:
-        notes.append("each worker sees only its own devices: LOCAL_RANK is no device index there, DDPLAUNCH_DEVICE is")
-    return notes

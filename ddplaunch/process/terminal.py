@@ -1,4 +1,4 @@
-"""How the terminal on stdin treats what is typed (termios(3)): asked for and set back, and only while it is ours. Reads no key."""
+"""How our terminal treats what is typed, termios(3): asked for and set back. Leaves one alone that is not ours."""
 
 from __future__ import annotations
 

@@ -105,10 +105,8 @@ def _stopped(stopped: Sequence[WorkerExit], others: int) -> list[str]:
     for end in stopped:
         groups.setdefault(end.stopped_with or 0, []).append(end)
     ranks = [end.rank for end in stopped]
-    if len(stopped) < others:
-        who = these_ranks(ranks)
-    else:
-        who = "the other worker" if others == 1 else f"the other {others} workers"
+    all_others = "the other worker" if others == 1 else f"the other {others} workers"
+    who = these_ranks(ranks) if len(stopped) < others else all_others
     who = f"{who} {'was' if len(stopped) == 1 else 'were'} stopped"
     if len(groups) == 1:
         return [f"{who} {_how_stopped(stopped)}"]

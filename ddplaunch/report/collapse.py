@@ -16,11 +16,11 @@ Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrot
 class _Entry:
     __slots__ = ("at", "line", "ranks", "stream")
 
-    def __init__(self, stream: Stream, line: bytes, at: float) -> None:
+    def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
         self.stream = stream
         self.line = line
         self.at = at
-        self.ranks: list[int] = []
+        self.ranks = [rank]
 
 
 class Collapse:
@@ -72,7 +72,7 @@ class Collapse:
         number = self._next
         self._next += 1
         numbers.append(number)
-        self._entries[number] = _Entry(stream, line, at, [rank])
+        self._entries[number] = _Entry(stream, line, at, rank)
         self._held += len(line) + 1
         return number
 

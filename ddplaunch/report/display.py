@@ -7,11 +7,14 @@ than it says in `deadline`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from ddplaunch.report.collapse import Collapse, Group
 from ddplaunch.report.lines import Lines, LoneLines
 from ddplaunch.report.prefix import Prefixes, use_colour
 from ddplaunch.report.shown import Chunks, Shown, Stream
+
+if TYPE_CHECKING:
+    from ddplaunch.report.collapse import Collapse, Group
 
 __all__ = ["MODES", "Display", "Shown", "Stream", "use_colour"]
 
@@ -85,6 +88,8 @@ class Display:
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
+            from ddplaunch.report.collapse import Collapse  # few jobs ask for it
+
             self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
         self._prefixes = {
             stream: Prefixes(

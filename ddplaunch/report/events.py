@@ -8,7 +8,9 @@ A field may be added at any time; a field that changes its meaning makes a new v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from ddplaunch.record import record
 
 VERSION = 1
 
@@ -51,7 +53,8 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class Event(NamedTuple):
+@record
+class Event:
     """One thing that happened."""
 
     name: str  # a key of SCHEMA

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ddplaunch.report.boundedlog import BoundedLog
 from ddplaunch.report.display import Display, Stream
-from ddplaunch.report.filter import LineFilter
 from ddplaunch.report.prefix import Prefix
+
+if TYPE_CHECKING:
+    from ddplaunch.report.filter import LineFilter
 
 TAIL = 8192  # bytes of stderr kept for the failure report
 
@@ -38,6 +41,8 @@ class Output:
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], path: str) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more file, each after its rank's header."""
+        from ddplaunch.report.filter import LineFilter  # few jobs ask for it
+
         log = BoundedLog(path, None)
         self._filter_logs.append(log)
         for rank, header in headers.items():

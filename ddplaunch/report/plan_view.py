@@ -4,51 +4,37 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddplaunch.options.table import OPTIONS
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import of_generation
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.ranks import compress
-from ddplaunch.report.words import count
+from ddplaunch.report.words import count, these_ranks
+from ddplaunch.spec import JobSpec
 
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
+_WIDTH = 80  # of sentences; what may be copied is never broken
 
 
-def table(plan: Plan, origins: Mapping[str, str]) -> str:
-    """Show the workers as a table, the job's values with their origins, and the variables that all workers share."""
+def table(plan: Plan, spec: JobSpec) -> str:
+    """Show the job's values with their reasons, its workers, what they run and the variables that they get."""
     shared = _shared(plan.workers)
-    head = [
-        ("job", plan.run_id, ""),
-        ("workers", f"{plan.world_size} on {count(plan.nnodes, 'node')}", plan.reasons["workers"]),
-        ("cluster", plan.cluster, ""),
-        ("address", plan.master_addr, plan.reasons["master_addr"]),
-        ("port", str(plan.master_port or "-"), plan.reasons["master_port"]),
-        ("backend", plan.backend, plan.reasons["backend"]),
-        ("threads", shared.get("OMP_NUM_THREADS", "-"), plan.reasons["threads"]),
-        ("pin", plan.pin, plan.reasons["pin"]),
-        ("devices", count(len({d for w in plan.workers for d in w.devices}), "device"), plan.reasons["devices"]),
+    columns, places = _columns(plan, shared)
+    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
+    parts = [
+        _aligned(_head(plan, shared)),
+        _aligned(rows),
+        "\n".join(["command:", *_commands(plan)]),
+        "\n".join(["variables of each worker:", *places]),
+        "\n".join(["variables of all workers:", *(f"  {k}={shlex.quote(v)}" for k, v in sorted(shared.items()))]),
     ]
-    columns = ["rank", "host", "local rank", "device", "owns", "cpus"]
-    rows = [
-        [
-            str(worker.rank),
-            worker.host,
-            str(worker.local_rank),
-            worker.device,
-            " ".join(worker.devices) or "-",
-            compress(worker.cpus) if worker.cpus else "any",
-        ]
-        for worker in plan.workers
-    ]
-    parts = [_aligned([[name, value, why] for name, value, why in head])]
-    parts.append(_aligned([columns, *rows]))
-    parts.append(f"command of each worker:\n  {shlex.join(plan.workers[0].argv)}")
-    parts.append("variables of all workers:\n" + "\n".join(f"  {k}={v}" for k, v in sorted(shared.items())))
-    given = {name: origin for name, origin in origins.items() if origin != "default"}
-    if given:
-        parts.append("asked for:\n" + _aligned([[f"  {name}", origin] for name, origin in sorted(given.items())]))
-    parts.extend(f"note: {note}" for note in plan.notes)
+    if found := _found(spec):
+        parts.append("from variables and files:\n" + _aligned(found))
+    if plan.notes:
+        parts.append("\n".join(_hanging("note: ", note) for note in plan.notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,10 +58,90 @@ def shell(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _head(plan: Plan, shared: Mapping[str, str]) -> list[tuple[str, ...]]:
+    devices = {device for worker in plan.workers for device in worker.devices}
+    where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
+    rows = [
+        ("workers", f"{plan.world_size} on {where}", plan.reasons["workers"]),
+        ("cluster", plan.cluster, ""),
+        ("address", plan.master_addr, plan.reasons["master_addr"]),
+        ("port", str(plan.master_port or "-"), plan.reasons["master_port"]),
+        ("backend", plan.backend, plan.reasons["backend"]),
+        ("threads", shared["OMP_NUM_THREADS"], plan.reasons["threads"]),
+        ("devices", str(len(devices)), plan.reasons["devices"]),
+    ]
+    return [*rows, ("pin", plan.pin, plan.reasons["pin"])] if devices else rows
+
+
+def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The table of the workers by column, and lines that say which of their variables hold what stands in which column."""
+    workers = plan.workers
+    columns = {"rank": [str(worker.rank) for worker in workers]}
+    if plan.nnodes > 1:
+        columns["host"] = [worker.host for worker in workers]
+        columns["local rank"] = [str(worker.local_rank) for worker in workers]
+    columns["device"] = [worker.device for worker in workers]
+    if any(worker.devices for worker in workers):
+        columns["owns"] = _owned(workers)
+    if any(worker.cpus for worker in workers):
+        columns["cpus"] = [compress(worker.cpus) or "any" for worker in workers]
+    holding: dict[str, list[str]] = {}
+    for name in sorted({name for worker in workers for name in worker.variables} - shared.keys()):
+        values = [worker.variables.get(name, "-") for worker in workers]
+        same = next((column for column, others in columns.items() if others == values), None)
+        if same is None:
+            columns[name] = values
+        else:
+            holding.setdefault(same, []).append(name)
+    changing = of_generation(plan, workers[0], generation=0, port=0, error_file="", log_dir="")
+    lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
+    widest = max(map(len, lines))
+    return columns, [_hanging(f"  {label.ljust(widest)}  ", " ".join(names)) for label, names in lines.items()]
+
+
+def _owned(workers: Sequence[WorkerPlan]) -> list[str]:
+    """The devices of each worker, UUIDs cut short where that leaves them different."""
+    devices = {device for worker in workers for device in worker.devices}
+    short = {device: "-".join(device.split("-")[:2]) for device in devices}
+    if len(set(short.values())) < len(devices):
+        short = {device: device for device in devices}
+    return [" ".join(short[device] for device in worker.devices) or "-" for worker in workers]
+
+
+def _commands(plan: Plan) -> list[str]:
+    """Each command once, with the ranks that run it unless all do."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for worker in plan.workers:
+        ranks.setdefault(worker.argv, []).append(worker.rank)
+    if len(ranks) == 1:
+        return [f"  {shlex.join(argv)}" for argv in ranks]
+    return _aligned([f"  {these_ranks(those)}", shlex.join(argv)] for argv, those in ranks.items()).split("\n")
+
+
+def _found(spec: JobSpec) -> list[tuple[str, ...]]:
+    """What was not typed but found in variables and files: as it would be typed, and where it was found."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for option in OPTIONS:
+        origin, value = spec.origins.get(option.target, "--"), getattr(spec, option.target, None)
+        if origin.startswith("--") or value is None or option.target == "verbosity":
+            continue
+        values = value if option.repeatable else (value,)
+        words = option.flag if option.is_flag else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
+        rows.setdefault(option.target, (f"  {words}", origin))  # the second option that means the same is torchrun's
+    return list(rows.values())
+
+
 def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
     """The variables that have the same value in every worker."""
     first = workers[0].variables
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}
+
+
+def _hanging(label: str, words: str) -> str:
+    indent = " " * len(label)
+    return label + "\n".join(
+        textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    ).lstrip()
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> str:

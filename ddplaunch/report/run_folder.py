@@ -42,14 +42,12 @@ class RunFolder:
     def make(cls, root: str, run_id: str, *, torchrun_layout: bool, tmp: str) -> RunFolder:
         """Make the folder for this run below `root`; where that cannot be, a scratch folder in `tmp`.
 
-        torchrun's layout never removes older runs and gives each run a name of its own even for equal ids.
+        torchrun's layout gives each run a name of its own even for equal ids.
         """
         path = f"{root}/{run_id}_{os.urandom(4).hex()}" if torchrun_layout else f"{root}/{run_id}"
         try:
             os.makedirs(root, mode=0o700, exist_ok=True)
             os.mkdir(path, 0o700)
-            if not torchrun_layout:
-                _keep_newest(root, KEPT)
             return cls(path, torchrun_layout=torchrun_layout)
         except OSError as error:
             problem = f"no logs are kept: {error.strerror}: {error.filename}"
@@ -65,12 +63,16 @@ class RunFolder:
             return cls(None, torchrun_layout=False, problem=problem)
         return cls(None, torchrun_layout=False, scratch=scratch, problem=problem)
 
+    def tidy(self) -> None:
+        """Remove all but the newest runs beside this one; on a slow disk that may take longer than to start the job."""
+        if self.path is not None and not self._torchrun_layout:
+            with suppress(OSError):
+                _keep_newest(os.path.dirname(self.path), KEPT)
+
     def close(self) -> None:
         """Remove what was only for the time of the job."""
         if self._scratch is not None:
-            import shutil  # 7 ms, and few jobs have no folder
-
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            _remove(self._scratch)
 
     def __call__(self, event: Event) -> None:
         """Append one event; a full disk is noted once."""
@@ -91,7 +93,7 @@ class RunFolder:
         if self.path is None:
             return None
         if self._torchrun_layout:
-            attempt = self._folder(f"{self.path}/attempt_{generation}/{local_rank}")
+            attempt = self._folder(self.path, f"attempt_{generation}", str(local_rank))
             return (f"{attempt}/stdout.log", f"{attempt}/stderr.log") if attempt else None
         return f"{self.path}/rank-{rank}.out", f"{self.path}/rank-{rank}.err"
 
@@ -99,7 +101,7 @@ class RunFolder:
         """Give the paths that torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters write to."""
         base = self.path
         if base is not None and self._torchrun_layout:
-            base = self._folder(f"{self.path}/attempt_{generation}")
+            base = self._folder(base, f"attempt_{generation}")
         return None if base is None else (f"{base}/filtered_stdout.log", f"{base}/filtered_stderr.log")
 
     def error_file(self, generation: int, rank: int, local_rank: int) -> str:
@@ -108,9 +110,9 @@ class RunFolder:
         if base is None:
             return ""
         if self._torchrun_layout:
-            attempt = self._folder(f"{self.path}/attempt_{generation}/{local_rank}")
+            attempt = self._folder(base, f"attempt_{generation}", str(local_rank))
             return f"{attempt}/error.json" if attempt else ""
-        folder = self._folder(f"{base}/errors/{generation}")
+        folder = self._folder(base, "errors", str(generation))
         return f"{folder}/{rank}.json" if folder else ""
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
@@ -127,12 +129,17 @@ class RunFolder:
             with suppress(OSError):
                 os.unlink(f"{path}.new")
 
-    def _folder(self, path: str) -> str | None:
-        try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        except OSError as error:
-            self._note(error)
-            return None
+    def _folder(self, path: str, *below: str) -> str | None:
+        """Make folders one below the other. A `path` that somebody removed is not made anew, half empty as it would be."""
+        for name in below:
+            path = f"{path}/{name}"
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                self._note(error)
+                return None
         return path
 
     def _note(self, error: OSError) -> None:
@@ -145,12 +152,21 @@ def _keep_newest(root: str, number: int) -> None:
     runs = [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
     if len(runs) <= number:
         return
-    import shutil  # 7 ms, and one start in many gets here
-
     runs.sort(key=_last_written)
     for entry in runs[: len(runs) - number]:
         if not _goes_on(entry.path):
-            shutil.rmtree(entry.path, ignore_errors=True)
+            _remove(entry.path)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder as far as it can be removed; as shutil does it, whose import takes longer than the work."""
+    for place, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            path = f"{place}/{name}"
+            with suppress(OSError):
+                os.rmdir(path) if name in folders and not os.path.islink(path) else os.unlink(path)
+    with suppress(OSError):
+        os.rmdir(folder)
 
 
 def _last_written(entry: os.DirEntry[str]) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 _CSI = rb"\x1b\[[0-9;?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
-_TOKEN = re.compile(rb"(\r|\n|" + _CSI + rb")")
-_MOVE = re.compile(_CSI)
-_UNFINISHED = re.compile(rb"(?:\r|\x1b(?:\[[0-9;?]{0,16})?)\Z")
+# patterns are compiled (and kept, by `re`) when a worker first writes such a thing, not when the command starts
+_TOKEN = rb"(\r|\n|" + _CSI + rb")"
+_UNFINISHED = rb"(?:\r|\x1b(?:\[[0-9;?]{0,16})?)\Z"
 _UNFINISHED_LENGTH = 18  # bytes of the longest
 
 _DEEPEST = 32  # rows; nobody nests more bars, and each row above the cursor holds a line back
@@ -19,13 +19,17 @@ _DEEPEST = 32  # rows; nobody nests more bars, and each row above the cursor hol
 
 def moves(data: bytes) -> bool:
     """Whether a piece of output moves the cursor otherwise than by a newline."""
-    return b"\r" in data or (b"\x1b" in data and _MOVE.search(data) is not None)
+    return b"\r" in data or (b"\x1b" in data and re.search(_CSI, data) is not None)
 
 
 def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
     """Cut off a carriage return or an escape sequence at the very end: what comes next decides what it means."""
-    found = _UNFINISHED.search(data, max(0, len(data) - _UNFINISHED_LENGTH))
-    return (data, b"") if found is None else (data[: found.start()], data[found.start() :])
+    end = data[-_UNFINISHED_LENGTH:]
+    if b"\r" not in end and b"\x1b" not in end:
+        return data, b""
+    found = re.search(_UNFINISHED, end)
+    unfinished = end[found.start() :] if found else b""
+    return data[: len(data) - len(unfinished)], unfinished
 
 
 class Screen:
@@ -68,12 +72,12 @@ class Screen:
     def feed(self, data: bytes) -> bytes:
         """Draw; return the rows that became lines."""
         lines: list[bytes | bytearray] = []
-        for token in _TOKEN.split(data):
+        for token in re.split(_TOKEN, data):
             if token == b"\n":
                 self._newline(lines)
             elif token == b"\r":
                 self._at_start = self._drawing = True
-            elif _MOVE.match(token):
+            elif re.match(_CSI, token):
                 self._move(token)
             elif token:
                 if self._at_start:

@@ -11,18 +11,13 @@ from ddplaunch.supervise import State, Why
 
 def summary(state: State, exits: Sequence[WorkerExit], seconds: float) -> dict[str, Any]:
     """Give the summary as plain data; `exits` are those of the last generation, `seconds` the job's."""
-    first = state.failure if state.why is Why.FAILED and state.start_failure is None else None
-    failure = None
-    if first is not None:
-        error = f"{first.error.type}: {first.error.message}" if first.error else None
-        failure = {"rank": first.rank, "how": first.how, "error": error}
     return {
         "v": 1,
         "status": state.status,
         "why": state.why.name.lower() if state.why else None,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
-        "first_failure": failure,
+        "first_failure": _first_failure(state) if state.why is Why.FAILED else None,
         "workers": [
             {
                 "rank": exit.rank,
@@ -36,3 +31,14 @@ def summary(state: State, exits: Sequence[WorkerExit], seconds: float) -> dict[s
             for exit in sorted(exits, key=lambda exit: exit.rank)
         ],
     }
+
+
+def _first_failure(state: State) -> dict[str, Any] | None:
+    if state.start_failure is not None:
+        failed = state.start_failure
+        return {"rank": failed.rank, "how": f"could not be started: {failed.reason}", "error": None}
+    first = state.failure
+    if first is None:
+        return None
+    error = f"{first.error.type}: {first.error.message}" if first.error else None
+    return {"rank": first.rank, "how": first.how, "error": error}

@@ -147,7 +147,7 @@ class Teller:
 
     def ended(self, state: State, exits: list[WorkerExit], at: float) -> None:
         """Tell how the job ended."""
-        assert state.why is not None and state.status is not None
+        assert state.why is not None
         seconds = at - self._began
         self._tell("job_ended", status=state.status, why=state.why.name.lower(), seconds=round(seconds, 3))
         self._folder.write("summary.json", summary(state, exits, seconds))

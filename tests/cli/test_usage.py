@@ -176,7 +176,7 @@ def test_a_wrong_variable_is_named(
 
 
 def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:
-    with pytest.raises(LaunchError, match="^--logs is not an option$"):
+    with pytest.raises(LaunchError, match=r"^--logs is not an option$"):
         cli.parse("run", ["--logs", "x", "train.py"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import termios
 from pathlib import Path
 
 import pexpect
@@ -60,6 +61,10 @@ class Terminal:
         self.child.expect(pexpect.EOF)
         self.child.wait()
         return str(self.child.before)
+
+    def cooks(self) -> bool:
+        """Whether the terminal hands on whole lines, as it does while nobody edits one."""
+        return bool(termios.tcgetattr(self.child.child_fd)[3] & termios.ICANON)
 
     def hang_up(self) -> None:
         """Close the terminal."""

@@ -61,7 +61,9 @@ def test_rank0_shows_rank_0_only_and_none_shows_nobody(show, job):
 
 
 def test_one_worker_is_passed_through_as_it_is(show):
-    assert show("unfinished", workers=1, options=("--output", "raw"))[0] == b"first\nno newline"
+    assert show("unfinished", workers=1)[0] == b"first\nno newline"
+    for behaviour, status in (("then_exits", 7), ("then_is_killed", 137)):
+        assert show(behaviour, 1_000_000, workers=1, status=status)[0] == (b"y" * 99 + b"\n") * 10_000
 
 
 # --- whole lines
@@ -99,8 +101,8 @@ def test_a_last_line_without_a_newline_is_shown_and_gets_one(show, job):
 
 @pytest.mark.parametrize(("behaviour", "status"), [("then_exits", 7), ("then_is_killed", 137)])
 def test_nothing_is_lost_when_a_worker_dies_right_after_a_megabyte(show, job, behaviour, status):
-    out, _ = show(behaviour, 1_000_000, workers=1, status=status)
-    assert out.count(b"y" * 99 + b"\n") == 10_000
+    out, _ = show(behaviour, 1_000_000, status=status)
+    assert out == (b"[0] " + b"y" * 99 + b"\n") * 10_000
     assert (job.folder / "rank-0.out").read_bytes() == (b"y" * 99 + b"\n") * 10_000
 
 
@@ -134,17 +136,19 @@ def test_redirects_tee_and_filter_choose_what_is_shown_and_logs_have_all(show, j
     assert [(job.folder / f"rank-{rank}.err").read_bytes() for rank in range(2)] == [b"err of 0\n", b"err of 1\n"]
 
 
-def test_log_dir_lays_the_logs_out_as_torchrun_does(show, job, program):
+def test_log_dir_lays_the_logs_out_as_torchrun_does(job, program):
     options = ("--log-dir", "logs", "--rdzv-id", "myjob", "--max-restarts", "1")
-    job.run("--nproc-per-node", 2, *options, program("behave"), "all=raises")
+    job.run("--nproc-per-node", 2, *options, program("behave"), "1=raises")
     (run,) = (job.home / "logs").iterdir()
     assert re.fullmatch(r"myjob_\w{8}", run.name)
-    names = {str(path.relative_to(run)) for path in run.rglob("attempt_*/*/*")}
-    files = ("stdout.log", "stderr.log", "error.json")
-    assert names == {f"attempt_{attempt}/{rank}/{file}" for attempt in range(2) for rank in range(2) for file in files}
+    assert {str(path.relative_to(run)) for path in run.rglob("attempt_*/*/*")} == {
+        f"attempt_{attempt}/{place}"
+        for attempt in range(2)
+        for place in ("0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log", "1/error.json")
+    }
     assert "boom of rank 1" in (run / "attempt_1/1/stderr.log").read_text()
-    error = json.loads((run / "attempt_0/0/error.json").read_text())
-    assert error["message"]["message"] == "ValueError: boom of rank 0"
+    error = json.loads((run / "attempt_0/1/error.json").read_text())
+    assert error["message"]["message"] == "ValueError: boom of rank 1"
     job.nothing_left()
 
 

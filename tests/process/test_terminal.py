@@ -27,7 +27,9 @@ from tests.process.terminal import (
 )
 
 KEYS = pytest.mark.parametrize(
-    ("key", "name", "status"), [(CTRL_C, "SIGINT", 130), (CTRL_BACKSLASH, "SIGQUIT", 131)], ids=["ctrl-c", "ctrl-backslash"]
+    ("key", "name", "status"),
+    [(CTRL_C, "SIGINT", 130), (CTRL_BACKSLASH, "SIGQUIT", 131)],
+    ids=["ctrl-c", "ctrl-backslash"],
 )
 
 
@@ -144,11 +146,10 @@ def test_a_job_that_is_stopped_can_be_ended(job, shell):
     stopped_at = time.monotonic()
     until(lambda: time.monotonic() - stopped_at > 1.0, "a second to pass")
     bash.says("kill %1")
-    bash.types("wait %1; echo status=$?")
-    killed_at = time.monotonic()
-    bash.sees("status=143", PROMPT)
-    # the time that the job was stopped for is over: it does not lengthen the grace period
-    assert time.monotonic() - killed_at < 1.0
+    bash.sees("stopped by SIGTERM")
+    # the time that the job was stopped for does not lengthen the grace period
+    assert job.events("kill_sent")[0]["at"] - job.events("stop_sent")[0]["at"] < 0.9
+    until(lambda: job.left() == [bash.child.pid], "the end of the job")
     bash.leave()
     job.nothing_left()
 
@@ -281,11 +282,13 @@ def test_line_editing_goes_on_after_ctrl_z_and_fg(job, program):
     bash = Shell(job)
     bash.runs(program("terminal_one"), "ask")
     bash.sees("name? ")
-    bash.press("orl", CTRL_Z)
+    bash.press("orl")
+    bash.sees("orl")  # ctrl-z would throw away what was typed but not yet read
+    bash.press(CTRL_Z)
     bash.sees("Stopped", PROMPT)
     bash.types("fg")
     bash.sees("terminal_one.py")
-    until(lambda: "-icanon" in modes(bash), "the worker's modes of the terminal")
+    until(lambda: not bash.cooks(), "the worker's modes of the terminal")
     bash.press("d", CTRL_A, "w", ENTER)
     bash.sees("<world>", "name? ")
     bash.press(CTRL_D)
@@ -302,14 +305,6 @@ def test_a_worker_that_dies_while_editing_leaves_the_terminal_as_it_was(job, pro
     assert bash.says("stty -a") == before
     bash.leave()
     job.nothing_left()
-
-
-def modes(terminal: Terminal) -> str:
-    """How the terminal treats what is typed."""
-    import termios
-
-    flags = termios.tcgetattr(terminal.child.child_fd)[3]
-    return "icanon" if flags & termios.ICANON else "-icanon"
 
 
 # --- several workers have none
@@ -378,7 +373,7 @@ def test_the_bar_of_one_worker_stays_a_bar(job, program):
     terminal = typed(job, program("terminal_bar"), 200)
     shown = terminal.sees_the_end()
     assert terminal.child.exitstatus == 0
-    assert shown.count("\rrank 0:") == 201
+    assert shown.count("\rrank 0:") > 200
     assert len(re.findall(r"\d+%\|[^\r]*\r\n", shown)) == 1  # it moves to the next line once, at its end
     job.nothing_left()
 

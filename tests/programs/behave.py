@@ -81,6 +81,14 @@ def chatter():
         print("x" * 1000)
 
 
+def dies_on_sign():
+    """Say something and end badly when the test says so."""
+    all_ready()
+    wait("die")
+    os.write(2, b"last words of rank %d\n" % RANK)
+    os._exit(3)
+
+
 def done():
     all_ready()
 
@@ -93,6 +101,18 @@ def exit3():
 def raises():
     all_ready()
     raise ValueError(f"boom of rank {RANK}")
+
+
+def raises_slowly():
+    """Raise, and take for ever to end of it."""
+    import atexit
+
+    def linger():
+        put("raised")
+        time.sleep(600)
+
+    atexit.register(linger)
+    raises()
 
 
 def segfault():

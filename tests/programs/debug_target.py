@@ -5,19 +5,27 @@ import signal
 import sys
 import time
 
-from signs import RANK, all_ready, put, wait
+from signs import FOLDER, RANK, all_ready, put, wait
 
 how, debugged, others = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 secret_word = f"secret of rank {RANK}"
 
 
 def run():
-    put("running")
-    while not os.path.exists(os.path.join(os.environ["DDP_TEST_DIR"], "enough")):
+    """Run until it is enough, and say so again and again."""
+    while not has("enough"):
+        if not has("running"):
+            put("running")
         time.sleep(0.005)
 
 
+def has(name):
+    return os.path.exists(os.path.join(FOLDER, name))
+
+
 print(f"hello from rank {RANK}")
+if others == "wait" and RANK != debugged:
+    signal.signal(signal.SIGINT, lambda *_: put("interrupted"))
 all_ready()
 if RANK == debugged:
     if how == "stubborn":
@@ -35,7 +43,6 @@ if RANK == debugged:
         run()
     print(f"done in rank {RANK}")
 elif others == "wait":
-    signal.signal(signal.SIGINT, lambda *_: put("interrupted"))
     time.sleep(600)
 elif others == "fail":
     wait("fail")

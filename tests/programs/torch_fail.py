@@ -58,16 +58,15 @@ def is_killed():
 
 
 def is_done():
-    dist.destroy_process_group()
     sys.exit()
 
 
 method = os.environ["DDPLAUNCH_INIT_METHOD"]
 place = {} if method == "env://" else {"rank": RANK, "world_size": WORLD_SIZE}
 dist.init_process_group("gloo", init_method=method, **place)
+atexit.register(dist.destroy_process_group)  # left open, torch 2.13 now and then aborts at the interpreter's end
 step()
 how, who = sys.argv[1:]
 if who in (str(RANK), "all"):
     globals()[how]()
 put(f"total-{RANK}", f"{step()} in generation {GENERATION}")
-dist.destroy_process_group()

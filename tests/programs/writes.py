@@ -41,8 +41,8 @@ def same():
     """Two lines that every rank writes alike, and one of its own."""
     all_ready()
     everything(b"equal\n")
-    everything(b"mine is %d\n" % RANK)
     everything(b"equal too\n")
+    everything(b"mine is %d\n" % RANK)
 
 
 def long(size):
@@ -70,29 +70,37 @@ def unfinished():
 
 
 def then_exits(size):
+    """Rank 0 ends badly with much of what it wrote still in the pipe; the others have ended well before."""
+    if RANK:
+        return
     everything((b"y" * 99 + b"\n") * (int(size) // 100))
     os._exit(7)
 
 
 def then_is_killed(size):
+    if RANK:
+        return
     everything((b"y" * 99 + b"\n") * (int(size) // 100))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def after_the_reader_left():
-    """One line, then, when the reader of the command's stdout is gone, many more."""
+    """One line, then, when the reader of the command's stdout is gone, many more; rank 1 ends badly."""
     everything(b"first\n")
     wait("reader-gone")
     for at in range(1000):
         everything(line(at))
-    os._exit(5 if RANK == 1 else 0)
+    put(f"done-{RANK}")
+    if RANK == 1:
+        wait("done-0")
+        os._exit(5)
 
 
 def flood(size):
     """Many lines, then the sign done-RANK."""
     all_ready()
     for at in range(int(size) // 1000):
-        everything(b"%d:%06d:" % (RANK, at) + b"z" * 991 + b"\n")
+        everything(b"%d:%06d:" % (RANK, at) + b"z" * 990 + b"\n")
     put(f"done-{RANK}")
 
 

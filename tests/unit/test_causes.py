@@ -278,6 +278,15 @@ ROWS = [
     ("bus error", end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=7 * GIB)),
     ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n"), Facts()),
     ("illegal instruction", end(signal=SIGILL), Facts()),
+    (
+        "aborted at its end",
+        end(
+            signal=SIGABRT,
+            tail="terminate called without an active exception\nFatal Python error: Aborted\n\n"
+            "Thread 0x00007f1470fc6b80 (most recent call first):\n  <no Python frame>\n",
+        ),
+        Facts(),
+    ),
     ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Facts()),
     ("killed from outside", end(signal=SIGKILL), Facts()),
     ("stopped from outside", end(signal=SIGHUP), Facts()),
@@ -310,6 +319,12 @@ def test_every_row_of_the_table_has_a_text_here() -> None:
     ids=["status", "own", "download", "killed by us", "stopped by us"],
 )
 def test_what_the_table_does_not_know_has_no_cause(worker: WorkerExit) -> None:
+    assert classify(worker, Facts()) is None
+
+
+def test_an_exception_is_not_explained_by_an_abort_on_the_way_out() -> None:
+    error = WorkerError(type="ValueError", message="boom", traceback="ValueError: boom\n")
+    worker = end(signal=SIGABRT, error=error, tail="terminate called without an active exception\n")
     assert classify(worker, Facts()) is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import replace
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from textwrap import dedent
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import Frame, WorkerError, WorkerExit
+from ddplaunch.record import replace
 from ddplaunch.report.causes import Facts, classify
 from ddplaunch.report.failure import FailureReport, render
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import replace
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch import supervise
 from ddplaunch.outcome import WorkerError, WorkerExit
+from ddplaunch.record import replace
 from ddplaunch.supervise import (
     DeadlineReached,
     Exit,
@@ -45,7 +45,7 @@ def ended(rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | Non
     exit = WorkerExit(
         rank=rank, local_rank=rank, host="here", pid=100 + rank, device="cpu", code=code, signal=signal, at=at, seconds=at
     )
-    return WorkerExited(replace(exit, **more), at)  # type: ignore[arg-type]
+    return WorkerExited(replace(exit, **more), at)
 
 
 def after(*events: supervise.Event, policy: Policy = POLICY) -> tuple[State, list[supervise.Action]]:
@@ -102,7 +102,7 @@ def test_workers_that_ignore_the_stop_are_killed_at_the_deadline_and_not_before(
 
 
 @pytest.mark.parametrize(
-    ("signum", "status"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)], ids=lambda value: str(value)
+    ("signum", "status"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)], ids=str
 )
 def test_a_stop_signal_is_passed_on_as_it_is_and_gives_the_status(signum, status):
     state, actions = after(*STARTED, SignalReceived(signum, 1.0))
@@ -186,7 +186,7 @@ def test_a_failure_that_only_follows_another_waits_for_its_cause():
 def test_further_followers_do_not_prolong_the_wait():
     state, _ = after(*STARTED, ended(0, 1.0, code=1, error=LOST), ended(1, 1.3, code=1, error=LOST))
     assert state.deadline == 1.0 + supervise.SETTLE
-    history = (*STARTED, ended(0, 1.0, code=1, error=LOST), DeadlineReached(1.5))
+    history = (*STARTED, ended(0, 1.0, code=1, error=LOST), DeadlineReached(1.0 + supervise.SETTLE))
     assert after(*history)[1] == [Stop(SIGTERM, ALL)]
 
 
@@ -213,7 +213,7 @@ def test_of_two_that_die_a_millisecond_apart_the_earlier_is_the_first():
 
 def test_what_workers_left_behind_is_stopped_then_killed_then_named():
     clean = (*STARTED, ended(0), ended(1), ended(2), LEFT)
-    state, actions = after(*clean)
+    _, actions = after(*clean)
     assert actions == []
     history = (*clean, DeadlineReached(2.0))
     assert after(*history)[1] == [Sweep(SIGKILL)]
@@ -316,6 +316,25 @@ def test_all_clocks_stand_still_while_the_job_is_suspended():
     assert state.deadline == 160.0
 
 
+@pytest.mark.parametrize("event", [SignalReceived(SIGTERM, 50.0), FrontLost(50.0)], ids=["SIGTERM", "front lost"])
+def test_the_grace_period_runs_when_a_suspended_job_is_ended(event):
+    suspended = (*STARTED, SignalReceived(SIGTSTP, 10.0), event)
+    assert after(*suspended)[0].deadline == 60.0
+    assert after(*suspended, SignalReceived(SIGCONT, 51.0))[0].deadline == 60.0
+
+
+def test_the_front_of_a_job_that_is_suspended_while_it_stops_is_lost():
+    history = (*STARTED, SignalReceived(SIGINT, 1.0), SignalReceived(SIGTSTP, 2.0), FrontLost(52.0))
+    state, actions = after(*history)
+    assert actions == [Resume()]
+    assert state.deadline == 61.0
+
+
+def test_a_closed_terminal_that_is_told_twice_is_no_second_signal():
+    assert after(*STARTED, SignalReceived(SIGHUP, 1.0), SignalReceived(SIGHUP, 1.1))[1] == []
+    assert after(*STARTED, SignalReceived(SIGHUP, 1.0), SignalReceived(SIGTERM, 1.1))[1] == [Kill(ALL)]
+
+
 def test_sigcont_to_a_job_that_is_not_suspended_is_forwarded():
     assert after(*STARTED, SignalReceived(SIGCONT, 1.0))[1] == [Forward(SIGCONT, ALL)]
 
@@ -345,6 +364,16 @@ def test_the_failure_of_another_leaves_the_debugger_alone():
 
 def test_once_the_debugged_worker_has_ended_ctrl_c_stops_the_job():
     assert after(*STARTED, ended(1), SignalReceived(SIGINT, 2.0), policy=DEBUG)[1] == [Stop(SIGINT, ALL)]
+
+
+def test_nobody_at_the_debugger_is_told_of_workers_that_ended_long_ago():
+    state, _ = after(*STARTED, ended(0, 1.0), policy=DEBUG)
+    assert state.deadline is None
+
+
+@pytest.mark.parametrize("event", [SignalReceived(SIGTERM, 1.0), FrontLost(1.0)], ids=["SIGTERM", "front lost"])
+def test_whoever_ends_the_job_ends_the_debugged_worker_too(event):
+    assert after(*STARTED, event, DeadlineReached(11.0), policy=DEBUG)[1] == [Kill(ALL)]
 
 
 # --- any history
@@ -385,12 +414,13 @@ def histories(draw: st.DrawFn) -> list[supervise.Event]:
 def test_whatever_happens_the_job_ends_once_signals_and_deadlines_have_come(events, restarts):
     """After any history that the agent can tell, two stop signals and the deadlines lead to one Exit."""
     policy = replace(POLICY, max_restarts=restarts)
-    state, actions = supervise.begin(policy, 0.0)
+    state, _ = supervise.begin(policy, 0.0)
     exits = 0
     at = 1000.0
 
     def take(event: supervise.Event) -> None:
         nonlocal state, exits
+        actions: tuple[supervise.Action, ...]
         match event:  # what cannot happen is left out
             case WorkerStarted(rank, _) if rank not in state.pending:
                 return

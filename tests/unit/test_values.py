@@ -182,7 +182,7 @@ DOUBLE="a \\"b\\" \\$c \\n d"  # a comment
 
 
 def test_env_files_are_read_as_a_shell_reads_them() -> None:
-    with pytest.raises(values.BadValue, match="^train.env:5: expected NAME=VALUE$"):
+    with pytest.raises(values.BadValue, match=r"^train\.env:5: expected NAME=VALUE$"):
         envfile.variables(ENV_FILE, "train.env")
     assert envfile.variables(ENV_FILE.replace(" = ", "="), "train.env") == [
         ("PLAIN", "some words"),

@@ -1,0 +1,82 @@
+# Everything happens in .venv, which is made with the first of these that is Python 3.11 or newer.
+PYTHONS = $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python
+PIP = .venv/bin/python -m pip --disable-pip-version-check
+TEST_PACKAGES = gcc libc6-dev strace
+
+PYTEST_ARGS ?=
+GPU_PYTHON ?= .venv/bin/python
+
+.PHONY: help demo test test-gpu check lint format bench test-deps clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+demo: .venv/demo ## train a small network on real digits with 4 workers
+	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
+
+test: .venv/test ## run the tests
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+check: lint test ## all that CI runs: lint and test
+
+lint: .venv/test ## check format, style, types and which module imports which
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo --no-cache
+
+format: .venv/test ## put the code into its format
+	.venv/bin/ruff check --fix --select I .
+	.venv/bin/ruff format .
+
+bench: .venv/test ## measure against torchrun and a plain shell loop
+	.venv/bin/python benchmarks/run.py
+
+test-deps: ## install the Debian packages that the tests use (root)
+	@missing=; for package in $(TEST_PACKAGES); do \
+		dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$package"; \
+	done; \
+	if [ -z "$$missing" ]; then \
+		echo "all there: $(TEST_PACKAGES)"; \
+	elif ! command -v apt-get >/dev/null; then \
+		echo "no apt-get here; install what gives you:$$missing"; \
+	elif [ "$$(id -u)" != 0 ]; then \
+		echo "only root can install packages; ask for: apt-get install$$missing"; \
+	else \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing; \
+	fi
+
+clean: ## remove the environment and what the tools left
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# a stamp is newer than what it was installed from, so a second `make` installs nothing
+.venv/demo: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing into .venv; torch is large, so the first time takes minutes"
+	$(PIP) install -q -c constraints.txt -e '.[example]'
+	@touch $@
+
+.venv/test: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing into .venv; torch is large, so the first time takes minutes"
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@ .venv/demo
+
+.venv/bin/python:
+	@for python in $(PYTHONS); do \
+		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+		if "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+			echo "making .venv with $$("$$python" --version)"; \
+			exec "$$python" -m venv .venv; \
+		fi; \
+		bare="$${bare:-$$python}"; \
+	done; \
+	if [ -n "$$bare" ]; then \
+		echo "error: $$bare cannot make environments; on Debian: apt-get install python3-venv" >&2; \
+	else \
+		echo "error: no Python 3.11 or newer found; if you have one: make PYTHON=/path/to/python3" >&2; \
+	fi; \
+	exit 1

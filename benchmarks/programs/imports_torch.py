@@ -1,0 +1,5 @@
+"""Imports torch, as every training script does."""
+
+import torch
+
+torch.zeros(1)

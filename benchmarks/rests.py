@@ -1,0 +1,93 @@
+"""What the launcher costs while nothing happens: memory and wake-ups."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bed import Bed, Figure, program
+
+_WATCHED = 3.0  # seconds
+_PATIENCE = 60.0  # seconds until everything must have come to rest
+_WORKERS = 2
+
+
+def rest(bed: Bed) -> Iterator[Figure]:
+    """Two workers sleep."""
+    ours = _watch(bed, bed.ddplaunch, launchers=2)  # front and agent
+    theirs = _watch(bed, [*bed.torchrun, "--standalone"], launchers=1)
+    yield Figure(
+        name="at rest: memory of the launcher (PSS)",
+        value=ours.pss,
+        unit="MB",
+        target=45,
+        how=f"front and agent; RSS added up {ours.rss:.0f} MB; torchrun {theirs.pss:.0f} MB",
+    )
+    yield Figure(
+        name=f"at rest: wake-ups in {_WATCHED:g} s",
+        value=ours.wakeups,
+        unit="",
+        target=0,
+        how=f"voluntary context switches; torchrun {theirs.wakeups}",
+    )
+
+
+class _Rest:
+    """What the processes of a launcher are and do while its workers sleep."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pss = sum(_kilobytes(pid, "smaps_rollup", "Pss") for pid in pids) / 1e3  # shared pages divided
+        self.rss = sum(_kilobytes(pid, "smaps_rollup", "Rss") for pid in pids) / 1e3  # shared pages counted each time
+        _settle(pids)
+        before = _switches(pids)
+        time.sleep(_WATCHED)
+        self.wakeups = _switches(pids) - before
+
+
+def _watch(bed: Bed, launcher: Sequence[str], *, launchers: int) -> _Rest:
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        command = bed.start([*launcher, "--nproc-per-node", str(_WORKERS), program("waits"), folder])
+        try:
+            _until(lambda: len(list(Path(folder).iterdir())) == _WORKERS, "the workers to run", command)
+            pids = [command.pid]
+            while len(pids) < launchers:
+                pids += _children(pids[-1])
+            return _Rest(pids)
+        finally:
+            command.terminate()
+            command.wait()
+
+
+def _settle(pids: Sequence[int]) -> None:
+    """Wait until the start is over: half a second without a switch, or a launcher that never rests."""
+    for _ in range(10):
+        before = _switches(pids)
+        time.sleep(0.5)
+        if _switches(pids) == before:
+            return
+
+
+def _until(condition, what, command: subprocess.Popen[bytes]) -> None:
+    give_up = time.monotonic() + _PATIENCE
+    while not condition():
+        assert command.poll() is None and time.monotonic() < give_up, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def _switches(pids: Sequence[int]) -> int:
+    return sum(_kilobytes(pid, "status", "voluntary_ctxt_switches") for pid in pids)
+
+
+def _kilobytes(pid: int, file: str, name: str) -> int:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise AssertionError(f"/proc/{pid}/{file} has no {name}")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,96 @@
+"""Measures ddplaunch against torchrun and a plain shell loop and prints one table. README.md says what each line means.
+
+python benchmarks/run.py [--quick] [--json] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import ends
+import outputs
+import rests
+import starts
+from bed import Bed, Figure
+
+BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
+    "hello": starts.hello,
+    "torch": starts.torch_import,
+    "many": starts.many,
+    "crash": ends.crash,
+    "rest": rests.rest,
+    "lines": outputs.lines,
+    "flood": outputs.flood,
+}
+
+
+def main() -> None:
+    """Run the benchmarks that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: rougher figures, in a third of the time")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; not given: all")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in BENCHMARKS]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(BENCHMARKS)}")
+    bed = Bed(quick=asked.quick)
+    began = time.monotonic()
+    facts = machine()
+    figures: list[Figure] = []
+    try:
+        for name in asked.names or BENCHMARKS:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            figures += BENCHMARKS[name](bed)
+    finally:
+        bed.close()
+    facts["seconds"] = f"{time.monotonic() - began:.0f}"
+    if asked.json:
+        print(json.dumps({"machine": facts, "figures": [{**asdict(one), "met": one.met} for one in figures]}, indent=1))
+    else:
+        print(table(figures))
+        print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+
+
+def machine() -> dict[str, str]:
+    """Say where this was measured."""
+    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), "unknown CPU")
+    return {
+        "machine": f"{len(os.sched_getaffinity(0))} x {model}",
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
+        "torch": version("torch"),
+        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+    }
+
+
+def table(figures: list[Figure]) -> str:
+    """Write the figures, one a line."""
+    rows = [("", "measured", "target", "", "")]
+    for one in figures:
+        sign = ">=" if one.more_is_better else "<="
+        target = "" if one.target is None else f"{sign} {one.target:g} {one.unit}".rstrip()
+        verdict = {True: "met", False: "MISSED", None: ""}[one.met]
+        rows.append((one.name, f"{_rounded(one.value)} {one.unit}".rstrip(), target, verdict, one.how))
+    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+    return "\n".join(
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4])).rstrip()
+        for row in rows
+    )
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()

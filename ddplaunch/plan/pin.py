@@ -1,0 +1,79 @@
+"""How a worker is bound to the devices that it owns, and what it will call them. Pure; `worker/pin.py` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.devices import Device, Hardware
+from ddplaunch.errors import LaunchError
+from ddplaunch.plan.assign import Owned
+from ddplaunch.spec import JobSpec, ProgramKind
+
+_ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA programming guide
+
+
+def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
+    """Give "device", "visible" or "none" and the reason in words.
+
+    Raises:
+        LaunchError: --pin device where it cannot work.
+    """
+    devices = {device for own in owned for device in own}
+    mig = any(device.is_mig for device in devices)
+    command = spec.program.kind is ProgramKind.COMMAND
+    if spec.virtual_local_rank:
+        return "visible", spec.origin("virtual_local_rank")
+    if spec.pin == "device" and command:
+        raise LaunchError(
+            f"{spec.asked('pin', spec.pin)}: it works inside python, but --no-python runs a command", hint="--pin visible"
+        )
+    if spec.pin == "device" and mig and len(devices) > 1:
+        raise LaunchError(f"{spec.asked('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
+    if spec.pin:
+        return spec.pin, spec.origin("pin")
+    if any(len(own) > 1 for own in owned):
+        return "visible", "each worker has several devices"  # these can be handed over only as a set
+    if mig:
+        return "visible", _ONE_INSTANCE
+    # a command is most often a wrapper around a Python script that counts on seeing every device
+    return ("none", "default for a command") if command else ("device", "default")
+
+
+def place(
+    spec: JobSpec, pin: str, own: tuple[Device, ...], devices: Sequence[Device], hardware: Hardware
+) -> tuple[str, dict[str, str]]:
+    """Give a worker's device as it will call it, and the variables that make it so.
+
+    `own` are the worker's devices, `devices` those of the job on this node, `hardware` tells of all that it has.
+    """
+    if not own:
+        return "cpu", {}
+    hidden = hardware.visible_variable
+    if pin == "visible":
+        return f"{own[0].kind}:0", {hidden: ",".join(device.token for device in own)}
+    result = {}
+    index = own[0].index
+    # where the devices' order is CUDA's to choose, they are known by UUIDs, and only a list of these makes an index certain
+    if spec.devices is not None or not all(device.token.isdigit() for device in devices):
+        result[hidden] = ",".join(device.token for device in devices)
+        index = devices.index(own[0])
+    mine = f"{own[0].kind}:{index}"
+    if pin == "device":
+        result["DDPLAUNCH_PIN_DEVICE"] = mine
+    return mine, result
+
+
+def notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
+    """Say what a script that counts devices by LOCAL_RANK should know."""
+    workers = len(owned)
+    devices = len({device for own in owned for device in own})
+    if not devices or spec.virtual_local_rank:
+        return []
+    if pin == "visible" and workers > 1:
+        return ["each worker sees only its own devices: there LOCAL_RANK is no device's index, but DDPLAUNCH_DEVICE is"]
+    if pin != "visible" and workers > devices:
+        return [
+            f"{workers} workers on {devices} device{'s' * (devices > 1)}: set_device(LOCAL_RANK) fails from local rank "
+            f"{devices} on; use DDPLAUNCH_DEVICE, or --virtual-local-rank"
+        ]
+    return []

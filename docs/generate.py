@@ -1,0 +1,256 @@
+"""Writes the reference pages that follow from the code: `python docs/generate.py`; with `--check`, fails if one is stale.
+
+It writes tables only; what needs more words stands in the guides. docs/reference/run-folder.md is written by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddplaunch.cluster import local
+from ddplaunch.devices import Device, Hardware
+from ddplaunch.exitcodes import HANG, MEANINGS, RENDEZVOUS
+from ddplaunch.options.option import Option
+from ddplaunch.options.table import GROUPS, OPTIONS
+from ddplaunch.plan import Plan
+from ddplaunch.plan.make import Node, make_plan
+from ddplaunch.plan.variables import of_generation
+from ddplaunch.record import fields_of
+from ddplaunch.report.causes import CAUSES
+from ddplaunch.spec import JobSpec, Program, ProgramKind, default
+
+REFERENCE = Path(__file__).parent / "reference"
+_NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
+
+# what no job of this version can meet, and stands in the tables of the code for what comes
+_LATER_STATUSES = (RENDEZVOUS, HANG)
+_LATER_CAUSES = ("preempted", "out of walltime")
+
+# every variable that a worker gets from ddplaunch: a new one fails here until it is explained
+_VARIABLES = {
+    "RANK": "which worker of the job it is, from 0",
+    "LOCAL_RANK": "which worker of its node it is, from 0; always 0 with `--virtual-local-rank`",
+    "WORLD_SIZE": "how many workers the job has",
+    "LOCAL_WORLD_SIZE": "how many workers its node has",
+    "NODE_RANK": "which node of the job it is on; 0, since this version runs one node. torchrun does not set it, but "
+    "Lightning and others read it",
+    "GROUP_RANK": "torchrun's name for the same",
+    "GROUP_WORLD_SIZE": "how many nodes the job has: 1",
+    "ROLE_NAME": "what `--role` says",
+    "ROLE_RANK": "its rank among the workers of its role: as RANK, since a job has one role",
+    "ROLE_WORLD_SIZE": "how many workers have its role: as WORLD_SIZE",
+    "MASTER_ADDR": "where rank 0 is found: 127.0.0.1, unless `--master-addr` or `--rdzv-endpoint` says otherwise",
+    "MASTER_PORT": "the port at which the workers meet: reserved for this job, a new one for each restart, unless "
+    "`--master-port` names one",
+    "TORCHELASTIC_RUN_ID": "the name of the run, or what `--rdzv-id` says; that it is set tells "
+    "`torch.distributed.is_torchelastic_launched()` and others of a job like torchrun's",
+    "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again: 0 at first",
+    "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says",
+    "TORCHELASTIC_USE_AGENT_STORE": "`False`: rank 0 hosts the store at MASTER_PORT",
+    "TORCHELASTIC_ERROR_FILE": "the file for the exception that ends the worker. ddplaunch's bootstrap writes it, and so "
+    "does torch's `@record`; empty: there is no place for it",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1, unless you have set it",
+    "OMP_NUM_THREADS": "the usable CPUs divided among the workers of the node; `--threads`, or the variable in your "
+    "environment, wins",
+    "PYTHONUNBUFFERED": "1, unless you have set it: what is printed appears at once, and nothing is lost in a crash",
+    "DDPLAUNCH_RUN_ID": "the name of the run, and of its folder",
+    "DDPLAUNCH_BACKEND": "the process-group backend that suits this job: pass it to `init_process_group`",
+    "DDPLAUNCH_DEVICE": "the worker's own device, as torch will call it inside the worker",
+    "DDPLAUNCH_INIT_METHOD": "what `--init-method` means here: `env://`, `tcp://...` or `file://...`",
+    "DDPLAUNCH_LOG_DIR": "the folder of the run; empty if there is none",
+}
+_INSIDE = ("DDPLAUNCH_PIN_DEVICE",)  # from the launcher to the bootstrap, which takes it out of the environment
+
+_SOMETIMES = {
+    "CUDA_VISIBLE_DEVICES": "the worker's own devices with `--pin visible`; all of the job's with `--devices`, and where "
+    "only a list of UUIDs makes an index certain",
+    "HIP_VISIBLE_DEVICES": "the same on AMD GPUs",
+    "ZE_AFFINITY_MASK": "the same on Intel GPUs",
+}
+_READ = {
+    "PYTHON_EXEC": "the interpreter of the workers, as `--python`",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "as `--shutdown-timeout`",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "what stands before each line of a worker in place of `[RANK] `: "
+    "`${role_name}`, `${rank}` and `${local_rank}` are replaced",
+    "CUDA_VISIBLE_DEVICES": "which NVIDIA GPUs there are; on AMD, where HIP_VISIBLE_DEVICES is not set, which of those",
+    "CUDA_DEVICE_ORDER": "whether CUDA counts GPUs of different models by PCI address",
+    "ROCR_VISIBLE_DEVICES": "which AMD GPUs there are",
+    "HIP_VISIBLE_DEVICES": "which of those",
+    "ZE_AFFINITY_MASK": "which Intel GPUs there are",
+    "ZE_FLAT_DEVICE_HIERARCHY": "whether a tile of an Intel card counts as a device, or only the card",
+    "OMP_NUM_THREADS": "passed on as it is, unless `--threads` is given",
+    "XDG_STATE_HOME": "where the run folders are: in `ddplaunch/runs` below it; `~/.local/state` if it is not set",
+    "TMPDIR": "where the workers' exceptions are written if there is no run folder",
+    "NO_COLOR": "no colours; wins over the next two",
+    "FORCE_COLOR": "colours, even where the output is no terminal",
+    "CLICOLOR_FORCE": "the same",
+    "CLICOLOR": "0: no colours",
+    "TERM": "`dumb`: no colours",
+    "SHELL": "which shell `ddplaunch completion` is for, if it is not told",
+}
+
+
+def pages() -> dict[str, str]:
+    """Give every generated page by the name of its file."""
+    return {
+        "cli.md": _cli(),
+        "exit-status.md": _exit_status(),
+        "variables.md": _variables(),
+        "causes.md": _causes(),
+    }
+
+
+def _page(*parts: str) -> str:
+    return "\n\n".join((_NOTE, *parts)) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+# --- options
+
+
+def _cli() -> str:
+    parts = [
+        "# The command line",
+        "```\nddplaunch [OPTIONS] SCRIPT [ARGS]...\nddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...\n"
+        "ddplaunch completion [bash|zsh|fish]\n```",
+        "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
+        "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
+        "into a shell. `completion` prints the script that makes a shell complete the options. `-h`, `--help` and "
+        "`--version` answer and start nothing.",
+        "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
+        "of an option. Below each option stands where else its value may come from; "
+        "[configuration](../guides/configuration.md) says who wins.",
+    ]
+    for group in GROUPS:
+        options = [option for option in OPTIONS if option.group == group]
+        parts += [f"## {group}", *(_option(option) for option in options)]
+    return _page(*parts)
+
+
+def _option(option: Option) -> str:
+    names = f"{option.short}, {option.flag}" if option.short else option.flag
+    title = names if option.is_flag else f"{names} {option.metavar}"
+    text = f"{option.help} **No effect here**: {option.no_effect}." if option.no_effect else option.help
+    facts = [] if (value := _default_of(option)) is None else [f"Default: `{value}`."]
+    if variables := [name for name, _ in option.variables]:
+        facts.append(f"Variable: {', '.join(f'`{name}`' for name in reversed(variables))}.")
+    facts.append(f"Key: `{option.key}`.")
+    return f"### `{title}`\n\n{text}\n\n{' '.join(facts)}"
+
+
+def _default_of(option: Option) -> str | None:
+    value = default(option.target) if option.target in fields_of(JobSpec) else None
+    if option.is_flag or option.repeatable or value is None:
+        return None
+    return option.write(value) or None
+
+
+# --- exit status
+
+
+def _exit_status() -> str:
+    later = {str(status): " (kept for later: no job of this version ends so)" for status in _LATER_STATUSES}
+    rows = [[f"`{status}`", meaning + later.get(status, "")] for status, meaning in MEANINGS.items()]
+    return _page(
+        "# Exit status",
+        _table(["status", "meaning"], rows),
+        "The status of a worker is passed on as it is. So a script that exits with 124 of its own accord looks like "
+        "`--timeout` from outside; the last lines on stderr, and `why` in "
+        "[summary.json](run-folder.md), tell them apart.",
+        "A job that a signal stopped ends with 128 + n, even if every worker took the signal, saved and exited with 0.",
+        "With `--max-restarts`, the status is that of the last generation.",
+    )
+
+
+# --- variables
+
+
+def _variables() -> str:
+    known = _of_a_worker()
+    unexplained = known.keys() - _VARIABLES.keys() - set(_INSIDE)
+    gone = _VARIABLES.keys() - known.keys()
+    assert not unexplained, f"say in docs/generate.py what a worker's {unexplained} mean"
+    assert not gone, f"workers no longer get {gone}: take them out of docs/generate.py"
+    return _page(
+        "# Variables",
+        "## What every worker gets",
+        "The variables of your environment pass through; these, `--env` and `--env-file` come on top. "
+        "The example is rank 1 of `ddplaunch --nproc-per-node 4 train.py` on a machine with 4 GPUs and 16 CPUs.",
+        _table(
+            ["variable", "example", "meaning"],
+            [[f"`{name}`", f"`{known[name]}`", meaning] for name, meaning in _VARIABLES.items()],
+        ),
+        "## What some workers get",
+        _table(["variable", "value"], [[f"`{name}`", meaning] for name, meaning in _SOMETIMES.items()]),
+        "## What ddplaunch reads",
+        "Every option but a few has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`; those of "
+        "torchrun also have torchrun's, such as `PET_NPROC_PER_NODE`. [The command line](cli.md) names them. Besides:",
+        _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
+    )
+
+
+def _of_a_worker() -> Mapping[str, str]:
+    """The variables of a real plan: rank 1 of 4, each on a GPU of its own."""
+    plan = _example()
+    worker = plan.workers[1]
+    folder = f"~/.local/state/ddplaunch/runs/{plan.run_id}"
+    changing = of_generation(
+        plan, worker, generation=0, port=43217, error_file=f"{folder}/errors/0/1.json", log_dir=folder
+    )
+    return {**worker.variables, **changing}
+
+
+def _example() -> Plan:
+    gpus = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(4))
+    node = Node(
+        hardware=Hardware(devices=gpus, cpus=tuple(range(16))),
+        devices=gpus,
+        python="python",
+        bootstrap="bootstrap.py",
+        env={},
+    )
+    spec = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=4)
+    return make_plan(spec, local.discover(spec, "localhost"), node, run_id="20261121-093000-7f3a")
+
+
+# --- causes
+
+
+def _causes() -> str:
+    words = {name: name.upper() for name in ("device", "signal", "memory", "interpreter", "shm", "module", "flag")}
+    rows = [[row.name, row.advice.format(**words)] for row in CAUSES if row.name not in _LATER_CAUSES]
+    return _page(
+        "# Causes of failures",
+        "The hint below a [failure report](../concepts/failure-report.md) comes from this table: the first row that fits "
+        "what the worker said, the signal that ended it and the state of the machine. Words in capitals stand for what "
+        "was found.",
+        _table(["cause", "hint"], rows),
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with --check only say which are stale, and give the exit status."""
+    stale = [name for name, text in pages().items() if not _is(REFERENCE / name, text)]
+    if "--check" in arguments:
+        for name in stale:
+            print(f"docs/reference/{name} is stale: python docs/generate.py")
+        return 1 if stale else 0
+    REFERENCE.mkdir(exist_ok=True)
+    for name in stale:
+        (REFERENCE / name).write_text(pages()[name], encoding="utf-8")
+        print(f"wrote docs/reference/{name}")
+    return 0
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,253 @@
+"""What the command stands on gives way: closed streams, full disks, lost folders, used-up limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests.conftest import until
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can arrange this")
+NOBODY = 54321  # a user without an entry in the user database, and without processes
+
+
+def closing(*fds: int):
+    """Start the command with these descriptors closed."""
+    return lambda: [os.close(fd) for fd in fds]
+
+
+# --- closed streams
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
+def test_closed_streams_keep_no_job_from_running_and_none_of_our_files_takes_their_place(job, program, closed):
+    result = job.run("--nproc-per-node", 2, program("writes"), "descriptors", preexec_fn=closing(*closed))
+    assert result.status == 0
+    assert job.signs("fds", 2) == ["0=/dev/null 1=pipe 2=pipe others=[]"] * 2
+    job.nothing_left()
+
+
+def test_one_worker_gets_the_null_device_for_what_the_caller_closed(job, program):
+    assert job.run(program("writes"), "descriptors", preexec_fn=closing(0, 1, 2)).status == 0
+    assert job.sign("fds-0") == "0=/dev/null 1=/dev/null 2=/dev/null others=[]"
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_with_closed_streams_logs_and_status_are_as_ever(job, program, closed):
+    arguments = ("--nproc-per-node", 2, program("writes"), "then_exits", 1_000_000)
+    assert job.run(*arguments, preexec_fn=closing(*closed)).status == 7
+    assert (job.folder / "rank-0.out").stat().st_size == 1_000_000
+    assert json.loads((job.folder / "summary.json").read_text())["status"] == 7
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_a_mistake_is_told_by_the_status_even_if_nobody_can_be_told(job, closed):
+    assert job.run("--nproc-per-node", "none", "x.py", preexec_fn=closing(*closed)).status == 2
+
+
+# --- the run folder
+
+
+@pytest.fixture
+def small_disk(job):
+    """A disk of 256 kB for the run folder."""
+    disk = job.home / "state"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@root_only
+def test_a_full_disk_is_told_once_and_the_job_goes_on(job, program, small_disk):
+    result = job.run("--nproc-per-node", 2, program("writes"), "flood", 1_000_000)
+    assert result.status == 0
+    assert len(result.out) == 2 * 1000 * 1004
+    assert result.err.count("warning") == 1
+    assert "No space left on device" in result.err
+    assert "output is shown, but no longer kept" in result.err
+    assert all(json.loads(line)["v"] == 1 for line in (job.folder / "events.jsonl").read_text().splitlines())
+    for file in job.folder.glob("*.json*"):
+        assert file.suffix == ".jsonl" or json.loads(file.read_text())  # whole, or not there
+    job.nothing_left()
+
+
+def fill(disk, free: int) -> None:
+    """Leave so many bytes free."""
+    with open(disk / "filler", "wb", buffering=0) as file:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - free)
+
+
+@root_only
+def test_a_full_disk_does_not_hide_how_a_worker_failed(job, program, small_disk):
+    fill(small_disk, 0)
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises")
+    assert result.status == 1
+    assert "boom of rank 1" in result.err
+    assert "rank 1 failed" in result.err
+    job.nothing_left()
+
+
+@root_only
+def test_a_disk_that_is_full_in_the_middle_of_an_event_leaves_whole_ones_only(job, small_disk):
+    fill(small_disk, 4096)
+    assert job.run("--nproc-per-node", 24, "--no-python", "true").status == 0
+    text = (job.folder / "events.jsonl").read_text()
+    assert 3000 < len(text) <= 4096
+    assert text.endswith("\n")
+    assert all(json.loads(line)["v"] == 1 for line in text.splitlines())
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc", "/dev/null"])
+def test_where_no_run_folder_can_be_made_the_job_runs_without(job, program, place):
+    state = place
+    if place == "a file":
+        (job.home / "file").touch()
+        state = str(job.home / "file")
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises", env={"XDG_STATE_HOME": state})
+    assert result.status == 1
+    assert result.err.count("warning: no logs are kept: ") == 1
+    assert state in result.err
+    assert "rank 1 failed: ValueError: boom of rank 1" in result.err
+    job.nothing_left()  # nor the folder that the exception was written to
+
+
+def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job, program):
+    process = job.start("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=dies_on_sign")
+    job.signs("ready", 2)
+    until(lambda: len(job.events("worker_started")) == 2, "both starts")
+    shutil.rmtree(job.folder)
+    (job.home / "signs" / "die").touch()
+    result = job.wait()
+    assert process.returncode == 3
+    assert result.err.count("rank 1 failed") == 2
+    assert result.err.count("warning: No such file or directory") == 1
+    job.nothing_left()
+
+
+def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(job, program):
+    """XDG Base Directory Specification: "All paths set in these environment variables must be absolute"."""
+    result = job.run("--nproc-per-node", 2, program("behave"), "all=done", env={"XDG_STATE_HOME": "x", "HOME": str(job.home)})
+    assert result.status == 0
+    assert not (job.home / "x").exists()
+    assert list((job.home / ".local/state/ddplaunch/runs").iterdir())
+    job.nothing_left()
+
+
+@root_only
+def test_without_any_home_the_job_runs_and_keeps_no_logs(job, program):
+    for name in ("tmp", "signs"):
+        (job.home / name).mkdir()
+    env = {name: value for name, value in job.env.items() if name not in ("HOME", "XDG_STATE_HOME")}
+    arguments = job.argv("--nproc-per-node", 2, program("behave"), "all=done")
+    as_user = without_rights(*arguments)
+    job.process = subprocess.Popen(as_user, env=env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    result = job.wait()
+    assert result.status == 0
+    assert "warning: no logs are kept: " in result.err
+    assert not (job.home / "~").exists()
+    job.nothing_left()
+
+
+def without_rights(*command: str, processes: int | None = None) -> list[str]:
+    """The command run by a user whom limits bind, but who may open every file, since tests may lie in root's home."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not there")
+    limit = [] if processes is None else ["prlimit", f"--nproc={processes}:{processes}"]
+    capabilities = "+dac_override,+dac_read_search"
+    user = [f"--reuid={NOBODY}", "--clear-groups", f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}"]
+    return [*limit, "setpriv", *user, *command]
+
+
+# --- limits
+
+
+@pytest.mark.parametrize("limit", range(20, 28))
+def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit):
+    """At one of these limits each of the calls that a start needs is the one that fails."""
+    result = job.run(
+        "--nproc-per-node", 8, program("behave"), "all=default",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )  # fmt: skip
+    assert result.status == 126
+    assert "could not be started: " in result.err
+    assert "ulimit -n" in result.err
+    assert "Traceback" not in result.err
+    job.nothing_left()
+
+
+@root_only
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit):
+    for name in ("state", "tmp", "signs"):
+        (job.home / name).mkdir()
+    arguments = job.argv("--nproc-per-node", 4, "--no-python", "sleep", "600")
+    command = without_rights(*arguments, processes=limit)
+    job.process = subprocess.Popen(
+        command, env=job.env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    result = job.wait()
+    assert result.status == 126, result.err
+    assert "resource temporarily unavailable" in result.err.lower()
+    assert "ulimit -u" in result.err
+    job.nothing_left()
+
+
+def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_executed_126(job):
+    result = job.run("--nproc-per-node", 2, "--no-python", "no-such-command")
+    assert (result.status, "no-such-command" in result.err) == (127, True)
+    plain = job.home / "plain"
+    plain.write_text("no program\n")
+    result = job.run("--nproc-per-node", 2, "--no-python", plain)
+    assert (result.status, str(plain) in result.err) == (126, True)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"#!/no/such/interpreter\n", 127), (b"\x00\x01 no program\n", 126), (b"#!/dev/null\n", 126)],
+    ids=["interpreter not there", "not a program", "interpreter cannot be executed"],
+)
+def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content, status):
+    broken = job.home / "broken"
+    broken.write_bytes(content)
+    broken.chmod(0o755)
+    result = job.run("--nproc-per-node", 2, "--no-python", broken)
+    assert result.status == status
+    assert f"could not be started: {broken}: " in result.err
+    assert job.events("worker_start_failed")[0]["status"] == status
+    assert json.loads((job.folder / "summary.json").read_text())["status"] == status
+    job.nothing_left()
+
+
+def test_256_workers_run_where_256_files_may_be_open_and_keep_that_limit(job):
+    result = job.run(
+        "--nproc-per-node", 256, "--no-python", "/bin/sh", "-c", "ulimit -Sn; ulimit -Hn; exit 0",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096)),
+    )  # fmt: skip
+    assert result.status == 0, result.err
+    lines = result.out.splitlines()
+    assert sorted(line.split()[1] for line in lines) == ["256"] * 256 + ["4096"] * 256
+    assert len(json.loads((job.folder / "summary.json").read_text())["workers"]) == 256
+    job.nothing_left()
+
+
+def test_ignored_sigpipe_is_not_handed_down(job):
+    """Python ignores SIGPIPE; a worker that writes to a closed pipe must end as it would without us."""
+    result = job.run("--nproc-per-node", 2, "--no-python", "/bin/sh", "-c", "yes | head -1; kill -PIPE $$; exit 0")
+    assert result.status == 128 + signal.SIGPIPE
+    job.nothing_left()

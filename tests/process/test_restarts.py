@@ -1,0 +1,166 @@
+"""--max-restarts: what one generation leaves to the next, and how it ends when there is no next one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import pytest
+
+from tests.conftest import until
+
+
+@pytest.fixture
+def run(job, program):
+    """Run restarts.py with 3 workers, then prove that nothing is left."""
+
+    def run(*behaviour: object, restarts: int = 2, options: tuple[object, ...] = ()):
+        result = job.run("--nproc-per-node", 3, "--max-restarts", restarts, *options, program("restarts"), *behaviour)
+        job.nothing_left()
+        return result
+
+    return run
+
+
+def places(job, generation: int) -> list[dict[str, str]]:
+    """What each rank of a generation found in its environment."""
+    return [json.loads(job.sign(f"place-{generation}-{rank}")) for rank in range(3)]
+
+
+def test_after_a_failure_all_workers_start_again_with_the_same_ranks(run, job):
+    result = run("fails_until", 2)
+    assert result.status == 0
+    assert result.err.count("starting all workers again") == 2
+    assert "3 workers finished" in result.err
+    for generation in range(3):
+        for rank, place in enumerate(places(job, generation)):
+            assert (place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"]) == (str(rank), str(rank), "3")
+            assert place["TORCHELASTIC_RESTART_COUNT"] == str(generation)
+            assert place["TORCHELASTIC_MAX_RESTARTS"] == "2"
+    pids = {place["pid"] for generation in range(3) for place in places(job, generation)}
+    assert len(pids) == 9
+
+
+def test_each_generation_meets_at_a_port_of_its_own_and_writes_errors_to_files_of_its_own(run, job):
+    run("fails_until", 2)
+    ports = [{place["MASTER_PORT"] for place in places(job, generation)} for generation in range(3)]
+    assert [len(ports_) for ports_ in ports] == [1, 1, 1]
+    assert len(set.union(*ports)) == 3
+    files = {place["TORCHELASTIC_ERROR_FILE"] for generation in range(3) for place in places(job, generation)}
+    assert len(files) == 9
+
+
+def test_when_no_restart_is_left_the_last_failure_gives_the_status(run, job):
+    result = run("fails_until", 9)
+    assert result.status == 12
+    assert [line for line in result.err.splitlines() if line.startswith("error: ")] == [
+        line for line in result.err.splitlines() if "rank 1 failed: exit status 1" in line
+    ]
+    assert result.err.count("rank 1 failed: exit status 1") == 3
+    assert [event["rank"] for event in job.events("generation_failed")] == [1, 1]
+    assert json.loads((job.folder / "summary.json").read_text())["restarts"] == 2
+
+
+def test_the_others_of_a_generation_are_gone_before_the_next_one_starts(run, job):
+    run("fails_until", 2)
+    for generation, end in enumerate(job.events("generation_failed")):
+        assert end["generation"] == generation
+    alive: set[int] = set()
+    for event in job.events("worker_started", "worker_exited", "generation_started"):
+        match event["event"]:
+            case "generation_started":
+                assert not alive
+            case "worker_started":
+                alive.add(event["pid"])
+            case "worker_exited":
+                alive.remove(event["pid"])
+
+
+def test_what_a_worker_left_behind_is_ended_between_the_generations(run, job):
+    assert run("leaves_something", restarts=1).status == 3
+    assert json.loads(job.sign("still-there")) == []
+
+
+def test_a_worker_that_ignores_the_stop_is_killed_before_the_next_generation(job, program):
+    result = job.run(
+        "--nproc-per-node", 2, "--max-restarts", 1, "--grace-period", "0.2", program("behave"), "0=stubborn", "1=exit3"
+    )
+    assert result.status == 3
+    assert len(job.events("kill_sent")) == 2
+    job.nothing_left()
+
+
+def test_workers_that_write_and_die_at_once_can_be_started_again(job):
+    """Their pipes end in the very moment in which they do."""
+    command = ("--no-python", "/bin/sh", "-c", "echo out; echo err >&2; exit 3")
+    result = job.run("--nproc-per-node", 4, "--max-restarts", 2, *command)
+    assert result.status == 3
+    assert len(job.events("generation_started")) == 3
+    logs = "".join(log.read_text() for log in job.folder.glob("rank-*.out"))
+    assert result.out.count("out") == logs.count("out") >= 3
+    job.nothing_left()
+
+
+def test_a_generation_that_dies_at_once_makes_the_next_one_wait(run, job):
+    run("fails_until", 9)
+    waits = [event["wait"] for event in job.events("generation_failed")]
+    assert waits == [0, 1]
+
+
+@pytest.fixture
+def back_off(job, program):
+    """Start a job that fails again and again, and wait until it waits for two seconds."""
+
+    def back_off(**popen):
+        process = job.start("--nproc-per-node", 2, "--max-restarts", 9, program("behave"), "1=exit3", **popen)
+        job.signs("ready", 2)
+        until(lambda: [event for event in job.events("generation_failed") if event["wait"] >= 2], "a back-off")
+        return process
+
+    return back_off
+
+
+@pytest.mark.parametrize(("signum", "status"), [(SIGINT, 130), (SIGTERM, 143)])
+def test_a_signal_while_the_next_generation_is_waited_for_ends_the_job_at_once(job, back_off, signum, status):
+    back_off().send_signal(signum)
+    assert job.wait().status == status
+    assert_ended_at_once_after(job, "signal_received")
+    assert job.events("job_ended")[0]["why"] == "signalled"
+    job.nothing_left()
+
+
+def test_a_killed_front_ends_the_back_off_too(job, back_off):
+    process = back_off(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process.kill()
+    process.wait()
+    job.nothing_left(patience=20)
+    assert_ended_at_once_after(job, "front_lost")
+
+
+def assert_ended_at_once_after(job, name: str) -> None:
+    """The end follows this event, with no other generation between them."""
+    events = job.events()
+    (cause,) = job.events(name)
+    assert not [event for event in events[events.index(cause) :] if event["event"] == "generation_started"]
+    assert events[-1]["event"] == "job_ended"
+    assert events[-1]["mono"] - cause["mono"] < 0.5
+
+
+def test_a_stop_by_the_user_is_no_failure_that_starts_workers_again(job, program):
+    process = job.start("--nproc-per-node", 2, "--max-restarts", 9, program("behave"), "all=default")
+    job.signs("ready", 2)
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    assert len(job.events("generation_started")) == 1
+    job.nothing_left()
+
+
+def test_a_worker_that_a_signal_killed_is_started_again_too(job, program):
+    job.start("--nproc-per-node", 3, "--max-restarts", 1, program("restarts"), "stays")
+    for generation in range(2):
+        os.kill(int(places(job, generation)[0]["pid"]), SIGKILL)
+    assert job.wait().status == 137
+    assert len(job.events("generation_started")) == 2
+    job.nothing_left()

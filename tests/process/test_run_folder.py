@@ -1,0 +1,322 @@
+"""What a job leaves behind on purpose: plan, events and summary, as the reference page describes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.report.events import SCHEMA
+from ddplaunch.report.run_folder import KEPT
+from tests.conftest import Job, until
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
+COMMON = {"v": int, "event": str, "at": float, "mono": float}
+TYPES = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int),
+    "integer or null": lambda value: value is None or isinstance(value, int),
+    "number": lambda value: isinstance(value, (int, float)),
+    "list of strings": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+}
+
+
+# --- the reference page
+
+
+def table(heading: str, columns: int) -> list[tuple[str, ...]]:
+    """The rows of the tables of one chapter of the page that have so many columns, without their code marks."""
+    (chapter,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    rows = [tuple(cell.strip().strip("`") for cell in line.strip("|").split(" | ")) for line in chapter.splitlines()]
+    return [row for row in rows if len(row) == columns and row[0] not in ("event", "field", "---")]
+
+
+def test_the_page_describes_every_event_and_every_field():
+    assert [row[0] for row in table("events.jsonl", 2)] == list(SCHEMA)
+    assert table("events.jsonl", 3) == [
+        (event, field, meaning) for event, fields in SCHEMA.items() for field, meaning in fields.items()
+    ]
+
+
+def fields_of(data: dict[str, Any], *, free: tuple[str, ...] = ()) -> set[str]:
+    """The fields of an object and of the objects in it, those in `free` aside: their keys are no names of ours."""
+    names = set()
+    for name, value in data.items():
+        names.add(name)
+        inner = value if isinstance(value, dict) and name not in free else {}
+        names |= {f"{name}.{field}" for field in inner}
+        for item in value if isinstance(value, list) else ():
+            names |= {f"{name}[].{field}" for field in item} if isinstance(item, dict) else set()
+    return names
+
+
+def test_the_page_describes_every_field_of_plan_and_summary(job, program):
+    job.run("--nproc-per-node", 2, program("behave"), "1=raises")
+    plan = json.loads((job.folder / "plan.json").read_text())
+    assert fields_of(plan, free=("reasons", "origins")) == {row[0] for row in table("plan.json", 2)}
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert fields_of(summary) == {row[0] for row in table("summary.json", 2)}
+    job.nothing_left()
+
+
+# --- events
+
+
+def well(job, program):
+    assert job.run("--nproc-per-node", 2, program("behave"), "all=done").status == 0
+
+
+def failing(job, program):
+    behaviours = ("0=raises_slowly", "1=dies_on_sign", "2=stubborn")
+    job.start("--nproc-per-node", 3, "--grace-period", "0.2", program("behave"), *behaviours)
+    job.sign("raised")
+    (job.home / "signs" / "die").touch()
+    assert job.wait().status == 1
+
+
+def restarted(job, program):
+    assert job.run("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=exit3", "0=daemon").status == 3
+
+
+def not_started(job, program):
+    broken = job.home / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    assert job.run("--nproc-per-node", 2, "--no-python", broken).status == 127
+
+
+def signalled(job, program):
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=polite")
+    job.signs("ready", 2)
+    process.send_signal(signal.SIGUSR1)
+    job.signs("got", 2)
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: job.events("job_suspended"), "the suspension")
+    process.send_signal(signal.SIGCONT)
+    until(lambda: job.events("job_resumed"), "the resumption")
+    process.send_signal(signal.SIGINT)
+    assert job.wait().status == 130
+
+
+def front_killed(job, program):
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", stdout=-3, stderr=-3)
+    job.signs("ready", 2)
+    process.kill()
+    process.wait()
+    job.nothing_left(patience=20)
+
+
+def unread(job, program):
+    reader, writer = os.pipe()
+    job.start("--nproc-per-node", 2, program("writes"), "flood", 12_000_000, stdout=writer)
+    os.close(writer)
+    job.signs("done", 2)
+    while os.read(reader, 1 << 20):
+        pass
+    os.close(reader)
+    assert job.wait().status == 0
+
+
+def without_a_log(job, program):
+    """The logs' places are taken by folders."""
+    process = job.start("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=dies_on_sign")
+    job.signs("ready", 2)
+    until(lambda: len(job.events("worker_started")) == 2, "both starts")
+    for rank in range(2):
+        (job.folder / f"rank-{rank}.out").unlink()
+        (job.folder / f"rank-{rank}.out").mkdir()
+    (job.home / "signs" / "die").touch()
+    job.wait()
+    assert process.returncode == 3
+
+
+JOBS = (well, failing, restarted, not_started, signalled, front_killed, unread, without_a_log)
+
+
+def test_jobs_write_the_events_of_the_schema_and_no_others(tmp_path, program):
+    written = set()
+    for kind in JOBS:
+        home = tmp_path / kind.__name__
+        home.mkdir()
+        job = Job(home)
+        try:
+            kind(job, program)
+            job.nothing_left()
+        finally:
+            job.kill_all()
+        events = job.events()
+        assert [event["event"] for event in events][:: len(events) - 1] == ["job_started", "job_ended"]
+        assert [event["mono"] for event in events] == sorted(event["mono"] for event in events)
+        for event in events:
+            check(event)
+            written.add(event["event"])
+    assert written == set(SCHEMA)
+
+
+def check(event: dict[str, Any]) -> None:
+    """The event has the fields of the schema, each of its type."""
+    fields = SCHEMA[event["event"]]
+    assert set(event) == {*COMMON, *fields}, event
+    assert all(isinstance(event[name], kind) for name, kind in COMMON.items()), event
+    for name, description in fields.items():
+        kind = re.split("[:,]", description)[0]
+        assert TYPES[kind](event[name]), (event, name)
+
+
+# --- plan and summary
+
+
+def test_the_plan_says_what_the_workers_got(job, program):
+    job.run("--nproc-per-node", 2, "--env", "COLOUR=blue", program("behave"), "all=done", "x")
+    plan = json.loads((job.folder / "plan.json").read_text())
+    assert (plan["v"], plan["world_size"], plan["run_id"]) == (1, 2, job.folder.name)
+    assert plan["origins"]["nproc_per_node"] == "--nproc-per-node"
+    for rank, worker in enumerate(plan["workers"]):
+        assert worker["rank"] == rank
+        assert worker["argv"][-2:] == ["all=done", "x"]
+        assert worker["variables"]["RANK"] == str(rank)
+        assert worker["variables"]["COLOUR"] == "blue"
+
+
+def test_the_summary_tells_how_each_worker_ended_and_what_it_used(job):
+    script = job.home / "works.py"
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    used = bytes(bytearray(150 << 20))\n"
+        "    while time.process_time() < 0.5: pass\n"
+    )
+    assert job.run("--nproc-per-node", 2, script).status == 0
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert (summary["status"], summary["why"], summary["restarts"], summary["first_failure"]) == (0, "finished", 0, None)
+    small, large = summary["workers"]
+    assert [worker["status"] for worker in (small, large)] == [0, 0]
+    assert large["peak_rss"] - small["peak_rss"] > 100 << 20
+    assert 1 << 20 < small["peak_rss"] < 100 << 20
+    assert 0.5 <= large["cpu_seconds"] <= large["seconds"] + 0.1
+    assert small["cpu_seconds"] < large["cpu_seconds"]
+    assert large["seconds"] <= summary["seconds"]
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "failure"),
+    [
+        ("raises", {"rank": 1, "how": "exit status 1", "error": "ValueError: boom of rank 1"}),
+        ("killed", {"rank": 1, "how": "killed by SIGKILL", "error": None}),
+    ],
+)
+def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
+    job.run("--nproc-per-node", 2, program("behave"), f"1={behaviour}")
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert (summary["why"], summary["first_failure"]) == ("failed", failure)
+
+
+def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
+    not_started(job, program)
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert (summary["why"], summary["status"]) == ("failed", 127)
+    assert summary["first_failure"]["how"] == f"could not be started: {job.home}/broken: No such file or directory"
+
+
+# --- the folder itself
+
+
+def test_the_folder_is_its_owners_alone(job, program):
+    job.run("--nproc-per-node", 2, program("behave"), "1=raises", umask=0)
+    folders = [job.folder, *(path for path in job.folder.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    logs = list(job.folder.glob("rank-*"))
+    assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
+
+
+@pytest.fixture
+def old_runs(job):
+    """Make runs that ended long ago; give their folders, oldest first."""
+
+    def old_runs(number: int) -> list[Path]:
+        root = job.home / "state" / "ddplaunch" / "runs"
+        folders = [root / f"old-{at:03}" for at in range(number)]
+        for at, folder in enumerate(folders):
+            folder.mkdir(parents=True)
+            (folder / "events.jsonl").touch()
+            (folder / "summary.json").write_text("{}")
+            os.utime(folder / "events.jsonl", (1_000_000 + at, 1_000_000 + at))
+        return folders
+
+    return old_runs
+
+
+def test_only_the_newest_runs_are_kept(job, program, old_runs):
+    folders = old_runs(KEPT + 5)
+    job.run("--nproc-per-node", 2, program("behave"), "all=done")
+    assert [folder for folder in folders if folder.exists()] == folders[6:]
+    assert len(list(job.folder.parent.iterdir())) == KEPT
+
+
+def test_a_run_that_goes_on_is_never_removed(tmp_path, job, program, old_runs):
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
+    job.signs("ready", 2)
+    until(lambda: len(job.events("worker_started")) == 2, "both starts")
+    running = job.folder
+    os.utime(running / "events.jsonl", (1, 1))
+    folders = old_runs(KEPT + 5)
+    other = Job(tmp_path / "other")
+    other.home.mkdir()
+    assert other.run(program("behave"), "all=done", env={"XDG_STATE_HOME": str(job.home / "state")}).status == 0
+    assert [folder for folder in folders if folder.exists()] == folders[6:]
+    assert (running / "events.jsonl").exists()
+    process.terminate()
+    job.wait()
+    assert (running / "summary.json").exists()
+    job.nothing_left()
+
+
+def test_a_run_that_was_killed_is_removed_like_any_other(job, program, old_runs):
+    job.start("--nproc-per-node", 2, program("behave"), "all=default", stdout=-3, stderr=-3)
+    job.signs("ready", 2)
+    until(lambda: len(job.events("worker_started")) == 2, "both starts")
+    dead = job.folder
+    os.kill(json.loads((dead / "plan.json").read_text())["agent_pid"], signal.SIGKILL)
+    job.process.wait()
+    os.utime(dead / "events.jsonl", (1, 1))
+    old_runs(KEPT + 5)
+    job.run("--nproc-per-node", 2, program("behave"), "all=done")
+    assert not dead.exists()
+    job.nothing_left()
+
+
+MAKE = """
+import os, sys, time
+from ddplaunch.report.run_folder import RunFolder
+root, name, go = sys.argv[1:]
+print("ready", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.001)
+folder = RunFolder.make(root, name, torchrun_layout=False, tmp="/nowhere")
+folder.tidy()
+print(folder.problem)
+"""
+
+
+def test_jobs_that_tidy_up_at_the_same_time_do_not_disturb_each_other(job, old_runs):
+    root = old_runs(1000)[0].parent  # so many that all of them are at it at once
+    go = job.home / "go"
+    makers = [
+        subprocess.Popen([sys.executable, "-c", MAKE, root, f"new-{at}", go], stdout=subprocess.PIPE, text=True)
+        for at in range(4)
+    ]
+    for maker in makers:
+        assert maker.stdout.readline() == "ready\n"
+    go.touch()
+    assert [maker.communicate()[0] for maker in makers] == ["None\n"] * 4
+    assert len(list(root.glob("new-*/events.jsonl"))) == 4
+    assert len(list(root.iterdir())) <= KEPT + 4

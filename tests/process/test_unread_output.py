@@ -1,0 +1,156 @@
+"""Nobody reads what the command shows: the job goes on, is watched as ever, and its logs have everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.conftest import until
+
+FLOOD = 12_000_000  # bytes of each of two workers: far more than all pipes and queues hold
+
+
+@pytest.fixture
+def pipe():
+    """A pipe for the command's stdout; the test may close either end."""
+    reader, writer = os.pipe()
+    yield reader, writer
+    for fd in (reader, writer):
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def read_all(fd: int) -> bytes:
+    """Read to the end."""
+    return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
+
+
+def flood_of(rank: int) -> bytes:
+    """What writes.py flood writes."""
+    return b"".join(b"%d:%06d:" % (rank, at) + b"z" * 990 + b"\n" for at in range(FLOOD // 1000))
+
+
+def test_a_reader_that_leaves_costs_the_job_nothing(job, program, pipe):
+    reader, writer = pipe
+    job.start("--nproc-per-node", 2, program("writes"), "after_the_reader_left", stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 100).endswith(b"first\n")
+    os.close(reader)
+    (job.home / "signs" / "reader-gone").touch()
+    result = job.wait()
+    assert result.status == 5
+    assert "rank 1 failed: exit status 5" in result.err
+    assert [len((job.folder / f"rank-{rank}.out").read_text().splitlines()) for rank in range(2)] == [1001, 1001]
+    job.nothing_left()
+
+
+def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_missed(job, program, pipe):
+    reader, writer = pipe
+    job.start("--nproc-per-node", 2, program("writes"), "flood", FLOOD, stdout=writer)
+    os.close(writer)
+    job.signs("done", 2)  # though nobody has read anything
+    held = time.monotonic() - job.began
+    shown = read_all(reader)
+    result = job.wait()
+    assert result.status == 0
+    assert 5 <= held < 20
+    lines = shown.splitlines()
+    assert all(line.startswith(b"[") and len(line) == 1003 for line in lines)
+    (dropped,) = [event["bytes"] for event in job.events("output_dropped")]
+    assert dropped + len(shown) == 2 * (FLOOD // 1000) * 1004
+    assert f"{dropped:,} bytes are not shown here" in result.err
+    assert [(job.folder / f"rank-{rank}.out").read_bytes() == flood_of(rank) for rank in range(2)] == [True, True]
+    job.nothing_left()
+
+
+def test_a_reader_that_comes_back_in_time_misses_nothing(job, program, pipe):
+    reader, writer = pipe
+    job.start("--nproc-per-node", 2, program("writes"), "flood", FLOOD, stdout=writer)
+    os.close(writer)
+    blocked = until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
+    assert blocked < 2 * FLOOD
+    shown = read_all(reader)
+    assert job.wait().status == 0
+    assert len(shown) == 2 * (FLOOD // 1000) * 1004
+    assert not job.events("output_dropped")
+    job.nothing_left()
+
+
+def log_sizes(job) -> int:
+    """How much of what the workers wrote was taken in so far."""
+    return sum(file.stat().st_size for file in job.home.glob("state/ddplaunch/runs/*/rank-*.out"))
+
+
+def stalled(job) -> int:
+    """The bytes taken in so far, if there have been no more of them for half a second."""
+    before = log_sizes(job)
+    give_up = time.monotonic() + 0.5
+    while time.monotonic() < give_up:
+        if log_sizes(job) != before:
+            return 0
+        time.sleep(0.01)
+    return before
+
+
+@pytest.mark.parametrize("state", ["held", "let go"])
+def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state):
+    reader, writer = pipe
+    job.start("--nproc-per-node", 3, program("behave"), "all=chatter", "1=dies_on_sign", stdout=writer)
+    os.close(writer)
+    until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
+    if state == "let go":
+        before = log_sizes(job)
+        until(lambda: log_sizes(job) > before + 1_000_000, "the workers to go on")
+    began = time.monotonic()
+    (job.home / "signs" / "die").touch()
+    (ended,) = until(lambda: job.events("job_ended"), "the end of the job")
+    assert time.monotonic() - began < 2
+    assert ended["status"] == 3
+    assert job.process.poll() is None  # it still has something to show
+    read_all(reader)
+    result = job.wait()
+    assert result.status == 3
+    assert "rank 1 failed" in result.err
+    assert "last words of rank 1" in result.err
+    job.nothing_left()
+
+
+def test_a_signal_to_stop_ends_the_command_though_nobody_reads(job, program, pipe):
+    _, writer = pipe
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=chatter", stdout=writer, stderr=subprocess.DEVNULL)
+    os.close(writer)
+    until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    job.nothing_left()
+
+
+def test_a_command_that_only_waits_for_its_reader_can_be_stopped(job, program, pipe):
+    _, writer = pipe
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=chatter", "1=dies_on_sign", stdout=writer)
+    os.close(writer)
+    until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
+    (job.home / "signs" / "die").touch()
+    until(lambda: job.events("job_ended"), "the end of the job")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 3
+    job.nothing_left()
+
+
+def test_a_stdout_that_somebody_made_non_blocking_loses_nothing(job, program, pipe):
+    """The flag belongs to the open file, which the command shares with its caller."""
+    reader, writer = pipe
+    os.set_blocking(writer, False)
+    job.start("--nproc-per-node", 2, program("writes"), "flood", 2_000_000, stdout=writer)
+    os.close(writer)
+    shown = read_all(reader)
+    assert job.wait().status == 0
+    assert len(shown) == 2 * 2000 * 1004
+    job.nothing_left()

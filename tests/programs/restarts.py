@@ -1,0 +1,51 @@
+"""A worker of a job with restarts: each generation puts up signs of its own, place-GENERATION-RANK and the like."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from signs import FOLDER, RANK, WORLD_SIZE, put, wait
+
+GENERATION = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def ready():
+    """All workers of this generation are there, and have said where they are."""
+    names = (*PLACE, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE")
+    put(f"place-{GENERATION}-{RANK}", json.dumps({name: os.environ[name] for name in names} | {"pid": os.getpid()}))
+    for rank in range(WORLD_SIZE):
+        wait(f"place-{GENERATION}-{rank}")
+
+
+def fails_until(generation):
+    """Rank 1 ends with 10 + its generation, up to this one; from then on all end well."""
+    ready()
+    if GENERATION < int(generation):
+        if RANK == 1:
+            os._exit(10 + GENERATION)
+        time.sleep(600)
+
+
+def stays():
+    ready()
+    time.sleep(600)
+
+
+def leaves_something():
+    """Before rank 1 fails, it starts a process in a session of its own; the next generation looks for it."""
+    ready()
+    if RANK == 1:
+        if GENERATION:
+            left = [name for name in os.listdir(FOLDER) if name.startswith("child-")]
+            pids = [int(open(os.path.join(FOLDER, name)).read()) for name in left]
+            put("still-there", [pid for pid in pids if os.path.exists(f"/proc/{pid}")])
+        child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+        put(f"child-{GENERATION}", child.pid)
+        os._exit(3)
+    time.sleep(600)
+
+
+globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddplaunch.cluster.local import discover, split_endpoint
+from ddplaunch.errors import LaunchError
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+RESERVED = (None, "a free one is reserved at the start")
+
+
+def spec(origins: dict[str, str] | None = None, **fields: Any) -> JobSpec:
+    """A job asked for on the command line, unless `origins` says where else."""
+    typed = {name: f"--{name.replace('_', '-')}" for name in fields}
+    program = Program(kind=ProgramKind.SCRIPT, target="train.py")
+    return JobSpec(program=program, origins={**typed, **(origins or {})}, **fields)
+
+
+def test_it_is_one_node_of_rank_0() -> None:
+    here = discover(spec(), "gpu01")
+    assert (here.cluster, here.hosts, here.node_rank, here.notes) == ("local", ("gpu01",), 0, ())
+
+
+MEETING_POINTS = [
+    ({}, ("127.0.0.1", "one node needs no other"), RESERVED),
+    ({"master_port": 0}, ("127.0.0.1", "one node needs no other"), RESERVED),
+    ({"master_addr": "10.0.0.1"}, ("10.0.0.1", "--master-addr"), RESERVED),
+    ({"master_port": 4000}, ("127.0.0.1", "one node needs no other"), (4000, "--master-port")),
+    ({"rdzv_endpoint": "a:4000"}, ("a", "--rdzv-endpoint"), (4000, "--rdzv-endpoint")),
+    ({"rdzv_endpoint": "a"}, ("a", "--rdzv-endpoint"), RESERVED),
+    ({"rdzv_endpoint": "a", "master_port": 4000}, ("a", "--rdzv-endpoint"), (4000, "--master-port")),
+    ({"rdzv_endpoint": "a:0", "master_port": 4000}, ("a", "--rdzv-endpoint"), (4000, "--master-port")),
+    (
+        {"rdzv_endpoint": "a:4000", "master_addr": "b", "master_port": 5000, "rdzv_backend": "static"},
+        ("a", "--rdzv-endpoint"),
+        (4000, "--rdzv-endpoint"),
+    ),
+    ({"rdzv_endpoint": "[::1]:4000"}, ("::1", "--rdzv-endpoint"), (4000, "--rdzv-endpoint")),
+    ({"rdzv_endpoint": "localhost:29400", "rdzv_backend": "c10d"}, ("127.0.0.1", "one node needs no other"), RESERVED),
+    ({"rdzv_endpoint": "localhost:29400", "standalone": True}, ("127.0.0.1", "one node needs no other"), RESERVED),
+]
+
+
+@pytest.mark.parametrize(("fields", "address", "port"), MEETING_POINTS, ids=[str(point[0]) for point in MEETING_POINTS])
+def test_the_workers_meet_where_they_were_told_to(
+    fields: dict[str, Any], address: tuple[str, str], port: tuple[int | None, str]
+) -> None:
+    here = discover(spec(**fields), "gpu01")
+    assert (here.address, here.address_reason) == address
+    assert (here.port, here.port_reason) == port
+
+
+def test_a_variable_is_named_as_the_origin() -> None:
+    here = discover(spec({"master_port": "PET_MASTER_PORT"}, master_port=4000), "gpu01")
+    assert here.port_reason == "PET_MASTER_PORT"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rdzv_backend": "c10d"}, {"rdzv_backend": "etcd-v2"}, {"standalone": True}], ids=str
+)
+def test_an_endpoint_for_agents_is_said_to_have_no_effect(fields: dict[str, Any]) -> None:
+    assert discover(spec(rdzv_endpoint="a:29400", **fields), "gpu01").notes == (
+        "--rdzv-endpoint a:29400 has no effect: it is where several nodes would meet",
+    )
+
+
+REFUSED = [
+    (
+        spec(nnodes=(3, 3)),
+        "--nnodes 3: this version of ddplaunch runs a job on one node",
+        "leave --nnodes out, or set it to 1",
+    ),
+    (
+        spec({"nnodes": "PET_NNODES"}, nnodes=(1, 4)),
+        "PET_NNODES=1:4: this version of ddplaunch runs a job on one node",
+        "leave --nnodes out, or set it to 1",
+    ),
+    (
+        spec(node_rank=1),
+        "--node-rank 1: the job has one node, and its rank is 0",
+        "leave --node-rank out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "message", "hint"), REFUSED)
+def test_a_place_among_several_nodes_is_refused(asked: JobSpec, message: str, hint: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        discover(asked, "gpu01")
+    assert (raised.value.message, raised.value.hint, raised.value.status) == (message, hint, 2)
+
+
+@pytest.mark.parametrize("fields", [{"nnodes": (1, 1)}, {"node_rank": 0}], ids=str)
+def test_one_node_of_rank_0_may_be_asked_for(fields: dict[str, Any]) -> None:
+    assert discover(spec(**fields), "gpu01").node_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "parts"),
+    [
+        ("", ("", None)),
+        ("a", ("a", None)),
+        ("a:1", ("a", 1)),
+        ("10.0.0.1:29500", ("10.0.0.1", 29500)),
+        ("[fe80::1]:1", ("fe80::1", 1)),
+        ("[fe80::1]", ("fe80::1", None)),
+        ("fe80::1", ("fe80::1", None)),
+    ],
+)
+def test_an_endpoint_is_split(endpoint: str, parts: tuple[str, int | None]) -> None:
+    assert split_endpoint(endpoint) == parts

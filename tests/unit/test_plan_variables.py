@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan.variables import init_file, of_generation, of_place
+
+
+def worker(rank: int = 0) -> WorkerPlan:
+    return WorkerPlan(rank=rank, local_rank=rank, node_rank=0, host="a", argv=("train.py",), variables={})
+
+
+def plan(**fields: Any) -> Plan:
+    values: dict[str, Any] = {
+        "run_id": "run-1",
+        "cluster": "local",
+        "nnodes": 1,
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+        "init_method": "env",
+        "backend": "gloo",
+        "pin": "device",
+        "interpreter": "python",
+        "workers": (worker(),),
+        **fields,
+    }
+    return Plan(**values)
+
+
+def generation(plan: Plan, number: int = 0) -> dict[str, str]:
+    variables = of_generation(plan, worker(), generation=number, port=4000, error_file="/run/error", log_dir="/run")
+    return dict(variables)
+
+
+def test_a_worker_knows_its_place_on_every_level() -> None:
+    assert of_place(
+        rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1, nnodes=2, role="trainer"
+    ) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "5",
+        "ROLE_WORLD_SIZE": "8",
+        "ROLE_NAME": "trainer",
+    }
+
+
+def test_a_generation_has_a_port_a_number_and_files_of_its_own() -> None:
+    assert generation(plan(), 3) == {
+        "MASTER_PORT": "4000",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_ERROR_FILE": "/run/error",
+        "DDPLAUNCH_INIT_METHOD": "env://",
+        "DDPLAUNCH_LOG_DIR": "/run",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "written"),
+    [
+        ("env", "10.0.0.1", "env://"),
+        ("tcp", "10.0.0.1", "tcp://10.0.0.1:4000"),
+        ("tcp", "fe80::1", "tcp://[fe80::1]:4000"),
+        ("file:/shared/meet", "10.0.0.1", "file:///shared/meet.run-1.2"),
+    ],
+)
+def test_the_init_method_is_what_torch_takes(method: str, address: str, written: str) -> None:
+    there = plan(init_method=method, master_addr=address)
+    assert generation(there, 2)["DDPLAUNCH_INIT_METHOD"] == written
+
+
+def test_a_meeting_file_belongs_to_one_generation_of_one_run() -> None:
+    files = {init_file(plan(init_method="file:/f", run_id=run), number) for run in ("a", "b") for number in (0, 1)}
+    assert len(files) == 4
+
+
+@pytest.mark.parametrize("method", ["env", "tcp"])
+def test_without_a_file_there_is_none_to_remove(method: str) -> None:
+    assert init_file(plan(init_method=method), 0) is None
+
+
+@given(st.integers(0, 9), st.integers(1, 65535), st.sampled_from(["env", "tcp", "file:/f"]))
+def test_variables_are_strings(number: int, port: int, method: str) -> None:
+    variables = of_generation(
+        plan(init_method=method), worker(), generation=number, port=port, error_file="", log_dir=""
+    )
+    assert all(type(value) is str for value in variables.values())
