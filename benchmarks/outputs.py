@@ -66,7 +66,7 @@ def _verify(path: Path, prefix: bytes) -> None:
         for line in file:
             rank = next((rank for rank, head in enumerate(heads) if line.startswith(head)), None)
             assert rank is not None, f"a torn line: {line!r}"
-            expected = (heads[rank] + b"%010d " % written[rank])
+            expected = heads[rank] + b"%010d " % written[rank]
             assert line.startswith(expected), f"expected {expected!r}, found {line!r}"
             assert len(line) == 70 + (len(prefix % rank) if prefix else 0), f"a torn line: {line!r}"
             assert line.endswith(b"x\n"), f"a torn line: {line!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bed import Bed, Figure, program
@@ -20,11 +20,11 @@ def rest(bed: Bed) -> Iterator[Figure]:
     ours = _watch(bed, bed.ddplaunch, launchers=2)  # front and agent
     theirs = _watch(bed, [*bed.torchrun, "--standalone"], launchers=1)
     yield Figure(
-        name="at rest: memory of the launcher (PSS)",
-        value=ours.pss,
+        name="at rest: memory of the launcher (RSS)",
+        value=ours.rss,
         unit="MB",
         target=45,
-        how=f"front and agent; RSS added up {ours.rss:.0f} MB; torchrun {theirs.pss:.0f} MB",
+        how=f"front and agent added up, so shared pages count twice; PSS {ours.pss:.0f} MB; torchrun {theirs.rss:.0f} MB",
     )
     yield Figure(
         name=f"at rest: wake-ups in {_WATCHED:g} s",
@@ -70,10 +70,11 @@ def _settle(pids: Sequence[int]) -> None:
             return
 
 
-def _until(condition, what, command: subprocess.Popen[bytes]) -> None:
+def _until(condition: Callable[[], bool], what: str, command: subprocess.Popen[bytes]) -> None:
     give_up = time.monotonic() + _PATIENCE
     while not condition():
-        assert command.poll() is None and time.monotonic() < give_up, f"waited in vain for {what}"
+        assert command.poll() is None, f"the command ended with {command.returncode} while waiting for {what}"
+        assert time.monotonic() < give_up, f"waited {_PATIENCE:g} s in vain for {what}"
         time.sleep(0.01)
 
 

@@ -16,12 +16,12 @@ def hello(bed: Bed) -> Iterator[Figure]:
     for _ in range(_USED_BEFORE):
         bed.seconds(ours)
     rounds, few = bed.rounds(30), bed.rounds(4)
-    loop, mine = best(
-        rounds, lambda: bed.seconds(bed.shell_loop(2, [*bed.python, script])), lambda: bed.seconds(ours)
-    )
+    loop, mine = best(rounds, lambda: bed.seconds(bed.shell_loop(2, [*bed.python, script])), lambda: bed.seconds(ours))
     (theirs,) = best(few, lambda: bed.seconds([*bed.torchrun, "--standalone", "--nproc-per-node", "2", script]))
     how = f"{mine * 1e3:.0f} ms, the loop {loop * 1e3:.0f} ms; best of {rounds}"
-    yield Figure(name="hello, 2 workers: above the shell loop", value=(mine - loop) * 1e3, unit="ms", target=60, how=how)
+    yield Figure(
+        name="hello, 2 workers: above the shell loop", value=(mine - loop) * 1e3, unit="ms", target=60, how=how
+    )
     yield Figure(
         name="hello, 2 workers: times faster than torchrun",
         value=theirs / mine,

@@ -17,7 +17,7 @@ from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import init_file, of_generation
 from ddplaunch.process.port import Reservation, reserve
 from ddplaunch.process.pump import Pump
-from ddplaunch.process.start import StartError, Stdio, start
+from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import record, replace
 from ddplaunch.report import error_file
@@ -77,6 +77,7 @@ class Crew:
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
         self._paused = False
+        self._handled = handled_signals()
         self.waiting = deque(self._plans)
         self._reservation: Reservation = reserve(outfit.plan.master_port or 0)
         if (paths := outfit.folder.filtered(generation)) is not None:
@@ -139,7 +140,14 @@ class Crew:
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
                 self._output.open(worker.rank, folder.logs(*place), self._outfit.log_limit)
-            child = start(worker.argv, env, stdio, cpus=worker.cpus, open_files=self._outfit.open_files)
+            child = start(
+                worker.argv,
+                env,
+                stdio,
+                handled=self._handled,
+                cpus=worker.cpus,
+                open_files=self._outfit.open_files,
+            )
         except BaseException:
             for pump in pumps.values():
                 pump.close()

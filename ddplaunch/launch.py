@@ -19,7 +19,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.link import STDERR, STDOUT, Outbox
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import Node, make_plan
-from ddplaunch.process import port
+from ddplaunch.process import port, terminal
 from ddplaunch.report.display import Display, Stream
 from ddplaunch.report.output import Output
 from ddplaunch.report.prefix import use_colour
@@ -81,7 +81,7 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
     Raises:
         LaunchError: nothing was started.
     """
-    _open_stdio()
+    _prepare_stdio()
     decided = plan(spec, env)
     if decided.master_port:
         port.reserve(decided.master_port).release()
@@ -129,14 +129,19 @@ def _our_python() -> str:
     return sys.executable
 
 
-def _open_stdio() -> None:
-    """Fill closed ones of the three standard descriptors, so that no file of ours becomes a worker's stdin or stdout."""
+def _prepare_stdio() -> None:
+    """Fill closed ones of the three standard descriptors, so that no file of ours becomes a worker's stdin or stdout.
+
+    And leave the keys of the shell that has put this job into the background to the shell.
+    """
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
             os.set_inheritable(fd, True)
+    if terminal.belongs_to_another_job():
+        os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
 
 
 def _folder(spec: JobSpec, env: Mapping[str, str], decided: Plan) -> RunFolder:

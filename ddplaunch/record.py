@@ -25,6 +25,7 @@ def record(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
     """Make a class with annotated fields a frozen record; equal if of one class with equal fields."""
+
     def make(cls: type[T]) -> type[T]:
         return _made(cls, kw_only)
 
@@ -60,7 +61,9 @@ def _init(self: Any, *args: Any, **given: Any) -> None:
     cls = type(self)
     if args:
         if len(args) > len(cls.__match_args__):
-            raise TypeError(f"{cls.__name__} takes {len(cls.__match_args__)} fields without their names, not {len(args)}")
+            raise TypeError(
+                f"{cls.__name__} takes {len(cls.__match_args__)} fields without their names, not {len(args)}"
+            )
         given.update(zip(cls.__match_args__, args, strict=False))
     fields = {**cls._fields, **given}
     if len(fields) > len(cls._fields):

@@ -142,7 +142,9 @@ def _settle(settled: dict[str, Settled], rivals: Rivals) -> None:
 
 def _check_together(settled: Mapping[str, Settled]) -> None:
     forwarded, stopping = settled.get("forward_signals"), settled.get("signals_to_handle")
-    stops = stopping.value if stopping else ()  # of those that stop by default, one that is to be forwarded no longer does
+    stops = (
+        stopping.value if stopping else ()
+    )  # of those that stop by default, one that is to be forwarded no longer does
     if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
         raise LaunchError(
             f"{forwarded.given}: {both[0]} stops the job",

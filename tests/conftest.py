@@ -52,8 +52,18 @@ class Job:
     @property
     def env(self) -> dict[str, str]:
         """The environment of the command: nothing of an outer job, state and temporary files below the home."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "SLURM_"))}
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "FORCE_COLOR"):
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PET_", "DDPLAUNCH_", "TORCHELASTIC_", "SLURM_"))
+        }
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "OMP_NUM_THREADS",
+            "FORCE_COLOR",
+        ):
             kept.pop(name, None)
         return {
             **kept,

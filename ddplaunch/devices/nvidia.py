@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices import Device, Hardware, nvml
 from ddplaunch.devices.gpu import Gpu, Instance
 from ddplaunch.devices.sysfs import Root, exists, names, number, read
 from ddplaunch.devices.visible import listed
@@ -13,20 +13,14 @@ from ddplaunch.record import replace
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PROC = "/proc/driver/nvidia"
-_SIGNS_OF_A_DRIVER = (_PROC, "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Give the devices in torch's order, None if nothing here comes from NVIDIA.
+    """Give the devices in torch's order, None if there is no NVIDIA GPU.
 
     Raises:
         LaunchError: CUDA_VISIBLE_DEVICES names a GPU that is lost.
     """
-    if not _driver_present(env, root):
-        return None
-    # it imports pynvml, which most machines have no use for
-    from ddplaunch.devices import nvml
-
     try:
         gpus = nvml.read()
         return through(gpus, env) if gpus else None
@@ -37,14 +31,6 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
         gpus = in_proc(root)
         note = f"NVML does not work ({error}), so CUDA most likely does not either"
         return through(gpus, env, source=_PROC, notes=(note,)) if gpus else Hardware(device_source=f"NVML: {error}")
-
-
-def _driver_present(env: Mapping[str, str], root: Root) -> bool:
-    """Looked up instead of tried: where there is no driver, ctypes and a failing dlopen would cost milliseconds."""
-    folders = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    return any(exists(root, path) for path in _SIGNS_OF_A_DRIVER) or any(
-        exists("/", f"{folder}/libnvidia-ml.so.1") for folder in folders
-    )
 
 
 def in_proc(root: Root) -> tuple[Gpu, ...]:

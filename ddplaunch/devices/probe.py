@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.devices import Device, Hardware, amd, cpus, intel, nvidia
-from ddplaunch.devices.sysfs import Root, read_cpulist
+from ddplaunch.devices import Device, Hardware, cpus
+from ddplaunch.devices.sysfs import Root, exists, read_cpulist
 from ddplaunch.record import replace
 
-_VARIABLES = (nvidia.VARIABLE, amd.VARIABLE, "ROCR_VISIBLE_DEVICES", intel.VARIABLE)
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
+_AMD = "/sys/class/kfd"
+_INTEL = "/sys/class/drm"  # other vendors' cards are there too
 
 
 def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
@@ -22,10 +25,36 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
     Raises:
         LaunchError: the variables name a GPU that is lost.
     """
-    found = nvidia.find(env, root) or amd.find(env, root) or intel.find(env, root) or _nothing(env)
+    found = _accelerators(env, root) or _nothing(env)
     allowed, quota = cpus.usable(root, os.sched_getaffinity(0))
     devices = tuple(replace(device, cpus=_near(root, device)) for device in found.devices)
     return replace(found, devices=devices, cpus=allowed, cpu_quota=quota)
+
+
+def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
+    """Ask the vendors whose drivers are here; the modules of the others are not even imported."""
+    found = None
+    if _nvidia_is_here(env, root):
+        from ddplaunch.devices import nvidia
+
+        found = nvidia.find(env, root)
+    if found is None and exists(root, _AMD):
+        from ddplaunch.devices import amd
+
+        found = amd.find(env, root)
+    if found is None and exists(root, _INTEL):
+        from ddplaunch.devices import intel
+
+        found = intel.find(env, root)
+    return found
+
+
+def _nvidia_is_here(env: Mapping[str, str], root: Root) -> bool:
+    """Looked up instead of tried: where there is no driver, pynvml and a failing dlopen would cost milliseconds."""
+    folders = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return any(exists(root, path) for path in _NVIDIA) or any(
+        exists("/", f"{folder}/libnvidia-ml.so.1") for folder in folders
+    )
 
 
 def _near(root: Root, device: Device) -> tuple[int, ...]:

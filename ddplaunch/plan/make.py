@@ -188,4 +188,3 @@ def _has_terminal(spec: JobSpec, local_rank: int, workers: int) -> bool:
         or spec.duplicate_stderr_filters
     )
     return workers == 1 and not asked
-

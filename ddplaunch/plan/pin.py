@@ -25,7 +25,8 @@ def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
         return "visible", spec.origin("virtual_local_rank")
     if spec.pin == "device" and command:
         raise LaunchError(
-            f"{spec.asked('pin', spec.pin)}: it works inside python, but --no-python runs a command", hint="--pin visible"
+            f"{spec.asked('pin', spec.pin)}: it works inside python, but --no-python runs a command",
+            hint="--pin visible",
         )
     if spec.pin == "device" and mig and len(devices) > 1:
         raise LaunchError(f"{spec.asked('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")

@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ddplaunch.process.linux import die_with_parent
@@ -44,13 +44,15 @@ def start(
     env: Mapping[str, str],
     stdio: Stdio,
     *,
+    handled: Collection[int],
     cpus: Iterable[int] = (),
     open_files: tuple[int, int] | None = None,
 ) -> Child:
     """Start `argv` in a session of its own; it is killed when this process ends, whatever ends it.
 
-    `cpus` binds it to these logical CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns while the child is on
-    its way to its program: `why_not_started` tells of a child that ended whether it got there.
+    `handled` are `handled_signals()`, which a caller that starts many asks for once; `cpus` binds it to these logical
+    CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns while the child is on its way to its program:
+    `why_not_started` tells of a child that ended whether it got there.
 
     Raises:
         StartError: the machine has no room for another process; nothing is left behind.
@@ -58,12 +60,12 @@ def start(
     us = os.getpid()
     fds: list[int] = []
     # until it is its program, the child would take a signal for us: our handlers are still its own
-    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     try:
         fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
         if pid == 0:
-            _become(us, argv, env, stdio, frozenset(cpus), open_files, fds[1])
+            _become(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
         os.close(fds.pop())
         try:
             return Child(pid, os.pidfd_open(pid), fds[0])
@@ -77,6 +79,11 @@ def start(
         raise StartError(error.errno or errno.EAGAIN, "no room for another process") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def handled_signals() -> tuple[int, ...]:
+    """Give the signals that this process has a handler for."""
+    return tuple(signum for signum in signal.valid_signals() if callable(signal.getsignal(signum)))
 
 
 def why_not_started(child: Child, program: str) -> StartError | None:
@@ -93,6 +100,7 @@ def _become(
     argv: Sequence[str],
     env: Mapping[str, str],
     stdio: Stdio,
+    handled: Iterable[int],
     cpus: frozenset[int],
     open_files: tuple[int, int] | None,
     failure: int,
@@ -110,7 +118,7 @@ def _become(
             os.sched_setaffinity(0, cpus)
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        _forget_signals()
+        _forget_signals(handled)
         os.execvpe(argv[0], tuple(argv), env)
     except OSError as error:
         os.write(failure, str(error.errno).encode())
@@ -118,11 +126,9 @@ def _become(
         os._exit(127)
 
 
-def _forget_signals() -> None:
-    """Give every signal its default action, but leave ignored what the caller ignores (nohup); then let them come."""
-    for signum in signal.valid_signals():
-        handler = signal.getsignal(signum)
-        # Python itself ignores these two, and an ignored signal stays ignored over exec
-        if callable(handler) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)
+def _forget_signals(handled: Iterable[int]) -> None:
+    """Give these signals their default action, but leave ignored what the caller ignores (nohup); then let them come."""
+    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # and what is ignored stays so over exec
+    for signum in (*handled, *ignored_by_python):
+        signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -36,6 +36,7 @@ class Facts:
     shm_size: int | None = None  # bytes of /dev/shm; None: not known
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
+    debugging: bool = False  # a worker has the terminal (--debug)
     preempted: bool = False  # the scheduler takes the job's place away
     walltime_over: bool = False  # the time that the scheduler granted is over
 
@@ -324,7 +325,8 @@ CAUSES: tuple[Row, ...] = (
         # a C++ thread that nobody had joined; torch 2.13 dies so now and then with a gloo group that was left open
         "aborted at its end",
         _both(_both(_died_of(SIGABRT), _silent), _wrote(r"terminate called without an active exception")),
-        "threads of compiled code still ran when it ended: call torch.distributed.destroy_process_group() before that",
+        "threads of compiled code still ran when it ended: call torch.distributed.destroy_process_group() before that, "
+        "and import torch.distributed.nn before init_process_group(), or it holds the group (a bug of torch)",
     ),
     Row(
         "aborted",
@@ -335,6 +337,16 @@ CAUSES: tuple[Row, ...] = (
         "killed from outside",
         _died_of(SIGKILL),
         "SIGKILL came from outside, not from ddplaunch: the kernel for want of memory (`dmesg`), the scheduler, a user",
+    ),
+    Row(
+        "debugger quit",
+        _says(r"\bbdb\.BdbQuit\b"),
+        "the debugger was quit, and that ends the worker; `c` lets it go on, and without breakpoint() there is no prompt",
+    ),
+    Row(
+        "interrupted in the debugger",
+        _both(_died_of(SIGINT), _fact(lambda facts: facts.debugging)),
+        "Ctrl-C goes to the worker in the debugger alone; type `c` at the prompt once, and Ctrl-C brings it back",
     ),
     Row(
         "stopped from outside",

@@ -126,7 +126,11 @@ def _found(spec: JobSpec) -> list[tuple[str, ...]]:
         if origin.startswith("--") or value is None or option.target == "verbosity":
             continue
         values = value if option.repeatable else (value,)
-        words = option.flag if option.is_flag else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
+        words = (
+            option.flag
+            if option.is_flag
+            else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
+        )
         rows.setdefault(option.target, (f"  {words}", origin))  # the second option that means the same is torchrun's
     return list(rows.values())
 
@@ -139,12 +143,24 @@ def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 def _hanging(label: str, words: str) -> str:
     indent = " " * len(label)
-    return label + "\n".join(
-        textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    ).lstrip()
+    return (
+        label
+        + "\n".join(
+            textwrap.wrap(
+                words,
+                _WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        ).lstrip()
+    )
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

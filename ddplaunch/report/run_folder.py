@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from ddplaunch.report.events import VERSION, Event
@@ -42,12 +43,17 @@ class RunFolder:
     def make(cls, root: str, run_id: str, *, torchrun_layout: bool, tmp: str) -> RunFolder:
         """Make the folder for this run below `root`; where that cannot be, a scratch folder in `tmp`.
 
-        torchrun's layout gives each run a name of its own even for equal ids.
+        A second run with an equal id gets a name of its own: in torchrun's layout every run does, else the id and a number.
         """
-        path = f"{root}/{run_id}_{os.urandom(4).hex()}" if torchrun_layout else f"{root}/{run_id}"
+        names = (f"{run_id}.{number}" if number else run_id for number in count())
+        path = ""
         try:
             os.makedirs(root, mode=0o700, exist_ok=True)
-            os.mkdir(path, 0o700)
+            while not path:
+                name = f"{run_id}_{os.urandom(4).hex()}" if torchrun_layout else next(names)
+                with suppress(FileExistsError):
+                    os.mkdir(f"{root}/{name}", 0o700)
+                    path = f"{root}/{name}"
             return cls(path, torchrun_layout=torchrun_layout)
         except OSError as error:
             problem = f"no logs are kept: {error.strerror}: {error.filename}"
@@ -130,7 +136,7 @@ class RunFolder:
                 os.unlink(f"{path}.new")
 
     def _folder(self, path: str, *below: str) -> str | None:
-        """Make folders one below the other. A `path` that somebody removed is not made anew, half empty as it would be."""
+        """Make folders one below the other. A `path` that somebody removed stays removed."""
         for name in below:
             path = f"{path}/{name}"
             try:

@@ -117,7 +117,8 @@ class Teller:
                 backend=plan.backend,
                 ddplaunch=__version__,
             )
-            logs = f"; logs in {self._folder.path}" if self._folder.path else ""
+            logged = self._folder.path is not None and not all(worker.terminal for worker in plan.local_workers)
+            logs = f"; logs in {self._folder.path}" if logged else ""
             self._say(f"{count(plan.world_size, 'worker')}, {plan.backend} ({plan.reasons['backend']}){logs}")
             self.problem(self._folder.problem)
         self._tell("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)

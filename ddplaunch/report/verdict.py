@@ -27,7 +27,13 @@ def verdict(
     first = first_failure(exits, dict(state.raised))
     assert first is not None
     size, room = shm_size_and_room() or (None, None)
-    facts = Facts(oom_kills=oom_kills, shm_size=size, shm_free=room, interpreter=plan.interpreter)
+    facts = Facts(
+        oom_kills=oom_kills,
+        shm_size=size,
+        shm_free=room,
+        interpreter=plan.interpreter,
+        debugging=state.policy.debug_rank is not None,
+    )
     report = FailureReport(
         first=first,
         exits=tuple(exits),

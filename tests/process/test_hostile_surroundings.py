@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -51,6 +52,7 @@ def test_with_closed_streams_logs_and_status_are_as_ever(job, program, closed):
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
 def test_a_mistake_is_told_by_the_status_even_if_nobody_can_be_told(job, closed):
     assert job.run("--nproc-per-node", "none", "x.py", preexec_fn=closing(*closed)).status == 2
+    job.nothing_left()
 
 
 # --- the run folder
@@ -61,7 +63,9 @@ def small_disk(job):
     """A disk of 256 kB for the run folder."""
     disk = job.home / "state"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True, check=False
+    )
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
     yield disk
@@ -85,7 +89,7 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(job, program, small_disk):
 def fill(disk, free: int) -> None:
     """Leave so many bytes free."""
     with open(disk / "filler", "wb", buffering=0) as file:
-        with pytest.raises(OSError, match="No space left"):
+        with suppress(OSError):
             while True:
                 file.write(bytes(4096))
         file.truncate(file.tell() - free)
@@ -141,7 +145,8 @@ def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job,
 
 def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(job, program):
     """XDG Base Directory Specification: "All paths set in these environment variables must be absolute"."""
-    result = job.run("--nproc-per-node", 2, program("behave"), "all=done", env={"XDG_STATE_HOME": "x", "HOME": str(job.home)})
+    env = {"XDG_STATE_HOME": "x", "HOME": str(job.home)}
+    result = job.run("--nproc-per-node", 2, program("behave"), "all=done", env=env)
     assert result.status == 0
     assert not (job.home / "x").exists()
     assert list((job.home / ".local/state/ddplaunch/runs").iterdir())
@@ -197,9 +202,7 @@ def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit)
         (job.home / name).mkdir()
     arguments = job.argv("--nproc-per-node", 4, "--no-python", "sleep", "600")
     command = without_rights(*arguments, processes=limit)
-    job.process = subprocess.Popen(
-        command, env=job.env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    job.process = subprocess.Popen(command, env=job.env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     result = job.wait()
     assert result.status == 126, result.err
     assert "resource temporarily unavailable" in result.err.lower()

@@ -79,9 +79,7 @@ def test_two_jobs_at_once_meet_at_different_ports(job, another, program):
 no_ipv6 = pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")
 
 
-@pytest.mark.parametrize(
-    "family", [socket.AF_INET, pytest.param(socket.AF_INET6, marks=no_ipv6)], ids=["IPv4", "IPv6"]
-)
+@pytest.mark.parametrize("family", [socket.AF_INET, pytest.param(socket.AF_INET6, marks=no_ipv6)], ids=["IPv4", "IPv6"])
 def test_no_stranger_gets_the_port_while_the_job_runs_and_anybody_afterwards(job, program, family):
     port = waiting_job(job, program)
     with pytest.raises(OSError, match="Address already in use"):

@@ -94,16 +94,16 @@ def test_forward_signals_makes_a_stop_signal_one_that_is_only_passed_on(job, sta
 
 
 def test_signals_to_handle_makes_a_user_signal_one_that_stops(job, start):
-    start("all=polite", options=("--signals-to-handle", "SIGTERM,SIGUSR1")).send_signal(SIGUSR1)
+    start("all=polite", options=("--signals-to-handle", "SIGTERM,SIGUSR1", "--grace-period", "0.3")).send_signal(
+        SIGUSR1
+    )
     assert job.wait().status == 128 + SIGUSR1
     job.nothing_left()
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(job, start):
     """As under nohup: the hang-up of the terminal means nothing to the job."""
-    process = start(
-        "all=polite", preexec_fn=lambda: signal.signal(SIGHUP, signal.SIG_IGN)
-    )
+    process = start("all=polite", preexec_fn=lambda: signal.signal(SIGHUP, signal.SIG_IGN))
     process.send_signal(SIGHUP)
     process.send_signal(SIGUSR1)
     assert job.sign("got-0") == "SIGUSR1"
@@ -117,7 +117,9 @@ def test_a_signal_while_workers_are_still_being_started(job, program):
     job.process = process
     from tests.conftest import until
 
-    until(lambda: list(job.home.glob("state/ddplaunch/runs/*/events.jsonl")) and job.events("worker_started"), "a start")
+    until(
+        lambda: list(job.home.glob("state/ddplaunch/runs/*/events.jsonl")) and job.events("worker_started"), "a start"
+    )
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert len(job.events("worker_started")) <= 64

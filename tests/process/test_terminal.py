@@ -161,6 +161,7 @@ def test_when_the_front_of_a_stopped_job_is_killed_everything_ends(job, shell):
     until(lambda: stopped(workers), "the workers to stop")
     bash.says("kill -KILL %1")
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "the workers' end")
+    bash.says("wait %1")  # until it knows: it would not be left while a job seems to be stopped
     bash.leave()
     job.nothing_left(patience=20)
 
@@ -202,6 +203,16 @@ def test_a_job_in_the_background_neither_stops_nor_hangs_even_with_tostop(job, s
     until(lambda: "Stopped" in bash.says("jobs"), "the shell to see a stopped job")
     bash.types("fg")
     bash.sees("2 workers finished", PROMPT)
+    bash.leave()
+    job.nothing_left()
+
+
+def test_a_job_in_the_background_does_not_take_the_keys_of_the_shell(job, program):
+    """Its worker reads, and gets the end of the input instead of what is typed for the shell."""
+    bash = Shell(job)
+    bash.runs("--nproc-per-node", 2, program("terminal_one"), "read", after=" &")
+    bash.types("wait; echo status=$?")
+    bash.sees("2 workers finished", "status=0", PROMPT)
     bash.leave()
     job.nothing_left()
 

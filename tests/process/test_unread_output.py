@@ -123,7 +123,8 @@ def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state
 
 def test_a_signal_to_stop_ends_the_command_though_nobody_reads(job, program, pipe):
     _, writer = pipe
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=chatter", stdout=writer, stderr=subprocess.DEVNULL)
+    streams = {"stdout": writer, "stderr": subprocess.DEVNULL}
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=chatter", **streams)
     os.close(writer)
     until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Workers that meet at MASTER_PORT as a store and its client do: rank 0 binds with SO_REUSEADDR, listens, and closes first."""
+"""Workers that meet at MASTER_PORT as a store and its client do; rank 0 closes first, so that its side lingers."""
 
 import os
 import socket

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 
@@ -289,7 +289,10 @@ ROWS = [
     ),
     ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Facts()),
     ("killed from outside", end(signal=SIGKILL), Facts()),
+    ("debugger quit", raised("bdb.BdbQuit", ""), Facts(debugging=True)),
+    ("interrupted in the debugger", end(signal=SIGINT), Facts(debugging=True)),
     ("stopped from outside", end(signal=SIGHUP), Facts()),
+    ("stopped from outside", end(signal=SIGINT), Facts()),
 ]
 
 

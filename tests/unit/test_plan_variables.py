@@ -38,9 +38,7 @@ def generation(plan: Plan, number: int = 0) -> dict[str, str]:
 
 
 def test_a_worker_knows_its_place_on_every_level() -> None:
-    assert of_place(
-        rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1, nnodes=2, role="trainer"
-    ) == {
+    assert of_place(rank=5, local_rank=1, world_size=8, local_world_size=4, node_rank=1, nnodes=2, role="trainer") == {
         "RANK": "5",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "8",

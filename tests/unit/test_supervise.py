@@ -37,13 +37,25 @@ from ddplaunch.supervise import (
 
 ALL = frozenset(range(3))
 POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
-LOST = WorkerError(type="RuntimeError", message="[x/gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback="")
+LOST = WorkerError(
+    type="RuntimeError", message="[x/gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback=""
+)
 OWN = WorkerError(type="ValueError", message="boom", traceback="", at=0.9)
 
 
-def ended(rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | None = None, **more: object) -> WorkerExited:
+def ended(
+    rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | None = None, **more: object
+) -> WorkerExited:
     exit = WorkerExit(
-        rank=rank, local_rank=rank, host="here", pid=100 + rank, device="cpu", code=code, signal=signal, at=at, seconds=at
+        rank=rank,
+        local_rank=rank,
+        host="here",
+        pid=100 + rank,
+        device="cpu",
+        code=code,
+        signal=signal,
+        at=at,
+        seconds=at,
     )
     return WorkerExited(replace(exit, **more), at)
 
@@ -101,9 +113,7 @@ def test_workers_that_ignore_the_stop_are_killed_at_the_deadline_and_not_before(
     assert state.phase is Phase.KILLING
 
 
-@pytest.mark.parametrize(
-    ("signum", "status"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)], ids=str
-)
+@pytest.mark.parametrize(("signum", "status"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)], ids=str)
 def test_a_stop_signal_is_passed_on_as_it_is_and_gives_the_status(signum, status):
     state, actions = after(*STARTED, SignalReceived(signum, 1.0))
     assert actions == [Stop(signum, ALL)]

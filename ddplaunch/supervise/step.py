@@ -1,18 +1,26 @@
-"""DECIDE: what follows from what happened. `step(state, event)` gives the next state and what to do; it does nothing itself.
-
-Time comes inside the events (`at`, CLOCK_MONOTONIC seconds). The agent carries the actions out, answers `Sweep` with
-`Swept`, and wakes when `state.deadline` has come. What other agents say will be further events of the same step.
-"""
+"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself."""
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from ddplaunch import exitcodes
-from ddplaunch.first_failure import failure_status, first_failure, follows
-from ddplaunch.outcome import WorkerError, WorkerExit
-from ddplaunch.record import record, replace
+from ddplaunch.first_failure import failure_status, follows
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.record import replace
+from ddplaunch.supervise.actions import Action, Exit, Forward, Kill, Resume, Retry, Say, Start, Stop, Suspend, Sweep
+from ddplaunch.supervise.events import (
+    DeadlineReached,
+    Event,
+    FrontLost,
+    SignalReceived,
+    StartFailed,
+    Swept,
+    WorkerExited,
+    WorkerRaised,
+    WorkerStarted,
+)
+from ddplaunch.supervise.state import Phase, Policy, State, Why
 
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
@@ -20,246 +28,6 @@ KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process coun
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
 LONGEST_BACKOFF = 30.0  # seconds
-
-
-# --- events: what happened -------------------------------------------------------------------------------------------
-
-
-@record
-class WorkerStarted:
-    """A worker has a process."""
-
-    rank: int
-    at: float
-
-
-@record
-class StartFailed:
-    """A worker could not be given a process, or that never became its program."""
-
-    rank: int
-    reason: str
-    status: int
-    at: float
-
-
-@record
-class WorkerRaised:
-    """A worker that still runs has recorded the exception that is ending it."""
-
-    rank: int
-    error: WorkerError
-    at: float
-
-
-@record
-class WorkerExited:
-    """A worker's process has ended."""
-
-    exit: WorkerExit
-    at: float
-
-
-@record
-class SignalReceived:
-    """A signal came to ddplaunch."""
-
-    signum: int
-    at: float
-    escalates: bool = True  # a second one kills; False for a copy of a signal that we may have had already
-
-
-@record
-class FrontLost:
-    """The command that the user typed has ended."""
-
-    at: float
-
-
-@record
-class DeadlineReached:
-    """The state's deadline may have come."""
-
-    at: float
-
-
-@record
-class Swept:
-    """How many processes of the job, workers aside, still live."""
-
-    left: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
-    at: float
-
-
-Event = (
-    WorkerStarted
-    | StartFailed
-    | WorkerRaised
-    | WorkerExited
-    | SignalReceived
-    | FrontLost
-    | DeadlineReached
-    | Swept
-)
-
-
-# --- actions: what to do ---------------------------------------------------------------------------------------------
-
-
-@record
-class Start:
-    """Start all workers as this generation."""
-
-    generation: int
-
-
-@record
-class Forward:
-    """Pass a signal on to the groups of these workers; they go on."""
-
-    signum: int
-    ranks: frozenset[int]
-
-
-@record
-class Stop:
-    """Ask these workers' groups to end, and the groups of those that have ended already."""
-
-    signum: int
-    ranks: frozenset[int]
-
-
-@record
-class Kill:
-    """SIGKILL these workers' groups."""
-
-    ranks: frozenset[int]
-
-
-@record
-class Sweep:
-    """Look for processes that workers left behind, signal those found, answer `Swept` now and whenever one ends."""
-
-    signum: int
-
-
-@record
-class Retry:
-    """All is gone, and another generation follows after `wait` seconds: tell of the failure, let go of what it held."""
-
-    wait: float
-
-
-@record
-class Suspend:
-    """SIGSTOP all workers' groups."""
-
-
-@record
-class Resume:
-    """SIGCONT all workers' groups."""
-
-
-@record
-class Say:
-    """Tell the user."""
-
-    text: str
-
-
-@record
-class Exit:
-    """All is gone: end with this status."""
-
-    status: int
-
-
-Action = Start | Forward | Stop | Kill | Sweep | Retry | Suspend | Resume | Say | Exit
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
-
-
-class Phase(Enum):
-    """What is being waited for."""
-
-    RUNNING = auto()
-    SETTLING = auto()  # a failure that only follows another was seen; its cause is waited for
-    STOPPING = auto()  # stop was sent, the grace period runs
-    KILLING = auto()  # SIGKILL was sent
-    SWEEPING = auto()  # no worker lives; what they left behind is ended
-    WAITING = auto()  # for the next generation
-    ENDED = auto()
-
-
-class Why(Enum):
-    """Why the workers are no longer to run."""
-
-    FINISHED = auto()
-    FAILED = auto()
-    SIGNALLED = auto()
-    TIMED_OUT = auto()
-    FRONT_LOST = auto()
-
-
-@record(kw_only=True)
-class Policy:
-    """What the user decided about supervision."""
-
-    ranks: frozenset[int]
-    stop_signals: frozenset[int]
-    grace_period: float = 10.0  # seconds
-    max_restarts: int = 0
-    timeout: float | None = None  # seconds
-    debug_rank: int | None = None
-
-
-@record(kw_only=True)
-class State:
-    """Everything that the next step depends on."""
-
-    policy: Policy
-    phase: Phase = Phase.RUNNING
-    why: Why | None = None
-    signum: int = 0  # that asked the job to stop
-    generation: int = 0
-    short_lives: int = 0  # generations in a row that failed at once
-    pending: frozenset[int] = frozenset()  # not started yet
-    alive: frozenset[int] = frozenset()
-    exits: tuple[WorkerExit, ...] = ()  # of this generation, in order of death
-    raised: tuple[tuple[int, WorkerError], ...] = ()
-    start_failure: StartFailed | None = None
-    swept_with: int = 0  # the signal of the last sweep
-    left: tuple[str, ...] = ()  # processes that the last sweep found
-    generation_at: float = 0.0  # when this generation began
-    phase_deadline: float | None = None  # when this phase has waited long enough
-    job_deadline: float | None = None  # --timeout
-    linger_deadline: float | None = None  # when those that ended with 0 are named
-    suspended_at: float | None = None
-    status: int | None = None  # when ended
-
-    @property
-    def deadline(self) -> float | None:
-        """When the agent should wake at the latest."""
-        if self.suspended_at is not None or self.phase is Phase.ENDED:
-            return None
-        deadlines = [self.phase_deadline]
-        if self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger:
-            deadlines += [self.linger_deadline]
-        if self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING) and not self.debugger:
-            deadlines += [self.job_deadline]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
-    @property
-    def debugger(self) -> frozenset[int]:
-        """The rank that a debugger's terminal belongs to, while it lives."""
-        return self.alive & {self.policy.debug_rank}
-
-    @property
-    def failure(self) -> WorkerExit | None:
-        """The first failure of this generation."""
-        return first_failure(self.exits, dict(self.raised))
-
 
 Result = tuple[State, tuple[Action, ...]]
 
@@ -457,11 +225,9 @@ def _is_lingering(state: State, at: float) -> bool:
 
 
 def _lingering(state: State) -> str:
-    gone = sorted(exit.rank for exit in state.exits)
-    return (
-        f"rank {', '.join(map(str, gone))} ended with status 0 a minute ago while {len(state.alive)} workers run on: "
-        "if they wait for it in a collective, they wait for ever"
-    )
+    gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
+    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
+    return f"rank {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
 
 
 def _swept(state: State, at: float) -> Result:
@@ -494,4 +260,3 @@ def _status(state: State) -> int:
         case Why.FRONT_LOST:
             return exitcodes.of_signal(SIGKILL)
     return exitcodes.OK
-

@@ -1,0 +1,75 @@
+"""What happened: the events that `step` is told of, in their order. Times are CLOCK_MONOTONIC seconds."""
+
+from __future__ import annotations
+
+from ddplaunch.outcome import WorkerError, WorkerExit
+from ddplaunch.record import record
+
+
+@record
+class WorkerStarted:
+    """A worker has a process."""
+
+    rank: int
+    at: float
+
+
+@record
+class StartFailed:
+    """A worker could not be given a process, or that never became its program."""
+
+    rank: int
+    reason: str
+    status: int
+    at: float
+
+
+@record
+class WorkerRaised:
+    """A worker that still runs has recorded the exception that is ending it."""
+
+    rank: int
+    error: WorkerError
+    at: float
+
+
+@record
+class WorkerExited:
+    """A worker's process has ended."""
+
+    exit: WorkerExit
+    at: float
+
+
+@record
+class SignalReceived:
+    """A signal came to ddplaunch."""
+
+    signum: int
+    at: float
+    escalates: bool = True  # a second one kills; False for a copy of a signal that we may have had already
+
+
+@record
+class FrontLost:
+    """The command that the user typed has ended."""
+
+    at: float
+
+
+@record
+class DeadlineReached:
+    """The state's deadline may have come."""
+
+    at: float
+
+
+@record
+class Swept:
+    """How many processes of the job, workers aside, still live."""
+
+    left: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
+    at: float
+
+
+Event = WorkerStarted | StartFailed | WorkerRaised | WorkerExited | SignalReceived | FrontLost | DeadlineReached | Swept

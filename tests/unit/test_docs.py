@@ -1,0 +1,192 @@
+"""The documentation says what is true: pages made from the code are fresh, links lead somewhere, commands parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ddplaunch.cli import asked, parse
+from ddplaunch.command import VERBS
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import MEANINGS
+from ddplaunch.link import FULL, HASTE
+from ddplaunch.options.table import OPTIONS
+from ddplaunch.report.collapse import WAIT
+from ddplaunch.report.lines import LONGEST, UPDATE_INTERVAL
+from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
+from ddplaunch.spec import default
+from ddplaunch.supervise.step import KILL_PATIENCE, LONGEST_BACKOFF, SETTLE, SHORT_LIFE
+from ddplaunch.valve import STUCK
+from docs import generate
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+COMMAND = re.compile(r"(?:\$ )?((?:\w+=\S+ )*ddplaunch(?: .*)?)")
+OPERATORS = set("|&;<>()")
+
+NUMBERS = [
+    ("concepts/failure-report.md", f"waits for up to **{SETTLE:g} seconds** for another one"),
+    ("concepts/output.md", f"A line longer than {LONGEST >> 20} MiB is cut"),
+    ("concepts/output.md", f"every {UPDATE_INTERVAL:g} seconds at most"),
+    ("concepts/output.md", f"about {FULL >> 20} MiB are kept"),
+    ("concepts/output.md", f"They wait for **{STUCK:g} seconds** without a byte being taken"),
+    ("concepts/output.md", f"a reader who takes nothing for {HASTE:g} seconds"),
+    ("concepts/output.md", f"a file holds at most **{LOG_LIMIT >> 30} GiB**"),
+    ("concepts/output.md", f"holds a line back for up to {WAIT:g} s"),
+    ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_PATIENCE:g} s"),
+    ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
+    ("guides/from-torchrun.md", f"The grace period is {default('grace_period'):g} s"),
+    ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
+    ("guides/one-machine.md", f"The newest {KEPT} runs are kept"),
+    ("guides/stopping-and-restarting.md", f"the grace period, {default('grace_period'):g} s unless"),
+    ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
+    ("guides/stopping-and-restarting.md", f"doubling up to {LONGEST_BACKOFF:g} s"),
+]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def parts(page: Path) -> Iterator[tuple[str | None, str]]:
+    """The lines of a page: those of code with what stands after the fence, "" if they are only indented; others with None."""
+    fence: str | None = None
+    blank = True
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fence = line.removeprefix("```") if fence is None else None
+        elif fence is not None:
+            yield fence, line
+        elif line.startswith("    ") and (blank or line.strip()):
+            yield "", line.strip()
+        else:
+            yield None, line
+        blank = not line.strip()
+
+
+def prose(page: Path) -> str:
+    return "\n".join(line for code, line in parts(page) if code is None)
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every command line of ours in the code of a page, but in blocks that are marked `wrong`."""
+    for code, line in parts(page):
+        if code is not None and "wrong" not in code and (found := COMMAND.fullmatch(line)):
+            yield found[1]
+
+
+def words_of(line: str) -> list[str]:
+    """The words behind `ddplaunch`, as a shell would split them, up to a pipe or a redirection."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    words = words[words.index("ddplaunch") + 1 :]
+    end = next((at for at, word in enumerate(words) if set(word) <= OPERATORS), len(words))
+    return words[:end]
+
+
+def understood(words: list[str]) -> None:
+    """Let the real parser, and what settles the values, take these words.
+
+    Raises:
+        LaunchError: they mean nothing.
+    """
+    verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("run", words)
+    try:
+        parsed = parse(verb, rest)
+    except click.exceptions.Exit:  # --help
+        return
+    if verb != "completion":
+        files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
+        asked(files_need_not_exist, {}, None)
+
+
+def test_generated_pages_are_fresh() -> None:
+    assert generate.main(["--check"]) == 0, "python docs/generate.py"
+
+
+def test_a_stale_page_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "REFERENCE", tmp_path)
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    (tmp_path / "cli.md").write_text("something else")
+    capsys.readouterr()
+    assert generate.main(["--check"]) == 1
+    assert capsys.readouterr().out == "docs/reference/cli.md is stale: python docs/generate.py\n"
+
+
+def test_the_reference_has_every_option_and_every_status() -> None:
+    cli, statuses = generate.pages()["cli.md"], generate.pages()["exit-status.md"]
+    for option in OPTIONS:
+        assert re.search(rf"^### `(-\w, )?{option.flag}\b", cli, re.MULTILINE), option.name
+        for name, _ in option.variables:
+            assert f"`{name}`" in cli
+    for status in MEANINGS:
+        assert f"| `{status}` |" in statuses
+
+
+def test_the_guide_for_users_of_torchrun_has_every_flag_of_torchrun() -> None:
+    guide = (ROOT / "docs/guides/from-torchrun.md").read_text(encoding="utf-8")
+    missing = [option.flag for option in OPTIONS if option.pet and f"`{option.flag}`" not in guide]
+    assert not missing
+
+
+@pytest.mark.parametrize(("page", "words"), NUMBERS)
+def test_numbers_are_those_of_the_code(page: str, words: str) -> None:
+    assert words in " ".join(prose(ROOT / "docs" / page).split())
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page}: {target}"
+
+
+@each_page
+def test_commands_are_understood(page: Path) -> None:
+    for line in commands(page):
+        try:
+            understood(words_of(line))
+        except LaunchError as error:
+            pytest.fail(f"{line}: {error.message}")
+
+
+def test_the_pages_have_commands_to_check() -> None:
+    assert sum(len(list(commands(page))) for page in PAGES) > 40
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ddplaunch a.py # why", ["a.py"]),
+        ("A=1 ddplaunch -q 'b c.py' | tail -1", ["-q", "b c.py"]),
+        ("ddplaunch a.py 2>&1", ["a.py", "2"]),
+        ("ddplaunch --env A=x,y --devices 0,GPU-1 a.py", ["--env", "A=x,y", "--devices", "0,GPU-1", "a.py"]),
+    ],
+)
+def test_a_command_line_is_split_as_a_shell_splits_it(line: str, words: list[str]) -> None:
+    assert words_of(line) == words
+
+
+def test_a_command_that_is_wrong_is_noticed() -> None:
+    with pytest.raises(LaunchError):
+        understood(words_of("ddplaunch --nproc-per-nod 4 train.py"))
+    with pytest.raises(LaunchError):
+        understood(words_of("ddplaunch --pin devise train.py"))

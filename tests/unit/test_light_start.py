@@ -1,0 +1,82 @@
+"""What the command imports decides how fast it starts: 0.1 ms for a small module of ours, 20 ms for pynvml, seconds for torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+# of ours, from the first to the last moment of a job of two workers in which nothing fails; with room for a few more
+LIMIT = 76
+
+# not of ours, public top-level names; whatever is private (C parts of these) or at python's own start does not count
+OF_CLICK = {
+    "ast", "click", "collections", "contextlib", "copyreg", "datetime", "dis", "enum", "functools", "gettext", "importlib",
+    "inspect", "itertools", "keyword", "linecache", "math", "opcode", "operator", "platform", "re", "reprlib", "struct",
+    "threading", "token", "tokenize", "types", "typing", "uuid", "warnings", "weakref",
+}  # fmt: skip
+OF_NEWER_PYTHONS = {"annotationlib"}  # by typing
+OURS = {
+    "array", "ctypes", "errno", "fcntl", "gc", "json", "resource", "select", "selectors", "signal", "socket", "termios",
+}  # fmt: skip
+OF_PYTHON = {"runpy"}  # by `python -m`
+
+# of ours, and imported only by what needs them
+LATER = {
+    f"ddplaunch.{name}"
+    for name in (
+        "devices.amd",
+        "devices.intel",
+        "devices.nvidia",
+        "devices.nvml",
+        "report.causes",
+        "report.collapse",
+        "report.failure",
+        "report.filter",
+        "report.frames",
+        "report.plan_view",
+        "report.verdict",
+    )
+}
+
+
+def imports(tmp_path: Path, *words: str) -> dict[str, int]:
+    """The modules that a fresh interpreter imports, in their order, with the microseconds that each took itself."""
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, "-X", "importtime", *words]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    found = re.findall(r"^import time: +(\d+) \| +\d+ \| *(\S+)$", done.stderr, re.MULTILINE)
+    return {name: int(took) for took, name in found}
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> dict[str, int]:
+    """What a whole job of two workers imports beyond what any python does: front and agent, from start to end."""
+    (tmp_path / "nothing.py").touch()
+    always = imports(tmp_path, "-c", "pass")
+    whole = imports(tmp_path, "-m", "ddplaunch", "--nproc-per-node", "2", "nothing.py")
+    return {name: took for name, took in whole.items() if name not in always}
+
+
+def test_nothing_heavy_is_imported(imported):
+    known = {"ddplaunch"} | OF_CLICK | OURS | OF_PYTHON | OF_NEWER_PYTHONS
+    new = sorted(name for name in imported if (top := name.partition(".")[0]) not in known and not top.startswith("_"))
+    assert not new, (
+        f"new on the start path: {', '.join(f'{name} ({imported[name]} us)' for name in new)}; "
+        "import it in the function that needs it, or add it here if every job needs it"
+    )
+
+
+def test_what_few_jobs_need_is_imported_by_those(imported):
+    assert not LATER & imported.keys()
+
+
+def test_modules_of_ours_stay_few(imported):
+    ours = {name: took for name, took in imported.items() if name.partition(".")[0] == "ddplaunch"}
+    assert len(ours) <= LIMIT, f"{len(ours)} modules at {sum(ours.values())} us in all: {', '.join(sorted(ours))}"
