@@ -27,7 +27,8 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
     """Make a class with annotated fields a frozen record; equal if of one class with equal fields."""
 
     def make(cls: type[T]) -> type[T]:
-        return _made(cls, kw_only)
+        _make(cls, kw_only)
+        return cls
 
     return make if cls is None else make(cls)
 
@@ -42,7 +43,7 @@ def fields_of(cls: Any) -> Mapping[str, Any]:
     return {name: None if value is _REQUIRED else value for name, value in cls._fields.items()}
 
 
-def _made(cls: Any, kw_only: bool) -> Any:
+def _make(cls: Any, kw_only: bool) -> None:
     names = tuple(cls.__annotations__)
     setattr(cls, "__match_args__", () if kw_only else names)  # noqa: B010 - mypy takes the assignment for a declaration
     cls._fields = {name: cls.__dict__.get(name, _REQUIRED) for name in names}
@@ -54,7 +55,6 @@ def _made(cls: Any, kw_only: bool) -> Any:
     cls.__hash__ = _hash
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr
-    return cls
 
 
 def _init(self: Any, *args: Any, **given: Any) -> None:

@@ -9,7 +9,7 @@ from ddplaunch.envfile import variables
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Given
 from ddplaunch.record import fields_of, record
-from ddplaunch.spec import JobSpec, Program, ProgramKind, Streams
+from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.values import BadValue
 
 # set for each worker from its place: a value for all of them would be wrong for all but one
@@ -186,8 +186,3 @@ def _remarks(settled: Mapping[str, Settled]) -> Iterable[str]:
     backend = settled.get("rdzv_backend")
     if backend and backend.value.startswith("etcd"):
         yield f"{backend.given} has no effect: no etcd server is asked"
-    tee = settled.get("tee")
-    teed = set() if tee is None else {tee.value.default, *tee.value.by_local_rank.values()}
-    for name, stream in (("duplicate_stdout_filters", Streams.OUT), ("duplicate_stderr_filters", Streams.ERR)):
-        if (filters := settled.get(name)) and filters.value and not teed & {stream, Streams.BOTH}:
-            yield f"{filters.given} has no effect without --tee"

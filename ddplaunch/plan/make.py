@@ -74,7 +74,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
                 node_rank=allocation.node_rank,
                 host=allocation.hosts[allocation.node_rank],
                 argv=_argv(spec, node, local_rank),
-                variables={**common, **own, **place, "DDPLAUNCH_DEVICE": mine},
+                variables={**common, **own, **place, **_no_debugger(spec, caller, local_rank), "DDPLAUNCH_DEVICE": mine},
                 device=mine,
                 devices=tuple(device.uuid or str(device) for device in owned[local_rank]),
                 cpus=binding.cpus[local_rank],
@@ -112,6 +112,13 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
             *pin.notes(spec, how, owned),
         ),
     )
+
+
+def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:
+    """Let a breakpoint() that every rank comes by stop only the one that --debug names."""
+    if spec.debug_rank in (None, rank) or "PYTHONBREAKPOINT" in caller:
+        return {}
+    return {"PYTHONBREAKPOINT": "0"}
 
 
 def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> str:

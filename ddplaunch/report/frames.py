@@ -11,6 +11,7 @@ from ddplaunch.outcome import Frame, WorkerError
 _LIBRARY = re.compile(r"^<|.*/(?:site|dist)-packages/|.*/lib(?:64)?/python\d+(?:\.\d+)?t?/|.*/python\d+\.zip/")
 _TRACEBACK_FRAME = r'^ *File "([^"]+)", line (\d+), in (.+)(?:\n {4,}(?!File ")(\S.*))?'
 _FAULT_FRAME = r'^  File "([^"]+)", line (\d+) in (.+)$'
+_BOOTSTRAP = "/ddplaunch/worker/bootstrap.py"  # lies below the program's first frame
 
 
 def frames_of(error: WorkerError) -> tuple[Frame, ...]:
@@ -32,6 +33,7 @@ def fault_frames(text: str) -> tuple[Frame, ...]:
     return tuple(
         Frame(file=file, line=int(line), function=function)
         for file, line, function in re.findall(_FAULT_FRAME, stack, re.MULTILINE)
+        if not file.endswith(_BOOTSTRAP)
     )
 
 

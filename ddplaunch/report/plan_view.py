@@ -61,7 +61,7 @@ def shell(plan: Plan) -> str:
 def _head(plan: Plan, shared: Mapping[str, str]) -> list[tuple[str, ...]]:
     devices = {device for worker in plan.workers for device in worker.devices}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("workers", f"{plan.world_size} on {where}", plan.reasons["workers"]),
         ("cluster", plan.cluster, ""),
         ("address", plan.master_addr, plan.reasons["master_addr"]),
@@ -70,7 +70,9 @@ def _head(plan: Plan, shared: Mapping[str, str]) -> list[tuple[str, ...]]:
         ("threads", shared["OMP_NUM_THREADS"], plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
-    return [*rows, ("pin", plan.pin, plan.reasons["pin"])] if devices else rows
+    if devices:
+        rows.append(("pin", plan.pin, plan.reasons["pin"]))
+    return rows
 
 
 def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:

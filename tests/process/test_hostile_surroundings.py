@@ -20,7 +20,12 @@ NOBODY = 54321  # a user without an entry in the user database, and without proc
 
 def closing(*fds: int):
     """Start the command with these descriptors closed."""
-    return lambda: [os.close(fd) for fd in fds]
+
+    def close() -> None:
+        for fd in fds:
+            os.close(fd)
+
+    return close
 
 
 # --- closed streams

@@ -46,6 +46,7 @@ def waiting_job(job: Job, program, *options: object) -> int:
 
 def end(job: Job) -> None:
     """Stop a waiting job."""
+    assert job.process is not None
     job.process.send_signal(SIGTERM)
     assert job.wait().status == 143
     job.nothing_left()

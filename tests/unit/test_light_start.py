@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(
+    any(map(os.path.exists, ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"))),
+    reason="with an NVIDIA driver each start imports pynvml, and rightly so",
+)
+
 PACKAGE = Path(__file__).resolve().parents[2]
 
 # of ours, from the first to the last moment of a job of two workers in which nothing fails; with room for a few more
@@ -31,8 +36,6 @@ OF_PYTHON = {"runpy"}  # by `python -m`
 LATER = {
     f"ddplaunch.{name}"
     for name in (
-        "devices.amd",
-        "devices.intel",
         "devices.nvidia",
         "devices.nvml",
         "report.causes",

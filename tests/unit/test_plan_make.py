@@ -321,6 +321,13 @@ def test_while_one_rank_is_debugged_no_other_reads_the_callers_stdin() -> None:
     assert [worker.stdin for worker in plan(spec(nproc_per_node=2, debug_rank=1)).workers] == [False, False]
 
 
+def test_a_breakpoint_stops_only_the_rank_that_is_debugged() -> None:
+    debugged = plan(spec(nproc_per_node=3, debug_rank=1))
+    assert [worker.variables.get("PYTHONBREAKPOINT") for worker in debugged.workers] == ["0", None, "0"]
+    own = plan(spec(nproc_per_node=3, debug_rank=1, env=(("PYTHONBREAKPOINT", "ipdb.set_trace"),)))
+    assert {worker.variables["PYTHONBREAKPOINT"] for worker in own.workers} == {"ipdb.set_trace"}
+
+
 # --- refusals
 
 

@@ -297,8 +297,6 @@ REMARKS = [
     ("--rdzv-conf timeout=9", "--rdzv-conf timeout=9 has no effect: one node has no other to wait for"),
     ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
     ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: no etcd server is asked"),
-    ("--duplicate-stdout-filters a", "--duplicate-stdout-filters a has no effect without --tee"),
-    ("--duplicate-stderr-filters a -t 1", "--duplicate-stderr-filters a has no effect without --tee"),
 ]
 
 
