@@ -41,7 +41,7 @@ def plan(spec: JobSpec, env: Mapping[str, str]) -> Plan:
     """
     hostname = socket.gethostname()
     hardware = probe({**env, **dict(spec.env)})  # the workers' variables say what they will see
-    devices = choose(hardware, spec.devices, origin=spec.origin("devices"))
+    devices = choose(hardware, spec.devices, asked=spec.asked("devices", ",".join(spec.devices or ())))
     bound = spec.cpu_bind != "none" or spec.numa_binding is not None
     python = spec.program.python or _our_python()
     node = Node(

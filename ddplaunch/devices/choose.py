@@ -8,21 +8,21 @@ from ddplaunch.devices import Device, Hardware
 from ddplaunch.errors import LaunchError
 
 
-def choose(hardware: Hardware, wanted: Sequence[str] | None, *, origin: str = "--devices") -> tuple[Device, ...]:
+def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | None = None) -> tuple[Device, ...]:
     """Give the wanted devices in the wanted order, all of them if `wanted` is None.
 
     An entry is an index as torch counts (within the visibility variable), or a GPU-/MIG- UUID or the beginning of one.
-    `origin` names the option or variable that `wanted` came from.
+    `asked` is how `wanted` was written; None: as --devices.
 
     Raises:
         LaunchError: an entry names no device, several, or one that was named before.
     """
     if wanted is None:
         return hardware.devices
-    asked = f"{origin} {','.join(wanted)}"
+    asked = asked or f"--devices {','.join(wanted)}"
     if not hardware.devices:
         raise LaunchError(
-            f"{asked}: this node has no accelerator ({hardware.device_source})", hint=f"leave {origin} out"
+            f"{asked}: this node has no accelerator ({hardware.device_source})", hint="leave --devices out"
         )
     chosen: list[Device] = []
     for entry in wanted:

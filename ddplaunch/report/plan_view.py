@@ -25,7 +25,7 @@ def table(plan: Plan, spec: JobSpec) -> str:
     columns, places = _columns(plan, shared)
     rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
     parts = [
-        _aligned(_head(plan, shared)),
+        _aligned(_head(plan, shared, spec)),
         _aligned(rows),
         "\n".join(["command:", *_commands(plan)]),
         "\n".join(["variables of each worker:", *places]),
@@ -58,7 +58,7 @@ def shell(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(plan: Plan, shared: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[str, ...]]:
     devices = {device for worker in plan.workers for device in worker.devices}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
     rows: list[tuple[str, ...]] = [
@@ -70,6 +70,8 @@ def _head(plan: Plan, shared: Mapping[str, str]) -> list[tuple[str, ...]]:
         ("threads", shared["OMP_NUM_THREADS"], plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
+    if plan.init_method != "env":
+        rows.append(("init", plan.init_method, spec.origin("init_method")))
     if devices:
         rows.append(("pin", plan.pin, plan.reasons["pin"]))
     return rows
@@ -144,20 +146,8 @@ def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 
 def _hanging(label: str, words: str) -> str:
-    indent = " " * len(label)
-    return (
-        label
-        + "\n".join(
-            textwrap.wrap(
-                words,
-                _WIDTH,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        ).lstrip()
-    )
+    lines = textwrap.wrap(words, _WIDTH - len(label), break_long_words=False, break_on_hyphens=False)
+    return label + ("\n" + " " * len(label)).join(lines)
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> str:

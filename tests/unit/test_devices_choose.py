@@ -60,5 +60,5 @@ def test_a_node_without_devices_says_why() -> None:
 
 def test_the_error_says_within_what_was_counted_and_who_asked() -> None:
     narrowed = Hardware(devices=FOUR.devices[:1], device_source="CUDA_VISIBLE_DEVICES")
-    with pytest.raises(LaunchError, match=r"PET_DEVICES 4: .* this node has 0 alone, counted within CUDA_VISIBLE"):
-        choose(narrowed, ["4"], origin="PET_DEVICES")
+    with pytest.raises(LaunchError, match=r"^DDPLAUNCH_DEVICES=4: .* 0 alone, counted within CUDA_VISIBLE"):
+        choose(narrowed, ["4"], asked="DDPLAUNCH_DEVICES=4")

@@ -96,7 +96,8 @@ def test_the_current_thread_is_found_in_a_dump_of_faulthandler(named: str) -> No
         "noise\nFatal Python error: Segmentation fault\n\n"
         'Thread 0x1 (most recent call first):\n  File "t.py", line 2 in run\n\n'
         f"Current thread 0x2{named} (most recent call first):\n"
-        '  File "/w/train.py", line 15 in inner\n  File "/w/train.py", line 17 in <module>\n\n'
+        '  File "/w/train.py", line 15 in inner\n  File "/w/train.py", line 17 in <module>\n'
+        '  File "/opt/lib/python3.11/site-packages/ddplaunch/worker/bootstrap.py", line 54 in <module>\n\n'
         "Extension modules: numpy (total: 1)\n"
     )
     assert fault_frames(tail) == (frame("/w/train.py", 15, "inner"), frame("/w/train.py", 17, "<module>"))

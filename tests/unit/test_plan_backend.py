@@ -34,6 +34,7 @@ CHOICES: list[tuple[Owned, TorchBuild | None, str, str]] = [
     (each(0, 1, 0), CUDA, "gloo", "3 workers share 2 GPUs, which NCCL refuses"),
     (each(0, 0), CUDA, "gloo", "2 workers share 1 GPU, which NCCL refuses"),
     (each(0), CPU, "gloo", "torch 2.13.0+cpu is a CPU build"),
+    ([(gpu(0), gpu(1)), (gpu(1), gpu(2))], CUDA, "gloo", "2 workers share 3 GPUs, which NCCL refuses"),
     (each(0, 0), CPU, "gloo", "torch 2.13.0+cpu is a CPU build"),
     (each(0), XPU, "gloo", "torch 2.13.0+xpu is a build for other accelerators"),
     (each(0), replace(CUDA, nccl=False), "gloo", "torch 2.13.0+cu130 was built without NCCL"),

@@ -112,6 +112,11 @@ def test_a_given_port_is_shown() -> None:
     assert "port     4000 " in table(plan(master_port=4000), spec())
 
 
+def test_a_way_to_meet_other_than_the_usual_is_shown() -> None:
+    asked = spec({"init_method": "--init-method"}, init_method="file:/f")
+    assert "\ninit     file:/f     --init-method\n" in table(plan(init_method="file:/f"), asked)
+
+
 def test_without_devices_nothing_is_said_of_them() -> None:
     alone = worker(0, device="cpu", devices=(), variables={"DDPLAUNCH_DEVICE": "cpu"})
     text = table(plan(alone), spec())
