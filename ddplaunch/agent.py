@@ -5,6 +5,7 @@ No threads, no polling: without an event and without a deadline the process slee
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -43,6 +44,9 @@ class Job:
 def run(job: Job, tie: Tie) -> int:
     """Carry the job out and give its exit status. Runs in a process of its own."""
     become_subreaper()
+    # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
+    gc.freeze()
+    gc.enable()
     return Agent(job, tie).run()
 
 

@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.link import HASTE, MESSAGE, STDERR, STDOUT, Tie
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.terminal import modes, set_modes
-from ddplaunch.process.tree import descendants, reap, signal_process
+from ddplaunch.process.tree import descendants, is_orphaned_group, reap, signal_process
 
 # passed on whatever the user said: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -61,9 +61,9 @@ def run(
     tie.front_side()
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, stops)
+    front = _Front(pid, stops, tie.signals[1])
     for signum in passed:
-        signal.signal(signum, _suspend if signum == signal.SIGTSTP else front.heard)
+        signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.heard)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
     signal.signal(signal.SIGCHLD, front.child_ended)
     signal.signal(signal.SIGALRM, front.look_for_progress)
@@ -87,15 +87,6 @@ def run(
     return os.WEXITSTATUS(wait_status)
 
 
-def _suspend(_signum: int, _frame: object) -> None:
-    """Stop as the terminal asked; the agent, which heard of it too, stops the workers."""
-    as_a_worker_needs_them = modes()
-    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGTSTP)
-    signal.signal(signal.SIGTSTP, _suspend)
-    set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
-
-
 class _Unread(Exception):
     """Nobody reads what is left to be written, and the job was told to stop."""
 
@@ -103,9 +94,10 @@ class _Unread(Exception):
 class _Front:
     """What the writing and the signal handlers, which run in the middle of it, know of each other."""
 
-    def __init__(self, agent: int, stops: Collection[int]) -> None:
+    def __init__(self, agent: int, stops: Collection[int], to_agent: int) -> None:
         self._agent = agent
         self._stops = stops
+        self._to_agent = to_agent  # descriptor
         self._stopping = False
         self._written = 0  # bytes
         self._looked_at = 0  # what _written was then
@@ -138,6 +130,19 @@ class _Front:
         if signum in self._stops:
             self._stopping = True
             self._hurry()
+
+    def suspend(self, _signum: int, _frame: object) -> None:
+        """Stop as the terminal asked; the agent, which heard of it too, stops the workers.
+
+        SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
+        without a word to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
+        """
+        if is_orphaned_group():
+            os.write(self._to_agent, bytes([signal.SIGCONT]))
+            return
+        as_a_worker_needs_them = modes()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""

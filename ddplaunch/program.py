@@ -53,7 +53,7 @@ def _check_script(target: str, path: str | None) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(_missing(target), hint=_missing_hint(target, path)) from None
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
         raise LaunchError(f"cannot read {target}: {reason}") from None
     try:
         archive = zipimport.zipimporter(target)

@@ -57,6 +57,19 @@ def _children_by_scan(pid: int) -> list[int]:
     return [process.pid for process in processes if process is not None and process.parent == pid]
 
 
+def is_orphaned_group() -> bool:
+    """Whether nobody could let our process group go on: no ancestor outside of it is in its session (POSIX 3.264)."""
+    group, process = os.getpgrp(), look(os.getpid())
+    while process is not None and process.parent > 1:
+        try:
+            if os.getpgid(process.parent) != group:
+                return os.getsid(process.parent) != os.getsid(0)
+        except ProcessLookupError:  # it has just ended
+            return True
+        process = look(process.parent)
+    return True
+
+
 def descendants(pid: int) -> Iterator[Process]:
     """Give every live process below `pid`; dead ones that wait to be reaped are left out."""
     for child in children(pid):

@@ -64,7 +64,10 @@ def leave(terminal: Terminal, job) -> int:
 
 def test_breakpoint_gives_a_prompt_in_that_rank(job, debug):
     terminal = debug(others="done")
-    assert "step = 2" in enter(terminal, "n")
+    answer = enter(terminal, "n")
+    if "step = 1" in answer:  # from Python 3.13 on the prompt comes before the breakpoint's line has ended
+        answer = enter(terminal, "n")
+    assert "step = 2" in answer
     assert enter(terminal, "p RANK") == "1"
     terminal.press("c", ENTER)
     terminal.sees("done in rank 1", "2 workers finished")
