@@ -16,7 +16,7 @@ from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import init_file, of_generation
 from ddplaunch.process.port import Reservation, reserve
-from ddplaunch.process.pump import Pump
+from ddplaunch.process.pump import Pump, room
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import record, replace
@@ -136,7 +136,7 @@ class Crew:
                 self._output.open(worker.rank, None, None)
             else:
                 for stream in Stream:
-                    pumps[stream] = Pump(partial(self._received, worker.rank, stream))
+                    pumps[stream] = Pump(partial(self._received, worker.rank, stream), room(2 * len(self._plans)))
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
                 self._output.open(worker.rank, folder.logs(*place), self._outfit.log_limit)

@@ -10,15 +10,21 @@ from ddplaunch.process.linux import grow_pipe, unread
 # larger pieces and their copies go back to the system each time, and to get them anew costs more than all the rest
 CHUNK = 1 << 15  # bytes read at once
 PIPE = 1 << 18  # bytes that a worker can write ahead of us
+PIPES = 1 << 25  # bytes of all pipes; a user who exceeds 64 MiB gets tiny ones from then on (pipe-user-pages-soft, pipe(7))
+
+
+def room(pipes: int) -> int:
+    """Give the bytes that each of so many pipes may hold."""
+    return min(PIPE, PIPES // max(1, pipes))
 
 
 class Pump:
     """The reading end of one stream of one worker."""
 
-    def __init__(self, sink: Callable[[bytes], None]) -> None:
+    def __init__(self, sink: Callable[[bytes], None], size: int = PIPE) -> None:
         self.fd, self.write_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        grow_pipe(self.fd, PIPE)
+        grow_pipe(self.fd, size)
         self._sink = sink
         self.open = True
 
