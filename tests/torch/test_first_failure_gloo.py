@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,3 +84,13 @@ def test_after_a_restart_the_workers_meet_again_on_a_port_of_their_own(fail, job
     assert f"error: {RAISED}" in result.err
     assert job.signs("total", 2) == ["11.0 in generation 1"] * 2
     assert len(set(job.ports())) == 2
+
+
+def test_the_processes_of_data_loaders_are_gone_with_their_workers(job, program):
+    """Those of the rank that failed, too."""
+    result = job.run("--nproc-per-node", 2, program("torch_loaders"))
+    for folder in (job.home / "tmp").glob("pymp-*"):  # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere
+        shutil.rmtree(folder)
+    job.nothing_left()
+    assert result.status == 1
+    assert "rank 1 failed: ValueError: boom among data loaders" in result.err
