@@ -1,5 +1,6 @@
 """How a misbehaving worker tells the test where it is: small files, put up whole."""
 
+import itertools
 import os
 import time
 
@@ -7,11 +8,14 @@ RANK = int(os.environ["RANK"])
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 FOLDER = os.environ["DDP_TEST_DIR"]
 
+_numbers = itertools.count()
+
 
 def put(name: str, text: object = "") -> None:
     """Put up a sign."""
     path = os.path.join(FOLDER, name)
-    with open(f"{path}.{os.getpid()}", "w") as file:
+    # a name of its own each time: a signal handler may put up a sign in the middle of this
+    with open(f"{path}.{os.getpid()}.{next(_numbers)}", "w") as file:
         file.write(str(text) or " ")
     os.rename(file.name, path)
 
