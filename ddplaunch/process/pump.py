@@ -10,7 +10,9 @@ from ddplaunch.process.linux import grow_pipe, unread
 # larger pieces and their copies go back to the system each time, and to get them anew costs more than all the rest
 CHUNK = 1 << 15  # bytes read at once
 PIPE = 1 << 18  # bytes that a worker can write ahead of us
-PIPES = 1 << 25  # bytes of all pipes; a user who exceeds 64 MiB gets tiny ones from then on (pipe-user-pages-soft, pipe(7))
+PIPES = (
+    1 << 25
+)  # bytes of all pipes; a user who exceeds 64 MiB gets tiny ones from then on (pipe-user-pages-soft, pipe(7))
 
 
 def room(pipes: int) -> int:

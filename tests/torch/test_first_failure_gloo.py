@@ -89,7 +89,9 @@ def test_after_a_restart_the_workers_meet_again_on_a_port_of_their_own(fail, job
 def test_the_processes_of_data_loaders_are_gone_with_their_workers(job, program):
     """Those of the rank that failed, too."""
     result = job.run("--nproc-per-node", 2, program("torch_loaders"))
-    for folder in (job.home / "tmp").glob("pymp-*"):  # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere
+    for folder in (job.home / "tmp").glob(
+        "pymp-*"
+    ):  # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere
         shutil.rmtree(folder)
     job.nothing_left()
     assert result.status == 1
