@@ -27,6 +27,7 @@ from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
 
+STARTS = 8  # workers that are started between two looks at what happens: some 15 ms
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
@@ -72,7 +73,7 @@ class Agent:
         self._digest()
         while self._state.phase is not Phase.ENDED:
             self._wait()
-            self._start_next()
+            self._start_some()
         self._hand_over()
         assert self._state.status is not None
         return self._state.status
@@ -218,20 +219,21 @@ class Agent:
         else:
             self._teller.generation(generation, self._crew.port)
 
-    def _start_next(self) -> None:
-        """Start one worker; the loop comes by between two of them, so that no signal waits for the last."""
+    def _start_some(self) -> None:
+        """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         crew = self._crew
-        if crew is None or not crew.waiting:
-            return
-        rank = crew.waiting.popleft()
-        try:
-            pid = crew.start(rank)
-        except CannotStart as error:
-            self._feed(supervise.StartFailed(rank, str(error), error.status, _now()))
-        else:
-            self._teller.started(rank, pid)
-            self._feed(supervise.WorkerStarted(rank, _now()))
-        self._digest()
+        for _ in range(STARTS):
+            if crew is None or not crew.waiting:
+                return
+            rank = crew.waiting.popleft()
+            try:
+                pid = crew.start(rank)
+            except CannotStart as error:
+                self._feed(supervise.StartFailed(rank, str(error), error.status, _now()))
+            else:
+                self._teller.started(rank, pid)
+                self._feed(supervise.WorkerStarted(rank, _now()))
+            self._digest()
 
     def _bury(self, now: float) -> list[WorkerExit]:
         crew, self._crew = self._crew, None
