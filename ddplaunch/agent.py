@@ -149,7 +149,8 @@ class Agent:
             return
         if exit is None:
             return
-        if exit.status != 0:
+        # once the workers are being stopped, each end brings its own error with it
+        if exit.status != 0 and self._state.phase in (Phase.RUNNING, Phase.SETTLING):
             for raised, what in self._crew.newly_raised():
                 if raised != rank:
                     self._feed(supervise.WorkerRaised(raised, what, now))

@@ -123,6 +123,13 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
     return front.run(partial(agent.run, job), signals, spec.stop_signals, meanwhile=folder.tidy)
 
 
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # removed meanwhile: no path lies below it
+        return ""
+
+
 def _our_python() -> str:
     import sys
 
@@ -197,6 +204,6 @@ def _teller(spec: JobSpec, env: Mapping[str, str], decided: Plan, folder: RunFol
         time.monotonic,
         verbosity=spec.verbosity,
         colour=use_colour(env, os.isatty(2)),
-        cwd=os.getcwd(),
+        cwd=_cwd(),
         origins=spec.origins,
     )

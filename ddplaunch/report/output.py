@@ -35,9 +35,9 @@ class Output:
     def open(self, rank: int, logs: tuple[str, str] | None, limit: int | None) -> None:
         """Expect output of this worker; `limit` is in bytes for each of its logs."""
         self._tails[rank] = b""
-        for stream, path in zip((Stream.OUT, Stream.ERR), logs or (), strict=False):
+        self._ended -= {(rank, stream) for stream in Stream}
+        for stream, path in zip(Stream, logs or (), strict=False):
             self._logs[rank, stream] = BoundedLog(path, limit)
-            self._ended.discard((rank, stream))
 
     def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], path: str) -> None:
         """Copy the lines of these workers that contain any of `needles` to one more file, each after its rank's header."""

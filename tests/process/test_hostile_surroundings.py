@@ -259,3 +259,12 @@ def test_ignored_sigpipe_is_not_handed_down(job):
     result = job.run("--nproc-per-node", 2, "--no-python", "/bin/sh", "-c", "yes | head -1; kill -PIPE $$; exit 0")
     assert result.status == 128 + signal.SIGPIPE
     job.nothing_left()
+
+
+def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):
+    gone = job.home / "gone"
+    gone.mkdir()
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=exit3", cwd=gone, preexec_fn=gone.rmdir)
+    assert result.status == 3
+    assert "rank 1 failed: exit status 3" in result.err
+    job.nothing_left()

@@ -164,3 +164,13 @@ def test_a_worker_that_a_signal_killed_is_started_again_too(job, program):
     assert job.wait().status == 137
     assert len(job.events("generation_started")) == 2
     job.nothing_left()
+
+
+def test_the_last_words_of_every_generation_are_shown_even_if_no_logs_are_kept(run):
+    result = run("ends_mid_line", options=("--log-dir", os.devnull))
+    assert result.status == 0
+    for rank in range(3):
+        assert [line for line in result.out.splitlines() if line.startswith(f"[{rank}]")] == [
+            f"[{rank}] last words of 0",
+            f"[{rank}] last words of 1",
+        ]

@@ -29,6 +29,17 @@ def fails_until(generation):
         time.sleep(600)
 
 
+def ends_mid_line():
+    """Each generation leaves its last line without a newline; the first one fails."""
+    ready()
+    sys.stdout.write(f"last words of {GENERATION}")
+    sys.stdout.flush()
+    for rank in range(WORLD_SIZE):
+        put(f"said-{GENERATION}-{RANK}")
+        wait(f"said-{GENERATION}-{rank}")
+    os._exit(0 if GENERATION else 5)
+
+
 def stays():
     ready()
     time.sleep(600)
