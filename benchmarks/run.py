@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import ends
+import nodes
 import outputs
 import rests
 import starts
@@ -27,6 +28,9 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "torch": starts.torch_import,
     "many": starts.many,
     "crash": ends.crash,
+    "nodes": nodes.start,
+    "nodes-crash": nodes.crash,
+    "thousand": nodes.thousand,
     "rest": rests.rest,
     "lines": outputs.lines,
     "flood": outputs.flood,

@@ -13,19 +13,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 from ddplaunch import supervise
 from ddplaunch.crew import CannotStart, Crew, Outfit
 from ddplaunch.errors import LaunchError
-from ddplaunch.link import HASTE, Outbox, Tie
+from ddplaunch.hearing import Hearing
+from ddplaunch.link import CONTROL, HASTE, Outbox, Tie
 from ddplaunch.outcome import WorkerExit
+from ddplaunch.plan import Plan
 from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.port import Reservation, reserve
 from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record
 from ddplaunch.report.output import Output
 from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
+
+if TYPE_CHECKING:  # one node needs none of it
+    from ddplaunch.control.messages import Begin, Quit
+    from ddplaunch.nodes.nodes import Nodes
 
 STARTS = 8  # workers that are started between two looks at what happens: some 15 ms
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
@@ -36,10 +44,11 @@ class Job:
     """All that the agent of a node needs to know; made before it is forked."""
 
     policy: Policy
-    outfit: Outfit
-    output: Callable[[Outbox], Output]
+    equip: Callable[[Begin | None, str | None], Outfit]  # what the coordinator said, our address; None: one node
+    output: Callable[[Outbox, Plan | None], Output]
     teller: Callable[[Outbox], Teller]
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
+    nodes: Callable[[Agent, Teller, selectors.BaseSelector], Nodes] | None = None  # several nodes
 
 
 def run(job: Job, tie: Tie) -> int:
@@ -56,40 +65,50 @@ class Agent:
 
     def __init__(self, job: Job, tie: Tie) -> None:
         self._job = job
-        self._signals_from_front = tie.signals[0]
         self._outbox = Outbox(tie.output[1])
-        self._output = job.output(self._outbox)
+        self._output = job.output(self._outbox, None)
         self._teller = job.teller(self._outbox)
         self._selector = selectors.DefaultSelector()
         self._valve = Valve(self._outbox, self._selector)
+        self._hearing = Hearing(
+            self._selector,
+            tie.signals[0],
+            feed=self.feed,
+            child_ended=self._child_ended,
+            front_lost=self._outbox.abandon,
+        )
         self._crew: Crew | None = None
+        self._exits: list[WorkerExit] = []  # of the last crew that was buried
+        self._reservation: Reservation | None = None
         self._state = supervise.State(policy=job.policy)
         self._events: deque[supervise.Event] = deque()
+        self._nodes: Nodes | None = None
+        self._begin: Begin | None = None  # what the coordinator said last
+        self._address: str | None = None  # of this node, that the others reach
+        self._quit: Quit | None = None
 
     def run(self) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
-        self._listen()
+        self._hearing.listen(self._job.signals)
         self._take(supervise.begin(self._job.policy, _now()))
+        if self._job.nodes is not None:
+            try:
+                self._nodes = self._job.nodes(self, self._teller, self._selector)
+            except LaunchError as error:
+                self._teller.write(error.render())
+                self._hand_over()
+                return error.status
         self._digest()
-        while self._state.phase is not Phase.ENDED:
+        while self._state.phase is not Phase.ENDED or not (self._nodes is None or self._nodes.is_over):
             self._wait()
             self._start_some()
+        if self._nodes is not None:
+            self._nodes.close()
         self._hand_over()
         assert self._state.status is not None
         return self._state.status
 
     # --- events
-
-    def _listen(self) -> None:
-        ours, wakeup = os.pipe()
-        for fd in (ours, wakeup):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for signum in (*self._job.signals, signal.SIGCHLD):
-            signal.signal(signum, _nothing)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
-        self._selector.register(self._signals_from_front, selectors.EVENT_READ, self._front_spoke)
 
     def _wait(self) -> None:
         """Wait for events and digest them."""
@@ -102,37 +121,23 @@ class Agent:
                 key.data()
                 self._digest()
         now = _now()
+        if self._nodes is not None:
+            self._nodes.expire(now)
+            self._digest()
         self._output.flush(now)
         self._teller.problem(self._output.problem)
         if self._state.deadline is not None and now >= self._state.deadline:
-            self._feed(supervise.DeadlineReached(now))
+            self.feed(supervise.DeadlineReached(now))
             self._digest()
 
     def _patience(self) -> float | None:
         """How long to sleep at most, in seconds."""
         if self._crew is not None and self._crew.waiting:
             return 0
-        deadlines = (self._state.deadline, self._output.deadline, self._valve.deadline)
+        others = self._nodes.deadline if self._nodes is not None else None
+        deadlines = (self._state.deadline, self._output.deadline, self._valve.deadline, others)
         soonest = min((deadline for deadline in deadlines if deadline is not None), default=inf)
         return None if soonest == inf else min(max(0.0, soonest - _now()), LONGEST_SLEEP)
-
-    def _signalled(self, numbers: bytes) -> None:
-        """Hear signals sent to this process itself: perhaps copies of the front's, so never a second one that kills."""
-        for signum in numbers:
-            if signum == signal.SIGCHLD:
-                self._child_ended()
-            else:
-                self._feed(supervise.SignalReceived(signum, _now(), escalates=False))
-
-    def _front_spoke(self) -> None:
-        numbers = os.read(self._signals_from_front, 256)
-        if not numbers:
-            self._selector.unregister(self._signals_from_front)
-            self._outbox.abandon()
-            self._feed(supervise.FrontLost(_now()))
-        for signum in numbers:
-            if signum != signal.SIGCHLD:  # the front's child is this process
-                self._feed(supervise.SignalReceived(signum, _now()))
 
     def _child_ended(self) -> None:
         reap(keep=self._pids)
@@ -145,7 +150,7 @@ class Agent:
         try:
             exit = self._crew.exit_of(rank, now)
         except CannotStart as error:
-            self._feed(supervise.StartFailed(rank, str(error), error.status, now))
+            self.feed(supervise.StartFailed(rank, str(error), error.status, now))
             return
         if exit is None:
             return
@@ -153,8 +158,8 @@ class Agent:
         if exit.status != 0 and self._state.phase in (Phase.RUNNING, Phase.SETTLING):
             for raised, what in self._crew.newly_raised():
                 if raised != rank:
-                    self._feed(supervise.WorkerRaised(raised, what, now))
-        self._feed(supervise.WorkerExited(exit, now))
+                    self.feed(supervise.WorkerRaised(raised, what, now))
+        self.feed(supervise.WorkerExited(exit, now))
 
     def _look_around(self, signum: int = 0) -> None:
         """Find what workers left behind, signal it if `signum` is one, and say what there is."""
@@ -162,16 +167,43 @@ class Agent:
         if signum:
             for process in left:
                 signal_process(process, signum)
-        self._feed(supervise.Swept(tuple(map(str, left)), _now()))
+        self.feed(supervise.Swept(tuple(map(str, left)), _now()))
 
     @property
     def _pids(self) -> frozenset[int]:
-        return self._crew.pids if self._crew else frozenset()
+        """Our children that are no leftovers of workers."""
+        workers = self._crew.pids if self._crew else frozenset()
+        return workers if self._nodes is None else workers | self._nodes.pids
+
+    # --- other nodes
+
+    def feed(self, event: supervise.Event) -> None:
+        """Take an event from another node; it is digested when the loop comes to it."""
+        self._events.append(event)
+
+    def listening(self, port: int) -> None:
+        """Say where the coordinator, which is here, listens: whoever started the other agents tells them."""
+        self._outbox.put(CONTROL, b'{"type":"listening","port":%d}' % port)
+
+    def begun(self, begin: Begin, address: str | None) -> None:
+        """Take the coordinator's word to start, and the address of this node that the others reach."""
+        self._begin, self._address = begin, address
+        first = sum(seat.workers for seat in begin.seats[: begin.place])
+        ranks = frozenset(range(first, first + begin.seats[begin.place].workers))
+        self.feed(supervise.Begun(begin.generation, ranks, _now()))
+
+    def dismissed(self, message: Quit) -> None:
+        """Take the coordinator's word to end."""
+        self._quit = message
+        self.feed(supervise.Dismissed(message.status, _now()))
+
+    def _report(self, now: float) -> None:
+        """Tell the coordinator how the workers of this node have ended."""
+        assert self._nodes is not None
+        self._exits = self._bury(now)
+        self._nodes.report(self._state, self._exits, self._teller.traces)
 
     # --- decisions
-
-    def _feed(self, event: supervise.Event) -> None:
-        self._events.append(event)
 
     def _digest(self) -> None:
         """Take every event in its order; an action may cause further ones."""
@@ -198,11 +230,20 @@ class Agent:
             case supervise.Sweep(signum):
                 self._look_around(signum)
             case supervise.Retry(wait):
-                self._teller.failed(self._state, self._bury(now), wait, now)
+                self._teller.failed(self._state, self._bury(now), wait)
+            case supervise.Report():
+                self._report(now)
+            case supervise.Announce(why, signum) if self._nodes:
+                self._nodes.announce(why, signum)
+            case supervise.Hurry() if self._nodes:
+                self._nodes.hurry()
             case supervise.Exit():
-                exits = self._bury(now)
+                self._exits = self._bury(now) or self._exits
                 self._teller.dropped(self._output.dropped)
-                self._teller.ended(self._state, exits, now)
+                if self._quit is None:
+                    self._teller.ended(self._state, self._exits, now)
+                else:
+                    self._teller.dismissed(self._state, self._exits, self._quit.why, self._quit.words, now)
             case supervise.Forward(signum, ranks) if crew:
                 crew.forward(signum, ranks)
             case supervise.Stop(signum, ranks) if crew:
@@ -213,12 +254,21 @@ class Agent:
                 crew.freeze(isinstance(action, supervise.Suspend))
 
     def _new_crew(self, generation: int) -> None:
+        rank = min(self._state.policy.ranks)
         try:
-            self._crew = Crew(self._job.outfit, generation, self._output, self._selector, self._worker_ended, _now)
+            outfit = self._job.equip(self._begin, self._address)
+            if self._begin is not None:
+                port = self._begin.port
+                self._output = self._job.output(self._outbox, outfit.plan)  # ranks may have changed
+            else:
+                self._reservation = reserve(outfit.plan.master_port or 0)
+                port = self._reservation.port
+            self._crew = Crew(outfit, generation, port, self._output, self._selector, self._worker_ended, _now)
         except LaunchError as error:
-            self._feed(supervise.StartFailed(0, error.message, error.status, _now()))
+            self.feed(supervise.StartFailed(rank, error.message, error.status, _now()))
         else:
-            self._teller.generation(generation, self._crew.port)
+            self._teller.settle(outfit.plan, outfit.folder)
+            self._teller.generation(generation, port)
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
@@ -230,31 +280,30 @@ class Agent:
             try:
                 pid = crew.start(rank)
             except CannotStart as error:
-                self._feed(supervise.StartFailed(rank, str(error), error.status, _now()))
+                self.feed(supervise.StartFailed(rank, str(error), error.status, _now()))
             else:
                 self._teller.started(rank, pid)
-                self._feed(supervise.WorkerStarted(rank, _now()))
+                self.feed(supervise.WorkerStarted(rank, _now()))
             self._digest()
 
     def _bury(self, now: float) -> list[WorkerExit]:
         crew, self._crew = self._crew, None
-        return crew.bury(self._state.exits, now) if crew else []
+        exits = crew.bury(self._state.exits, now) if crew else []
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+        return exits
 
     def _hand_over(self) -> None:
         """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""
-        stops = self._job.policy.stop_signals
         stopped = self._state.why is supervise.Why.SIGNALLED
 
-        def hear() -> None:
+        def stop() -> None:
             nonlocal stopped
-            numbers = os.read(self._signals_from_front, 256)
-            stopped = stopped or bool(stops.intersection(numbers))
-            if not numbers:
-                self._outbox.abandon()
+            stopped = True
 
         self._valve.mind(None, True, _now())
-        if self._signals_from_front in self._selector.get_map():
-            self._selector.modify(self._signals_from_front, selectors.EVENT_READ, hear)
+        self._hearing.only_stops(self._job.policy.stop_signals, stop)
         while self._outbox.size:
             ready = self._selector.select(HASTE if stopped else None)
             if not ready:
@@ -265,7 +314,3 @@ class Agent:
 
 def _now() -> float:
     return time.monotonic()
-
-
-def _nothing(_signum: int, _frame: object) -> None:
-    """Only there so that the wakeup descriptor is written to."""

@@ -21,7 +21,7 @@ from ddplaunch.spec import JobSpec, ProgramKind
 
 _COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
-_HABITS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env"}  # mpirun's and srun's
+_HABITS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env", "-H": "--hosts"}  # mpirun's and srun's
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,6 +44,8 @@ _EXAMPLES = (
     ("ddplaunch -m pkg.train", "a module"),
     ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
     ("ddplaunch plan --nproc-per-node 4 train.py", "what would be started, and why"),
+    ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
+    ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
 )
 _FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
 _DEFAULTS = (
@@ -69,7 +71,7 @@ def root(show: Callable[[str], int]) -> click.Group:
 
 
 def with_values(words: Sequence[str]) -> list[str]:
-    """Give an option whose value is optional its value: the next word if that is a number, else its own.
+    """Give an option whose value is optional its value: the next word if that is one of its choices or a number, else its own.
 
     click would take any next word, so that `--debug train.py` would lack its script.
     """
@@ -80,7 +82,7 @@ def with_values(words: Sequence[str]) -> list[str]:
         following = words[at + 1 : at + 2]
         option = FLAGS.get(word.replace("_", "-"))
         if option is not None and option.optional is not None:
-            explicit = following if following and following[0].isdigit() else []
+            explicit = following if following and _is_value(option, following[0]) else []
             result.append(f"{option.flag}={explicit[0] if explicit else option.optional}")
             at += 1 + len(explicit)
             continue
@@ -88,6 +90,10 @@ def with_values(words: Sequence[str]) -> list[str]:
         result += [word, *taken]
         at += 1 + len(taken)
     return [*result, *words[at:]]
+
+
+def _is_value(option: Option, word: str) -> bool:
+    return word in option.choices if option.choices else word.isdigit()
 
 
 def _takes_next(word: str, option: Option | None) -> bool:
@@ -190,11 +196,14 @@ def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [shell for shell in ("bash", "zsh", "fish") if shell.startswith(incomplete)]
 
 
-def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
     option = BY_NAME[str(param.name)]
+    words = [CompletionItem(word) for word in option.choices if word.startswith(incomplete)]
     if option.path or option.optional is not None:  # without a value, the next word may be the script
-        return _files(incomplete, "dir" if option.path == "folder" else "file")
-    return [word for word in option.choices if word.startswith(incomplete)]
+        return [*words, *_files(incomplete, "dir" if option.path == "folder" else "file")]
+    return words
 
 
 def _write_usage(formatter: click.HelpFormatter, verbs: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from ddplaunch import exitcodes
 from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import init_file, of_generation
-from ddplaunch.process.port import Reservation, reserve
 from ddplaunch.process.pump import Pump, room
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
@@ -60,6 +59,7 @@ class Crew:
         self,
         outfit: Outfit,
         generation: int,
+        port: int,
         output: Output,
         selector: selectors.BaseSelector,
         ended: Callable[[int], None],
@@ -67,11 +67,12 @@ class Crew:
     ) -> None:
         self._outfit = outfit
         self._generation = generation
+        self.port = port  # MASTER_PORT of this generation
         self._output = output
         self._selector = selector
         self._ended = ended
         self._clock = clock
-        self._plans = {worker.rank: worker for worker in outfit.plan.local_workers}
+        self._plans = {worker.rank: worker for worker in outfit.plan.workers}
         self._running: dict[int, RunningWorker] = {}
         self._pumps: dict[int, dict[Stream, Pump]] = {}
         self._error_files: dict[int, str] = {}
@@ -79,17 +80,11 @@ class Crew:
         self._paused = False
         self._handled = handled_signals()
         self.waiting = deque(self._plans)
-        self._reservation: Reservation = reserve(outfit.plan.master_port or 0)
         if (paths := outfit.folder.filtered(generation)) is not None:
             headers = {rank: f"[{outfit.role}{rank}]:" for rank in self._plans}  # torchrun's
             for stream, path in zip(Stream, paths, strict=True):
                 if needles := outfit.duplicated.get(stream):
                     output.duplicate(headers, stream, needles, path)
-
-    @property
-    def port(self) -> int:
-        """MASTER_PORT of this generation."""
-        return self._reservation.port
 
     @property
     def pids(self) -> frozenset[int]:
@@ -271,8 +266,8 @@ class Crew:
         self._output.close_filters()
         self._running.clear()
         self._pumps.clear()
-        self._reservation.release()
-        if path := init_file(self._outfit.plan, self._generation):
+        path = init_file(self._outfit.plan, self._generation)
+        if path is not None and self._outfit.plan.node_rank == 0:
             try:
                 os.unlink(path)
             except OSError:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 from collections.abc import Callable, Collection, Iterable
 
-from ddplaunch import exitcodes
-from ddplaunch.errors import LaunchError
+from ddplaunch import guard
 from ddplaunch.link import HASTE, MESSAGE, STDERR, STDOUT, Tie
-from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.terminal import modes, set_modes
-from ddplaunch.process.tree import descendants, is_orphaned_group, reap, signal_process
+from ddplaunch.process.tree import is_orphaned_group
 
 # passed on whatever the user said: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -34,31 +31,9 @@ def run(
     Raises:
         LaunchError: the machine has no room for the agent.
     """
-    passed = {*ALWAYS, signal.SIGTSTP, *signals}
-    passed -= {signum for signum in passed if signal.getsignal(signum) is signal.SIG_IGN}
-    become_subreaper()
+    passed = passed_on(signals)
     before = modes()
-    try:
-        tie = Tie.make()
-        signal.pthread_sigmask(signal.SIG_BLOCK, passed)
-        pid = os.fork()
-    except OSError as error:
-        raise LaunchError(
-            f"ddplaunch cannot start: {(error.strerror or '').lower()}",
-            hint="the machine is at a limit: see `ulimit -u` and `ulimit -n`",
-            status=exitcodes.NOT_EXECUTABLE,
-        ) from None
-    if pid == 0:
-        status = exitcodes.BUG
-        try:
-            os.setsid()
-            tie.agent_side()
-            status = agent(tie)
-        except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(status)
-    tie.front_side()
+    pid, tie = guard.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
     front = _Front(pid, stops, tie.signals[1])
@@ -75,16 +50,18 @@ def run(
         pass
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    _sweep(pid)
-    _, wait_status = os.waitpid(pid, 0)
+    wait_status = guard.bury(pid)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
-    if os.WIFSIGNALED(wait_status):
-        by = signal.Signals(os.WTERMSIG(wait_status)).name
-        _say(f"error: ddplaunch's agent (pid {pid}) was killed by {by}; its workers were ended with it\n")
-        return exitcodes.NODE_LOST
-    return os.WEXITSTATUS(wait_status)
+    status, words = guard.status_of(pid, wait_status)
+    _say(words)
+    return status
+
+
+def passed_on(signals: Iterable[int]) -> frozenset[int]:
+    """Give the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
+    wanted = {*ALWAYS, signal.SIGTSTP, *signals}
+    return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
 
 
 class _Unread(Exception):
@@ -146,12 +123,12 @@ class _Front:
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
-        if _has_ended(self._agent):
-            _sweep(self._agent)
+        if guard.has_ended(self._agent):
+            guard.sweep(self._agent)
             self._hurry()
 
     def _hurry(self) -> None:
-        if self._stopping and _has_ended(self._agent):
+        if self._stopping and guard.has_ended(self._agent):
             self._looked_at = self._written
             signal.setitimer(signal.ITIMER_REAL, HASTE)
 
@@ -170,18 +147,6 @@ def _write(fd: int, data: memoryview) -> int:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()
-
-
-def _has_ended(agent: int) -> bool:
-    return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-
-
-def _sweep(agent: int) -> None:
-    """Kill and reap every process that the agent, which has ended, left."""
-    while below := [process for process in descendants(os.getpid()) if process.state != "D"]:
-        for process in below:
-            signal_process(process, signal.SIGKILL)
-        reap(keep=(agent,))
 
 
 def _say(text: str) -> None:

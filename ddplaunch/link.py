@@ -13,6 +13,7 @@ from ddplaunch.record import record
 
 STDOUT = b"o"
 STDERR = b"e"
+CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
 HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
@@ -66,12 +67,17 @@ class Outbox:
         return self.size >= FULL
 
     def put(self, stream: bytes, data: bytes) -> None:
-        """Queue data for STDOUT or STDERR, and send what can be sent at once."""
+        """Queue data for STDOUT, STDERR or CONTROL, and send what can be sent at once."""
         if self.broken:
             return
         view = memoryview(data)
-        for start in range(0, len(data), MESSAGE):
-            self._queue.append((stream, view[start : start + MESSAGE]))
+        start = 0
+        while start < len(data):
+            end = start + MESSAGE
+            if end < len(data):  # whole lines, since those of other hosts may come between two messages
+                end = data.rfind(b"\n", start, end) + 1 or end
+            self._queue.append((stream, view[start:end]))
+            start = end
         self.size += len(data)
         self.flush()
 

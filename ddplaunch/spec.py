@@ -50,6 +50,15 @@ class StreamChoice:
 
 
 @record(kw_only=True)
+class Fault:
+    """Something that --chaos breaks on purpose in a simulated job."""
+
+    kind: str  # "kill" a worker, lose a "node", "hang" a worker, "slow" one down
+    target: int  # a rank; the rank of a node for "node"
+    after: float  # seconds from the start of the first generation
+
+
+@record(kw_only=True)
 class JobSpec:
     """One job as it was asked for: flags, PET_* and DDPLAUNCH_* variables and files, merged.
 
@@ -62,6 +71,12 @@ class JobSpec:
     # how many, where
     nnodes: tuple[int, int] = (1, 1)  # at least, at most
     nproc_per_node: int | str | None = None  # a number, "gpu", "cpu", "auto"; None: GPUs, else 1
+    cluster: str | None = None  # "static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local"; None: discover
+    hosts: str | None = None  # a list of hosts as it was given: a,b:4,rack[1-3]
+    hostfile: str | None = None  # path
+    include: str | None = None  # the hosts, and devices of theirs, to use of those listed
+    exclude: str | None = None  # those not to use
+    simulate: str | None = None  # "divide" this machine's devices among nodes on it, "share" them
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None  # None or 0: reserve a free one
@@ -70,6 +85,12 @@ class JobSpec:
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     rdzv_conf: Mapping[str, str] = NOTHING
+    rdzv_timeout: float = 600.0  # seconds in which all nodes must have met
+    last_call: float = 30.0  # seconds to wait for one more node once the least number has met
+    heartbeat_timeout: float = 10.0  # seconds of silence after which a node counts as lost
+    token_file: str | None = None  # path of a file that holds the job's secret
+    no_control: bool = False  # the nodes do not talk to each other
+    remote_python: str | None = None  # interpreter of ddplaunch on the other hosts; None: ours
     standalone: bool = False
     run_id: str | None = None
 
@@ -98,6 +119,7 @@ class JobSpec:
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     debug_rank: int | None = None
+    chaos: tuple[Fault, ...] = ()  # what to break, and when
 
     # output
     output: str = "prefix"  # "prefix", "raw", "collapse", "rank0", "none"

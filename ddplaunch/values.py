@@ -10,11 +10,10 @@ from ddplaunch.spec import StreamChoice, Streams
 
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
 _FOREVER = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far beyond it, seconds would not be written as they are read
-_DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?"
+_DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
 _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
-_ENDPOINT = r"(?:\[[\w.:%-]+\]|[\w.-]+)(?::(\d{1,5}))?|[\w.%-]*:[\w.%-]*:[\w.:%-]*"  # the last: bare IPv6
 
 
 class BadValue(ValueError):
@@ -42,8 +41,8 @@ def quoted(names: Sequence[str]) -> str:
     return marked[0] if len(marked) == 1 else f"{', '.join(marked[:-1])} or {marked[-1]}"
 
 
-def _digits(text: str) -> int | None:
-    """The number, None if the text is not one: int() would take "1_0", "+1" and the digits of other scripts as well."""
+def digits(text: str) -> int | None:
+    """Give the number, None if the text is not one: int() would take "1_0", "+1" and the digits of other scripts as well."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
 
 
@@ -51,7 +50,7 @@ def number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
     """Make the parser of a whole number in a range."""
 
     def parse(text: str) -> int:
-        value = _digits(text)
+        value = digits(text)
         if value is None or not low <= value <= high:
             raise BadValue(f"expected a number from {low}" + (f" to {high}" if high < _LARGEST else ""))
         return value
@@ -59,11 +58,15 @@ def number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
     return parse
 
 
-def text(value: str) -> str:
-    """Take any text of printable characters but the empty one."""
-    if not value.strip() or not value.isprintable():
-        raise BadValue("expected a name")
-    return value
+def text(expected: str) -> Callable[[str], str]:
+    """Make the parser that takes any text of printable characters but the empty one."""
+
+    def parse(value: str) -> str:
+        if not value.strip() or not value.isprintable():
+            raise BadValue(expected)
+        return value
+
+    return parse
 
 
 def name(value: str) -> str:
@@ -81,24 +84,13 @@ def path(value: str) -> str:
 
 
 def switch(value: str) -> bool:
-    """Read a flag that stands in a variable; torchrun reads 1 and 0."""
+    """Read a flag that stands in a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
     match value.lower():
-        case "1" | "true" | "yes" | "on":
+        case "1" | "true" | "t" | "yes" | "y" | "on":
             return True
-        case "0" | "false" | "no" | "off":
+        case "0" | "false" | "f" | "no" | "n" | "off":
             return False
     raise BadValue("expected 1 or 0")
-
-
-def nnodes(value: str) -> tuple[int, int]:
-    """Read N or MIN:MAX."""
-    low, colon, high = value.partition(":")
-    least, most = _digits(low), _digits(high if colon else low)
-    if not least or not most:
-        raise BadValue("expected a number of nodes, or MIN:MAX")
-    if least > most:
-        raise BadValue(f"the least number of nodes is above the greatest, {most}", hint=f"type {most}:{least}")
-    return least, most
 
 
 def nproc_per_node(value: str) -> int | str:
@@ -107,7 +99,7 @@ def nproc_per_node(value: str) -> int | str:
         return "gpu"
     if value in ("gpu", "cpu", "auto"):
         return value
-    count = _digits(value)
+    count = digits(value)
     if count is None or count > _LARGEST:
         raise BadValue('expected a number, "gpu", "cpu" or "auto"')
     if count == 0:
@@ -116,16 +108,17 @@ def nproc_per_node(value: str) -> int | str:
 
 
 def duration(value: str) -> float:
-    """Read a time as seconds: 90, 1.5, 90s, 15m, 2h, 1h30m, 2d."""
+    """Read a time as seconds: 90, 1.5, 90s, 15m, 2h, 1h30m, 2d, 500ms."""
     if found := re.fullmatch(_SECONDS, value):
-        parts = ("0", "0", "0", *found.groups())
+        parts = ("0", "0", "0", *found.groups(), "0")
     elif value and (found := re.fullmatch(_DURATION, value)):
         parts = found.groups()
     else:
         raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
     days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
     # counted in milliseconds, so that the sum is exact and written back as it was read
-    milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + int((parts[4] or "").ljust(3, "0"))
+    milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
     if milliseconds >= _FOREVER:
         raise BadValue("expected less than 30 years")
     return milliseconds / 1000
@@ -137,6 +130,18 @@ def positive_duration(value: str) -> float:
     if not seconds:
         raise BadValue("expected a time above zero")
     return seconds
+
+
+def duration_from(least: float) -> Callable[[str], float]:
+    """Make the parser of a time, as seconds, that is not below `least` seconds."""
+
+    def parse(value: str) -> float:
+        seconds = duration(value)
+        if seconds < least:
+            raise BadValue(f"expected at least {write_duration(least)}")
+        return seconds
+
+    return parse
 
 
 def write_duration(seconds: float) -> str:
@@ -155,37 +160,6 @@ def positive_number(value: str) -> float:
     return found
 
 
-def host(value: str) -> str:
-    """Read a host name or an address without a port; an IPv6 address may stand in brackets, as in torchrun."""
-    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    if bare.count(":") == 1:
-        raise BadValue("expected a host without a port", hint="the port has an option of its own: --master-port")
-    if not bare or not bare.isprintable() or any(mark in bare for mark in " []/@,"):
-        raise BadValue("expected a host name or an address")
-    return bare
-
-
-def endpoint(value: str) -> str | None:
-    """Check HOST, HOST:PORT or [IPV6]:PORT; empty means none, as in torchrun."""
-    if not value:
-        return None
-    found = re.fullmatch(_ENDPOINT, value)
-    if not found or int(found[1] or 0) > 65535:
-        raise BadValue("expected HOST or HOST:PORT")
-    return value
-
-
-def pairs(value: str) -> dict[str, str]:
-    """Read KEY=VALUE,KEY=VALUE; empty means none."""
-    result: dict[str, str] = {}
-    for part in value.split(",") if value.strip() else ():
-        key, _, content = (piece.strip() for piece in part.partition("="))
-        if not key or not content:
-            raise BadValue("expected KEY=VALUE,KEY=VALUE")
-        result[key] = content
-    return result
-
-
 def streams(value: str) -> StreamChoice:
     """Read torchrun's 0 to 3 for all local ranks, or LOCAL_RANK:0-3,... for some."""
     masks = {str(stream.value): stream for stream in Streams}
@@ -194,7 +168,7 @@ def streams(value: str) -> StreamChoice:
     chosen: dict[int, Streams] = {}
     for part in value.split(","):
         local_rank, _, mask = part.partition(":")
-        rank = _digits(local_rank)
+        rank = digits(local_rank)
         if rank is None or mask not in masks:
             raise BadValue(
                 "expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
@@ -217,7 +191,7 @@ def local_ranks(value: str) -> frozenset[int] | None:
     """Read local ranks, separated by commas; empty means all, as in torchrun."""
     if not value:
         return None
-    ranks = [_digits(part.strip()) for part in value.split(",")]
+    ranks = [digits(part.strip()) for part in value.split(",")]
     if None in ranks:
         raise BadValue("expected local ranks such as 0,1,2")
     return frozenset(rank for rank in ranks if rank is not None)
@@ -242,7 +216,7 @@ def devices(value: str) -> tuple[str, ...]:
     """Read device indices and GPU-/MIG- UUIDs, separated by commas, in the order in which they are to be used."""
     found: list[str] = []
     for part in value.split(","):
-        index = _digits(part.strip())
+        index = digits(part.strip())
         token = part.strip() if index is None else str(index)
         if index is None and not re.fullmatch(_UUID, token):
             raise BadValue("expected device indices or UUIDs such as 0,2 or GPU-8932f937")

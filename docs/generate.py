@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddplaunch.cluster import local
 from ddplaunch.devices import Device, Hardware
-from ddplaunch.exitcodes import HANG, MEANINGS, RENDEZVOUS
+from ddplaunch.exitcodes import HANG, MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import GROUPS, OPTIONS
 from ddplaunch.plan import Plan
@@ -19,13 +19,14 @@ from ddplaunch.plan.make import Node, make_plan
 from ddplaunch.plan.variables import of_generation
 from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
+from ddplaunch.secret import VARIABLE as TOKEN
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
 REFERENCE = Path(__file__).parent / "reference"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
 # what no job of this version can meet, and stands in the tables of the code for what comes
-_LATER_STATUSES = (RENDEZVOUS, HANG)
+_LATER_STATUSES = (HANG,)
 _LATER_CAUSES = ("preempted", "out of walltime")
 
 # every variable that a worker gets from ddplaunch: a new one fails here until it is explained
@@ -34,14 +35,14 @@ _VARIABLES = {
     "LOCAL_RANK": "which worker of its node it is, from 0; always 0 with `--virtual-local-rank`",
     "WORLD_SIZE": "how many workers the job has",
     "LOCAL_WORLD_SIZE": "how many workers its node has",
-    "NODE_RANK": "which node of the job it is on; 0, since this version runs one node. torchrun does not set it, but "
-    "Lightning and others read it",
+    "NODE_RANK": "which node of the job it is on, from 0. torchrun does not set it, but Lightning and others read it",
     "GROUP_RANK": "torchrun's name for the same",
-    "GROUP_WORLD_SIZE": "how many nodes the job has: 1",
+    "GROUP_WORLD_SIZE": "how many nodes the job has",
     "ROLE_NAME": "what `--role` says",
     "ROLE_RANK": "its rank among the workers of its role: as RANK, since a job has one role",
     "ROLE_WORLD_SIZE": "how many workers have its role: as WORLD_SIZE",
-    "MASTER_ADDR": "where rank 0 is found: 127.0.0.1, unless `--master-addr` or `--rdzv-endpoint` says otherwise",
+    "MASTER_ADDR": "where rank 0 is found: 127.0.0.1 on one node, the address of node 0 on several, unless "
+    "`--master-addr` or `--rdzv-endpoint` says otherwise",
     "MASTER_PORT": "the port at which the workers meet: reserved for this job, a new one for each restart, unless "
     "`--master-port` names one",
     "TORCHELASTIC_RUN_ID": "the name of the run, or what `--rdzv-id` says; that it is set tells "
@@ -70,6 +71,7 @@ _SOMETIMES = {
     "ZE_AFFINITY_MASK": "the same on Intel GPUs",
 }
 _READ = {
+    TOKEN: "the secret by which the nodes of a job know each other, as in `--token-file`; workers do not get it",
     "PYTHON_EXEC": "the interpreter of the workers, as `--python`",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "as `--shutdown-timeout`",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "what stands before each line of a worker in place of `[RANK] `: "
@@ -209,6 +211,7 @@ def _of_a_worker() -> Mapping[str, str]:
 def _example() -> Plan:
     gpus = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(4))
     node = Node(
+        host="localhost",
         hardware=Hardware(devices=gpus, cpus=tuple(range(16))),
         devices=gpus,
         python="python",

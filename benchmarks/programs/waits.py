@@ -1,6 +1,6 @@
 """Waits for ever, but for the last rank if it is told to crash: that one waits for all others, notes the time and ends.
 
-waits.py FOLDER [crash] [stubborn]
+waits.py FOLDER [crash] [stubborn] [compute=SECONDS: then communicate, and find that somebody is gone]
 """
 
 import os
@@ -20,5 +20,8 @@ if "crash" in words and rank == world_size - 1:
     with open(f"{folder}/crashed", "w") as file:
         file.write(f"{time.monotonic()!r}")
     os._exit(3)
+if computing := [word for word in words if word.startswith("compute=")]:
+    time.sleep(float(computing[0].partition("=")[2]))
+    os._exit(1)
 while True:
     signal.pause()

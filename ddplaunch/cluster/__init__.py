@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddplaunch.record import record
+
+if TYPE_CHECKING:  # one node needs no list of hosts
+    from ddplaunch.hostlist import Host
+
+
+@record(kw_only=True)
+class Meeting:
+    """Where agents that somebody else starts find each other."""
+
+    addresses: tuple[str, ...]  # host names or numeric addresses of node 0, in the order to try
+    ports: tuple[int, ...]  # candidates, in order: one that is taken is walked past
+    coordinator: bool | None  # this agent is it; None: whoever finds that the address is its own
+    listen: str | None = None  # numeric address to listen on; None: all
+    source: str | None = None  # numeric address to speak from; None: any
+
+
+@record(kw_only=True)
+class Task:
+    """The place of a command that was started once for each rank, as by `mpirun -n 8`."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    nnodes: int
 
 
 @record(kw_only=True)
 class Allocation:
     """The hosts that a job was given, in rank order, and our place among them."""
 
-    cluster: str  # "local"
-    hosts: tuple[str, ...]
-    node_rank: int
-    address: str  # where workers on every host find rank 0
+    cluster: str  # "local", "static", "slurm", ...
+    nnodes: tuple[int, int] = (1, 1)  # at least, at most
+    node_rank: int | None = 0  # None: the coordinator gives one, in order of arrival
+    hosts: tuple[str, ...] = ()  # by node rank; (): not known
+    address: str | None  # where workers on every host find rank 0; None: the coordinator says
     address_reason: str  # why there, in words or by the option that says so
     port: int | None  # where they find it; None: one that is reserved when the job starts
     port_reason: str
+    meeting: Meeting | None = None  # None: one node, or agents that we start ourselves
+    start: tuple[Host, ...] = ()  # hosts on which we start the agents ourselves, in rank order
+    starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
+    task: Task | None = None
+    nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
+    identity: str = ""  # what its agents know the job by, and no other job has: "slurm 84.0"; "" where there is nothing
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

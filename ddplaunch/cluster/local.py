@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
 
-from ddplaunch.cluster import Allocation
+from ddplaunch.cluster import Allocation, agree
+from ddplaunch.cluster.meet import LOOPBACK, RESERVED, first, split_endpoint
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
-LOOPBACK = "127.0.0.1"
-
-T = TypeVar("T")
+__all__ = ["LOOPBACK", "alone", "discover", "split_endpoint"]
 
 
 def discover(spec: JobSpec, hostname: str) -> Allocation:
-    """Give the one-node allocation that `spec` asks for.
+    """Give the allocation of a job about which nothing but this machine is known.
 
     Raises:
-        LaunchError: the job wants several nodes, or to be another node than the first.
+        LaunchError: it has several nodes, and nothing says where they are.
     """
-    least, most = spec.nnodes
-    if most > 1:
-        nodes = most if least == most else f"{least}:{most}"
-        raise LaunchError(
-            f"{spec.asked('nnodes', nodes)}: this version of ddplaunch runs a job on one node",
-            hint="leave --nnodes out, or set it to 1",
-        )
+    agree.nothing_to_choose(spec, "the job runs on this machine")
+    if agree.several(spec):
+        from ddplaunch.cluster import static  # one node needs none of it
+
+        return static.incomplete(spec, hostname)
+    return alone(spec, hostname)
+
+
+def alone(
+    spec: JobSpec,
+    host: str,
+    *,
+    cluster: str = "local",
+    nproc_per_node: int | None = None,
+    notes: Sequence[str] = (),
+) -> Allocation:
+    """Give the allocation of a job that has this node and no other.
+
+    Raises:
+        LaunchError: the job wants to be another node than the first.
+    """
     if spec.node_rank:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
@@ -33,36 +46,19 @@ def discover(spec: JobSpec, hostname: str) -> Allocation:
         )
     # torchrun's static rendezvous meets at the endpoint itself; its other endpoints are only meeting places of agents,
     # which one node does not need
-    static = spec.rdzv_backend in (None, "static") and not spec.standalone
-    host, port = split_endpoint(spec.rdzv_endpoint or "") if static else ("", None)
-    address = _first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
-    meeting_port = _first(spec, (port, "rdzv_endpoint"), (spec.master_port, "master_port"))
-    notes = []
-    if spec.rdzv_endpoint and not static:
-        asked = spec.asked("rdzv_endpoint", spec.rdzv_endpoint)
-        notes.append(f"{asked} has no effect: it is where several nodes would meet")
+    static_one = spec.rdzv_backend in (None, "static") and not spec.standalone
+    endpoint_host, endpoint_port = split_endpoint(spec.rdzv_endpoint or "") if static_one else ("", None)
+    address = first(spec, (endpoint_host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
+    port = first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
+    unused = [] if static_one else agree.endpoint_unused(spec, "it is where several nodes would meet")
     return Allocation(
-        cluster="local",
-        hosts=(hostname,),
+        cluster=cluster,
+        hosts=(host,),
         node_rank=0,
         address=address[0] if address else LOOPBACK,
         address_reason=address[1] if address else "one node needs no other",
-        port=meeting_port[0] if meeting_port else None,
-        port_reason=meeting_port[1] if meeting_port else "a free one is reserved at the start",
-        notes=tuple(notes),
+        port=port[0] if port else None,
+        port_reason=port[1] if port else RESERVED,
+        nproc_per_node=nproc_per_node,
+        notes=(*notes, *unused),
     )
-
-
-def _first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
-    """The first value that says something, and where that field came from."""
-    return next(((value, spec.origin(name)) for value, name in candidates if value), None)
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int | None]:
-    """Split HOST, HOST:PORT or [V6]:PORT."""
-    if endpoint.startswith("["):
-        host, _, rest = endpoint[1:].partition("]")
-        port = rest.removeprefix(":")
-    else:
-        host, _, port = endpoint.rpartition(":") if endpoint.count(":") == 1 else (endpoint, "", "")
-    return host, int(port) if port else None

@@ -39,7 +39,7 @@ class Option:
     short: str = ""
     field: str | None = None  # of JobSpec; None: of the same name
     is_flag: bool = False
-    optional: str | None = None  # the value it has where none is given
+    optional: str | None = None  # the value it has where none is given: no choice of its, or no number, follows
     repeatable: bool = False  # every value counts, not only the last
     listed: bool = False  # values stand between commas; a file may hold an array
     choices: tuple[str, ...] = ()  # words to complete and to correct

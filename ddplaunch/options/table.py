@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from ddplaunch import values
+from ddplaunch import nodevalues, values
 from ddplaunch.envfile import variable
 from ddplaunch.options.option import Option
 
+_NAME = values.text("expected a name")
 _PINS = ("device", "visible", "none")
 _CPU_BINDS = ("none", "cores", "numa")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl", "ucc")
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
+_CLUSTERS = ("static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local")
+_SIMULATIONS = ("divide", "share")
 _START_METHODS = ("spawn", "fork", "forkserver")
 
 _HOW_MANY = "How many workers"
@@ -46,7 +49,7 @@ OPTIONS: tuple[Option, ...] = (
            variable=False, example="NCCL_DEBUG=INFO", help="A variable for the workers; may be given again and again."),
     Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=values.path, path="file", repeatable=True, field="env",
            example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
-    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, parse=values.text, example="trainer",
+    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, parse=_NAME, example="trainer",
            help="Name of the workers' role: ROLE_NAME."),
 
     Option(name="devices", group=_DEVICES, metavar="LIST", parse=values.devices, write=",".join, listed=True,
@@ -68,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
            example="gloo", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
     Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=values.init_method,
            choices=("env", "tcp"), example="env", help="How the workers meet; sets DDPLAUNCH_INIT_METHOD."),
-    Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, parse=values.host, example="10.0.0.1",
+    Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, parse=nodevalues.host, example="10.0.0.1",
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=values.number(0, 65535), example="29500",
            help="Port to meet at: MASTER_PORT. Not given, or 0: a free one is reserved."),
@@ -119,24 +122,61 @@ OPTIONS: tuple[Option, ...] = (
            help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "
                 "their logs."),
 
-    Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=values.nnodes, example="1",
-           write=lambda nodes: str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}",
-           help="Number of nodes. This version runs one."),
-    Option(name="node_rank", group=_NODES, pet=True, parse=values.number(0), example="0", help="Rank of this node."),
-    Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, parse=values.host, example="10.0.0.2",
+    Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=values.one_of(*_SIMULATIONS),
+           choices=_SIMULATIONS, optional="divide", example="divide",
+           help="All nodes on this one machine, each with an agent and an address of its own, as on several hosts. "
+                "divide: each gets its part of the accelerators; share: all use all of them."),
+    Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=nodevalues.faults, write=nodevalues.write_faults, listed=True,
+           example="kill:5@2s,node:1@3s",
+           help="With --simulate: what to break, and how long after the start, to see what the job does then. kill, hang "
+                "or slow and a rank, or node and the rank of a node: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms."),
+
+    Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=nodevalues.nnodes, example="2",
+           write=nodevalues.write_nnodes,
+           help="Number of nodes; with MIN:MAX, nodes may leave and join while the job runs."),
+    Option(name="hosts", group=_NODES, metavar="LIST", parse=values.text("expected hosts such as a,b:4"), listed=True,
+           example="a,b:4", help="Run on these hosts, over ssh: a,b:4,gpu[01-03]. The number is that of the workers."),
+    Option(name="hostfile", group=_NODES, metavar="FILE", parse=values.path, path="file", example="hosts.txt",
+           help="The same from a file: a host on each line, as HOST, HOST:4 or HOST slots=4."),
+    Option(name="include", group=_NODES, metavar="LIST", parse=values.text("expected hosts"), example="a,b",
+           help="Of those hosts, use only these: a,b, or a@b:0,2 for two of the accelerators of b."),
+    Option(name="exclude", group=_NODES, metavar="LIST", parse=values.text("expected hosts"), example="b",
+           help="Of those hosts, use all but these, written the same way."),
+    Option(name="remote_python", group=_NODES, metavar="PATH", parse=values.path, path="command",
+           example="/opt/venv/bin/python",
+           help="The interpreter that has ddplaunch on those hosts. Not given: the same path as here."),
+    Option(name="cluster", group=_NODES, metavar="NAME", parse=values.one_of(*_CLUSTERS), choices=_CLUSTERS,
+           example="slurm", help="Where the nodes come from, if it is not found out right: static, slurm, kubernetes, mpi, "
+                                 "pbs, lsf, ssh or local."),
+    Option(name="node_rank", group=_NODES, pet=True, parse=values.number(0), example="0",
+           help="Rank of this node, where you start ddplaunch on each node yourself."),
+    Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, parse=nodevalues.host, example="10.0.0.2",
            help="Address of this node for the others."),
     Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=values.switch,
            help="One node, and a port of its own: what ddplaunch does for one node anyway."),
     Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=values.one_of(*_RENDEZVOUS),
            choices=_RENDEZVOUS, example="c10d", help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
-    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, parse=values.endpoint,
-           example="10.0.0.1:29500", help="Where the nodes meet."),
-    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, parse=values.text, example="job-1",
+    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, parse=nodevalues.endpoint,
+           example="10.0.0.1:29500", help="Where the nodes meet: an address of node 0."),
+    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
-
-    Option(name="rdzv_conf", group=_TORCHRUN, metavar="KEY=VALUE,...", pet=True, parse=values.pairs,
+    Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=values.positive_duration,
+           write=values.write_duration, example="10m",
+           help="How long the nodes wait for each other at the start; then the exit status is 121."),
+    Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, parse=nodevalues.rendezvous_settings,
            write=lambda pairs: ",".join(map("=".join, pairs.items())), example="join_timeout=60",
-           no_effect="one node has no other to wait for", help="Settings of torchrun's rendezvous."),
+           help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
+                "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
+                "is not."),
+    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=values.duration_from(1),
+           write=values.write_duration, example="30s",
+           help="A node that is silent for so long is lost: exit status 122, unless MIN nodes are left."),
+    Option(name="token_file", group=_NODES, metavar="FILE", parse=values.path, path="file", example="token.txt",
+           help="A file with the secret by which the nodes know each other, where you start ddplaunch on each yourself; "
+                "or the variable DDPLAUNCH_TOKEN. Over ssh and in Slurm one is made."),
+    Option(name="no_control", group=_NODES, is_flag=True, parse=values.switch,
+           help="The nodes do not talk to each other: a failure on one does not stop the others."),
+
     Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=values.switch,
            no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
     Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=values.positive_number,
@@ -145,9 +185,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="start_method", group=_TORCHRUN, metavar="NAME", pet=True, parse=values.one_of(*_START_METHODS),
            choices=_START_METHODS, example="spawn", no_effect="every worker is a fresh process",
            help="How torchrun starts functions: spawn, fork or forkserver."),
-    Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=values.text, example="null",
+    Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
            no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
-    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", parse=values.text, example="default",
+    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", parse=_NAME, example="default",
            no_effect="logs are written as --log-dir, --redirects and --tee say", help="A plug-in for torchrun's logs."),
 )
 # fmt: on

@@ -8,21 +8,26 @@ from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.spec import JobSpec, ProgramKind, default
 
 
-def to_argv(spec: JobSpec) -> list[str]:
-    """Write all that differs from the defaults or was given; what was without effect is left out."""
+def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str]:
+    """Write all that differs from the defaults or was given; what was without effect is left out.
+
+    So are the fields of JobSpec in `without`: what concerns only the place where the command was typed.
+    """
     words: list[str] = []
     for option in OPTIONS:
         if option.target in ("env", "verbosity") or option.name == "shutdown_timeout":
             continue  # written below; written as --grace-period
         value = getattr(spec, option.target, None)
-        if value is None or not _is_worth(spec, option.target, value):
+        if value is None or option.target in without or not _is_worth(spec, option.target, value):
             continue
         if not option.is_flag:
             words.append(f"{option.flag}={option.write(value)}")
         elif value:
             words.append(option.flag)
-    words += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
-    words += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
+    if "env" not in without:
+        words += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
+    if "verbosity" not in without:
+        words += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
     program = spec.program
     words += {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["--module"], ProgramKind.COMMAND: ["--no-python"]}[
         program.kind

@@ -28,6 +28,14 @@ class WorkerPlan:
     stdin: bool = False  # it reads the command's stdin; the others read /dev/null
 
 
+@record
+class Seat:
+    """A node as all others see it; where a command was started for each rank, one such command."""
+
+    host: str
+    workers: int
+
+
 @record(kw_only=True)
 class Plan:
     """The whole job, decided: nothing below it decides again."""
@@ -36,22 +44,18 @@ class Plan:
     cluster: str
     nnodes: int
     node_rank: int  # the node this plan is carried out on
+    seats: tuple[Seat, ...]  # of the whole job, in order of their ranks
     master_addr: str
     master_port: int | None  # None: reserved when the job starts
     init_method: str  # "env", "tcp", "file:PATH"
     backend: str
     pin: str
     interpreter: str | None  # that runs the program; None: it is no Python program
-    workers: tuple[WorkerPlan, ...]  # of all nodes, by rank
+    workers: tuple[WorkerPlan, ...]  # of this node, by rank
     reasons: Mapping[str, str] = NOTHING  # decided value -> why, in words
     notes: tuple[str, ...] = ()  # what a reader of the plan should know
 
     @property
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
-        return len(self.workers)
-
-    @property
-    def local_workers(self) -> tuple[WorkerPlan, ...]:
-        """The workers of this node, by local rank."""
-        return tuple(worker for worker in self.workers if worker.node_rank == self.node_rank)
+        return sum(seat.workers for seat in self.seats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddplaunch.cluster import Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
@@ -58,6 +59,16 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
     if not devices or spec.nproc_per_node == "cpu":
         return ((),) * workers
     return tuple((devices[i % len(devices)],) for i in range(workers))
+
+
+def of_task(task: Task, devices: Sequence[Device]) -> Owned:
+    """Give the one worker of a command that was started for each rank its device.
+
+    Where the cluster shows each command its own devices only, the local rank counts on and says nothing.
+    """
+    if not devices:
+        return ((),)
+    return ((devices[task.local_rank % len(devices)],),) if len(devices) > 1 else ((devices[0],),)
 
 
 def _too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:

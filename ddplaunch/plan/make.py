@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan, WorkerPlan, assign, backend, pin, variables
+from ddplaunch.plan import Plan, Seat, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.binding import bind
 from ddplaunch.plan.threads import threads
-from ddplaunch.record import record
+from ddplaunch.record import NOTHING, record
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 from ddplaunch.torchbuild import TorchBuild
 
@@ -20,6 +20,7 @@ from ddplaunch.torchbuild import TorchBuild
 class Node:
     """What this node is and has, as far as the job needs to know."""
 
+    host: str
     hardware: Hardware
     devices: tuple[Device, ...]  # of `hardware`, those that the job may use, in order
     cores: tuple[Core, ...] = ()  # read only if workers are to be bound
@@ -29,17 +30,37 @@ class Node:
     env: Mapping[str, str]  # of the caller
 
 
-def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str) -> Plan:
-    """Decide everything about the job.
+@record(kw_only=True)
+class Agreed:
+    """What the agents of several nodes have agreed on before a generation."""
+
+    seats: tuple[Seat, ...]
+    backend: str
+    backend_reason: str
+    variables: Mapping[str, str] = NOTHING  # for the workers of this node
+
+
+def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str, agreed: Agreed | None = None) -> Plan:
+    """Decide everything about the job; without a word from other nodes they are taken to be like this one.
 
     Raises:
         LaunchError: what was asked for does not fit this node.
     """
-    workers, workers_reason = assign.count(spec, node.devices, node.hardware)
+    workers, workers_reason = _count(spec, allocation, node)
     owned = assign.own(spec, workers, node.devices)
+    if allocation.task is not None:
+        owned = assign.of_task(allocation.task, node.devices)
     chosen_backend, backend_reason = (
         backend.choose(owned, node.build) if spec.backend == "auto" else (spec.backend, spec.origin("backend"))
     )
+    if agreed is not None:
+        chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
+    place = _place(allocation)
+    seats = agreed.seats if agreed is not None else _like_this_one(allocation, place, node, workers)
+    first_rank = sum(seat.workers for seat in seats[:place])
+    world_size = sum(seat.workers for seat in seats)
+    task = allocation.task
+    node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
     how, pin_reason = pin.choose(spec, owned)
     binding = bind(spec.numa_binding or spec.cpu_bind, owned, node.cores, all_devices=node.hardware.devices)
     caller = {**node.env, **dict(spec.env)}
@@ -49,51 +70,56 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
     omp, threads_reason = threads(usable, workers, asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
     if spec.threads is not None:
         threads_reason = spec.origin("threads")
-    if spec.debug_rank is not None and spec.debug_rank >= workers:
-        ranks = f"ranks 0 to {workers - 1}" if workers > 1 else "rank 0 alone"
+    if spec.debug_rank is not None and spec.debug_rank >= world_size:
+        ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
         raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {ranks}", hint="--debug 0")
-    common = _common(spec, caller, run_id=run_id, backend=chosen_backend, address=allocation.address, omp=omp)
+    address = allocation.address or seats[0].host
+    common = _common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
+    if agreed is not None:
+        common.update(agreed.variables)
     plans = []
-    for local_rank in range(workers):
-        mine, own = pin.place(spec, how, owned[local_rank], node.devices, node.hardware)
-        place = variables.of_place(
-            rank=local_rank,
+    for index in range(workers):
+        rank, local_rank = first_rank + index, index if task is None else task.local_rank
+        mine, own = pin.place(spec, how, owned[index], node.devices, node.hardware)
+        standing = variables.of_place(
+            rank=rank,
             local_rank=local_rank,
-            world_size=workers,
-            local_world_size=workers,
-            node_rank=allocation.node_rank,
-            nnodes=len(allocation.hosts),
+            world_size=world_size,
+            local_world_size=workers if task is None else task.local_world_size,
+            node_rank=node_rank,
+            nnodes=nnodes,
             role=spec.role,
         )
         if spec.virtual_local_rank:
-            place["LOCAL_RANK"] = "0"
+            standing["LOCAL_RANK"] = "0"
         plans.append(
             WorkerPlan(
-                rank=local_rank,
+                rank=rank,
                 local_rank=local_rank,
-                node_rank=allocation.node_rank,
-                host=allocation.hosts[allocation.node_rank],
+                node_rank=node_rank,
+                host=seats[place].host,
                 argv=_argv(spec, node, local_rank),
                 variables={
                     **common,
                     **own,
-                    **place,
-                    **_no_debugger(spec, caller, local_rank),
+                    **standing,
+                    **_no_debugger(spec, caller, rank),
                     "DDPLAUNCH_DEVICE": mine,
                 },
                 device=mine,
-                devices=tuple(device.uuid or str(device) for device in owned[local_rank]),
-                cpus=binding.cpus[local_rank],
-                terminal=_has_terminal(spec, local_rank, workers),
-                stdin=local_rank == 0 and spec.debug_rank is None,
+                devices=tuple(device.uuid or str(device) for device in owned[index]),
+                cpus=binding.cpus[index],
+                terminal=_has_terminal(spec, rank, world_size),
+                stdin=rank == 0 and spec.debug_rank is None,
             )
         )
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
-        nnodes=len(allocation.hosts),
-        node_rank=allocation.node_rank,
-        master_addr=allocation.address,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        seats=seats,
+        master_addr=address,
         master_port=allocation.port or None,
         init_method=_init_method(spec),
         backend=chosen_backend,
@@ -117,6 +143,30 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str)
             *binding.notes,
             *pin.notes(spec, how, owned),
         ),
+    )
+
+
+def _count(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:
+    """How many workers this agent has, and why."""
+    if allocation.task is not None:
+        return 1, f"{allocation.cluster} has started a command for each rank"
+    if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
+        return allocation.nproc_per_node, allocation.cluster
+    return assign.count(spec, node.devices, node.hardware)
+
+
+def _place(allocation: Allocation) -> int:
+    if allocation.task is not None:
+        return allocation.task.rank
+    return allocation.node_rank or 0  # which it may get later
+
+
+def _like_this_one(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
+    number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
+    hosts = allocation.hosts if len(allocation.hosts) == number else ()
+    return tuple(
+        Seat(hosts[index] if hosts else node.host if index == place else f"node-{index}", workers)
+        for index in range(number)
     )
 
 
@@ -188,10 +238,10 @@ def _init_method(spec: JobSpec) -> str:
     return spec.init_method
 
 
-def _has_terminal(spec: JobSpec, local_rank: int, workers: int) -> bool:
+def _has_terminal(spec: JobSpec, rank: int, world_size: int) -> bool:
     """One worker is passed through untouched, unless something about its output was asked for."""
     if spec.debug_rank is not None:
-        return local_rank == spec.debug_rank
+        return rank == spec.debug_rank
     asked = (
         "output" in spec.origins
         or spec.log_dir is not None
@@ -200,4 +250,4 @@ def _has_terminal(spec: JobSpec, local_rank: int, workers: int) -> bool:
         or spec.duplicate_stdout_filters
         or spec.duplicate_stderr_filters
     )
-    return workers == 1 and not asked
+    return world_size == 1 and not asked

@@ -1,20 +1,37 @@
-"""The one line that closes a job which did not fail: it finished, was stopped, or ran out of time. Pure."""
+"""The words that close a job or a generation, the failure report aside. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
+from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.report.words import count, duration, signal_name, these_ranks
 
+_START_HINTS = {
+    NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
+    NOT_EXECUTABLE: "\nhint: is it executable? Else the machine is at a limit: see `ulimit -u` and `ulimit -n`\n",
+}
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
-def render_finished(workers: int, seconds: float, *, restarts: int = 0) -> str:
+def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:
     """Say that all workers ended with 0: "4 workers finished in 12.3 s"."""
+    on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
     after = f" after {count(restarts, 'restart')}" if restarts else ""
-    return f"{count(workers, 'worker')} finished in {duration(seconds)}{after}"
+    return f"{count(workers, 'worker')}{on} finished in {duration(seconds)}{after}"
+
+
+def starting_again(wait: float, number: int, most: int) -> str:
+    """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)"."""
+    pause = f" in {wait:g} s" if wait else ""
+    return f"starting all workers again{pause} (restart {number} of {most})"
+
+
+def render_start_failure(who: str, reason: str, status: int) -> str:
+    """Write the report of a worker that could not be started."""
+    return f"error: {who} could not be started: {reason}\n{_START_HINTS.get(status, '')}"
 
 
 def render_stopped(signum: int, after: float, exits: Sequence[WorkerExit]) -> str:

@@ -82,6 +82,7 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
     workers = plan.workers
     columns = {"rank": [str(worker.rank) for worker in workers]}
     if plan.nnodes > 1:
+        columns["node"] = [str(worker.node_rank) for worker in workers]
         columns["host"] = [worker.host for worker in workers]
         columns["local rank"] = [str(worker.local_rank) for worker in workers]
     columns["device"] = [worker.device for worker in workers]

@@ -2,6 +2,8 @@
 
     RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
 
+The nodes of one job may share a home, so each has such a folder of its own below RUN: RUN/node-0, RUN/node-1.
+
 With --log-dir the logs lie as torchrun lays them: DIR/RUN_ID_xxxx/attempt_0/3/{stdout.log,stderr.log,error.json}.
 """
 
@@ -21,15 +23,23 @@ from ddplaunch.report.events import VERSION, Event
 
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
+_OF_A_NODE = ("node-", "rank-")  # how such folders are called
 
 
 class RunFolder:
     """Where one run leaves its traces; `path` is None if there is no such place."""
 
     def __init__(
-        self, path: str | None, *, torchrun_layout: bool, scratch: str | None = None, problem: str | None = None
+        self,
+        path: str | None,
+        *,
+        torchrun_layout: bool,
+        run: str | None = None,
+        scratch: str | None = None,
+        problem: str | None = None,
     ) -> None:
         self.path = path
+        self._run = run or path  # the folder of the whole run
         self.problem = problem  # the first thing that could not be written, and why
         self._torchrun_layout = torchrun_layout
         self._scratch = scratch  # where workers write their exceptions if there is no folder; removed at the end
@@ -40,12 +50,17 @@ class RunFolder:
             _lock(self._events)
 
     @classmethod
-    def make(cls, root: str, run_id: str, *, torchrun_layout: bool, tmp: str) -> RunFolder:
+    def make(cls, root: str, run_id: str, *, torchrun_layout: bool, tmp: str, below: str | None = None) -> RunFolder:
         """Make the folder for this run below `root`; where that cannot be, a scratch folder in `tmp`.
 
-        A second run with an equal id gets a name of its own: in torchrun's layout every run does, else the id and a number.
+        `below` is the name of this node's own folder in that of the run. A second run with an equal id gets a name of its
+        own: in torchrun's layout every run does, else the id and a number.
         """
-        names = (f"{run_id}.{number}" if number else run_id for number in count())
+        if below is not None:
+            root, own = f"{root}/{run_id}", below
+        else:
+            own = run_id
+        names = (f"{own}.{number}" if number else own for number in count())
         path = ""
         try:
             os.makedirs(root, mode=0o700, exist_ok=True)
@@ -54,7 +69,7 @@ class RunFolder:
                 with suppress(FileExistsError):
                     os.mkdir(f"{root}/{name}", 0o700)
                     path = f"{root}/{name}"
-            return cls(path, torchrun_layout=torchrun_layout)
+            return cls(path, torchrun_layout=torchrun_layout, run=root if below is not None else None)
         except OSError as error:
             problem = f"no logs are kept: {error.strerror}: {error.filename}"
             return cls.none(run_id, tmp=tmp, problem=problem)
@@ -71,9 +86,9 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove all but the newest runs beside this one; on a slow disk that may take longer than to start the job."""
-        if self.path is not None and not self._torchrun_layout:
+        if self._run is not None and not self._torchrun_layout:
             with suppress(OSError):
-                _keep_newest(os.path.dirname(self.path), KEPT)
+                _keep_newest(os.path.dirname(self._run), KEPT)
 
     def close(self) -> None:
         """Remove what was only for the time of the job."""
@@ -176,12 +191,13 @@ def _remove(folder: str) -> None:
 
 
 def _last_written(entry: os.DirEntry[str]) -> float:
-    for path in (f"{entry.path}/events.jsonl", entry.path):
+    times = []
+    for path in (*_events_files(entry.path), entry.path):
         try:
-            return os.stat(path).st_mtime
+            times.append(os.stat(path).st_mtime)
         except OSError:
             pass
-    return 0.0  # removed meanwhile
+    return times[0] if len(times) == 1 else max(times[:-1], default=0.0)  # 0: removed meanwhile
 
 
 def _lock(events: int) -> None:
@@ -192,10 +208,24 @@ def _lock(events: int) -> None:
         pass  # a file system without locks
 
 
-def _goes_on(folder: str) -> bool:
-    """Whether the run in this folder has not ended."""
+def _events_files(run: str) -> list[str]:
+    """The files of events in the folder of a run: its own, or those of its nodes."""
     try:
-        events = os.open(f"{folder}/events.jsonl", os.O_RDONLY | os.O_CLOEXEC)
+        nodes = [entry.path for entry in os.scandir(run) if entry.is_dir() and entry.name.startswith(_OF_A_NODE)]
+    except OSError:
+        nodes = []
+    return [f"{folder}/events.jsonl" for folder in (nodes or [run])]
+
+
+def _goes_on(run: str) -> bool:
+    """Whether the run in this folder has not ended."""
+    return any(_is_written(file) for file in _events_files(run))
+
+
+def _is_written(file: str) -> bool:
+    """Whether the agent that writes these events still runs."""
+    try:
+        events = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -203,7 +233,7 @@ def _goes_on(folder: str) -> bool:
     except BlockingIOError:
         return True
     except OSError:  # a file system without locks
-        return not os.path.exists(f"{folder}/summary.json")
+        return not os.path.exists(f"{os.path.dirname(file)}/summary.json")
     finally:
         os.close(events)
     return False

@@ -9,12 +9,12 @@ from ddplaunch.outcome import WorkerExit
 from ddplaunch.supervise import State, Why
 
 
-def summary(state: State, exits: Sequence[WorkerExit], seconds: float) -> dict[str, Any]:
+def summary(state: State, exits: Sequence[WorkerExit], seconds: float, why: str) -> dict[str, Any]:
     """Give the summary as plain data; `exits` are those of the last generation, `seconds` the job's."""
     return {
         "v": 1,
         "status": state.status,
-        "why": state.why.name.lower() if state.why else None,
+        "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
         "first_failure": _first_failure(state) if state.why is Why.FAILED else None,

@@ -1,25 +1,46 @@
 """DECIDE: what follows from what happened. Pure; the agent tells events, carries actions out and wakes at deadlines.
 
 Time comes inside the events, so there is no clock to fake. The agent answers `Sweep` with `Swept`, and tells
-`DeadlineReached` when `state.deadline` has come. What other agents say will be further events of the same step.
+`DeadlineReached` when `state.deadline` has come. With several nodes (`Policy.coordinated`) every generation begins and
+ends with a word of the coordinator, and what happens here is announced to it; `coordinate` decides for the whole job.
 """
 
 from __future__ import annotations
 
-from ddplaunch.supervise.actions import Action, Exit, Forward, Kill, Resume, Retry, Say, Start, Stop, Suspend, Sweep
+from ddplaunch.supervise.actions import (
+    Action,
+    Announce,
+    Exit,
+    Forward,
+    Hurry,
+    Kill,
+    Report,
+    Resume,
+    Retry,
+    Say,
+    Start,
+    Stop,
+    Suspend,
+    Sweep,
+)
 from ddplaunch.supervise.events import (
+    Begun,
     DeadlineReached,
+    Dismissed,
     Event,
     FrontLost,
     SignalReceived,
     StartFailed,
     Swept,
+    ToldToKill,
+    ToldToStop,
     WorkerExited,
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.state import Phase, Policy, State, Why
+from ddplaunch.supervise.state import Phase, Policy, State
 from ddplaunch.supervise.step import KILL_PATIENCE, LINGER, SETTLE, SWEEP_GRACE, Result, begin, step
+from ddplaunch.supervise.why import Why
 
 __all__ = [
     "KILL_PATIENCE",
@@ -27,14 +48,19 @@ __all__ = [
     "SETTLE",
     "SWEEP_GRACE",
     "Action",
+    "Announce",
+    "Begun",
     "DeadlineReached",
+    "Dismissed",
     "Event",
     "Exit",
     "Forward",
     "FrontLost",
+    "Hurry",
     "Kill",
     "Phase",
     "Policy",
+    "Report",
     "Result",
     "Resume",
     "Retry",
@@ -47,6 +73,8 @@ __all__ = [
     "Suspend",
     "Sweep",
     "Swept",
+    "ToldToKill",
+    "ToldToStop",
     "Why",
     "WorkerExited",
     "WorkerRaised",

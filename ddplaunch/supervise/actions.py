@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
+from ddplaunch.supervise.why import Why
 
 
 @record
@@ -73,4 +74,22 @@ class Exit:
     status: int
 
 
-Action = Start | Forward | Stop | Kill | Sweep | Retry | Suspend | Resume | Say | Exit
+@record
+class Announce:
+    """Tell the coordinator that this node stops, and why."""
+
+    why: Why
+    signum: int
+
+
+@record
+class Hurry:
+    """Tell the coordinator that nobody wants to wait for the stop."""
+
+
+@record
+class Report:
+    """All is gone: tell the coordinator how this node's workers ended, let go of what they held."""
+
+
+Action = Start | Forward | Stop | Kill | Sweep | Retry | Suspend | Resume | Say | Exit | Announce | Hurry | Report

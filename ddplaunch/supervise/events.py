@@ -72,4 +72,49 @@ class Swept:
     at: float
 
 
-Event = WorkerStarted | StartFailed | WorkerRaised | WorkerExited | SignalReceived | FrontLost | DeadlineReached | Swept
+@record
+class Begun:
+    """The coordinator has begun a generation, in which these are the ranks of this node."""
+
+    generation: int
+    ranks: frozenset[int]
+    at: float
+
+
+@record
+class ToldToStop:
+    """The coordinator wants the workers to be stopped, since something happened on another node."""
+
+    signum: int
+    at: float
+
+
+@record
+class ToldToKill:
+    """Somebody at another node does not want to wait for the stop."""
+
+    at: float
+
+
+@record
+class Dismissed:
+    """This node has no further part in the job, and its command ends with this status."""
+
+    status: int
+    at: float
+
+
+Event = (
+    WorkerStarted
+    | StartFailed
+    | WorkerRaised
+    | WorkerExited
+    | SignalReceived
+    | FrontLost
+    | DeadlineReached
+    | Swept
+    | Begun
+    | ToldToStop
+    | ToldToKill
+    | Dismissed
+)

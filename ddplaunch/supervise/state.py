@@ -8,6 +8,7 @@ from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.record import record
 from ddplaunch.supervise.events import StartFailed
+from ddplaunch.supervise.why import Why
 
 
 class Phase(Enum):
@@ -18,18 +19,8 @@ class Phase(Enum):
     STOPPING = auto()  # stop was sent, the grace period runs
     KILLING = auto()  # SIGKILL was sent
     SWEEPING = auto()  # no worker lives; what they left behind is ended
-    WAITING = auto()  # for the next generation
+    WAITING = auto()  # for the next generation; with several nodes for what the coordinator says
     ENDED = auto()
-
-
-class Why(Enum):
-    """Why the workers are no longer to run."""
-
-    FINISHED = auto()
-    FAILED = auto()
-    SIGNALLED = auto()
-    TIMED_OUT = auto()
-    FRONT_LOST = auto()
 
 
 @record(kw_only=True)
@@ -42,6 +33,7 @@ class Policy:
     max_restarts: int = 0
     timeout: float | None = None  # seconds
     debug_rank: int | None = None
+    coordinated: bool = False  # several nodes: a coordinator says when to start, and what follows from an end
 
 
 @record(kw_only=True)
@@ -66,6 +58,8 @@ class State:
     job_deadline: float | None = None  # --timeout
     linger_deadline: float | None = None  # when those that ended with 0 are named
     suspended_at: float | None = None
+    halted: bool = False  # nothing is started again
+    dismissed: int | None = None  # the status that the coordinator gave, or that losing it stands for
     status: int | None = None  # when ended
 
     @property

@@ -4,38 +4,57 @@ from __future__ import annotations
 
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
-from ddplaunch import exitcodes
-from ddplaunch.first_failure import failure_status, follows
+from ddplaunch import backoff, exitcodes
+from ddplaunch.first_failure import follows
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import replace
-from ddplaunch.supervise.actions import Action, Exit, Forward, Kill, Resume, Retry, Say, Start, Stop, Suspend, Sweep
+from ddplaunch.supervise.actions import (
+    Action,
+    Announce,
+    Exit,
+    Forward,
+    Hurry,
+    Kill,
+    Report,
+    Resume,
+    Retry,
+    Say,
+    Start,
+    Stop,
+    Suspend,
+    Sweep,
+)
 from ddplaunch.supervise.events import (
+    Begun,
     DeadlineReached,
+    Dismissed,
     Event,
     FrontLost,
     SignalReceived,
     StartFailed,
     Swept,
+    ToldToKill,
+    ToldToStop,
     WorkerExited,
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.state import Phase, Policy, State, Why
+from ddplaunch.supervise.state import Phase, Policy, State
+from ddplaunch.supervise.verdict import failed, lingering, status_of
+from ddplaunch.supervise.why import Why
 
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
-SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
-LONGEST_BACKOFF = 30.0  # seconds
 
 Result = tuple[State, tuple[Action, ...]]
 
 
 def begin(policy: Policy, at: float) -> Result:
-    """Start the job."""
+    """Start the job; with several nodes wait for the coordinator's word."""
     state = State(policy=policy, job_deadline=None if policy.timeout is None else at + policy.timeout)
-    return _start(state, 0, at)
+    return (replace(state, phase=Phase.WAITING), ()) if policy.coordinated else _start(state, 0, at)
 
 
 def step(state: State, event: Event) -> Result:
@@ -56,6 +75,16 @@ def step(state: State, event: Event) -> Result:
             return _signalled(state, event)
         case FrontLost(at):
             return _stop(state, Why.FRONT_LOST, SIGTERM, at) if _going(state) else _resume(state, at)
+        case Begun(generation, ranks, at):
+            return _start(replace(state, policy=replace(state.policy, ranks=ranks)), generation, at)
+        case ToldToStop(signum, at):
+            # a worker that failed because of what happened there may have been seen here first
+            working = state.phase in (Phase.RUNNING, Phase.SETTLING)
+            return _stop(state, Why.TOLD, signum, at) if working else (state, ())
+        case ToldToKill(at):
+            return _hurried(state, at)
+        case Dismissed(status, at):
+            return _dismissed(replace(state, dismissed=status), at)
         case Swept(left, at):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else _swept(state, at)
@@ -90,12 +119,15 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
             cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _culprit_raised(state)
-            if cause_unknown and not all_gone:
+            # on other nodes there may be one even when all are gone here
+            if cause_unknown and (not all_gone or state.policy.coordinated):
                 deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + SETTLE
                 return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
             return _stop(state, Why.FAILED, SIGTERM, at)
         case Phase.RUNNING | Phase.SETTLING if all_gone:
             if state.phase is Phase.SETTLING:
+                if state.policy.coordinated:
+                    return state, ()
                 return _stop(state, Why.FAILED, SIGTERM, at)
             return _sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
         case Phase.RUNNING if state.linger_deadline is None:
@@ -131,14 +163,36 @@ def _signalled(state: State, event: SignalReceived) -> Result:
     if signum not in state.policy.stop_signals:
         return state, (Forward(signum, state.alive),) if state.alive else ()
     if _going(state):
+        if _idle(state) and state.why is Why.SIGNALLED and event.escalates:
+            return _end(replace(state, dismissed=exitcodes.of_signal(signum)))  # the coordinator does not answer
         return _stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if not event.escalates or signum == SIGHUP == state.signum:
         return state, ()  # the kernel and the shell both tell of a closed terminal
+    state, actions = _hurried(state, at)
+    return state, (*actions, *((Hurry(),) if state.policy.coordinated else ()))
+
+
+def _hurried(state: State, at: float) -> Result:
+    """Wait no longer for a stop that is under way; whoever does not want to wait wants no restart either."""
+    if not _going(state):
+        state = replace(state, halted=True)
     if state.phase is Phase.STOPPING:
         return _kill(state, at)
     if state.phase is Phase.SWEEPING:
         return _sweep(state, SIGKILL, at + KILL_PATIENCE)
     return state, ()
+
+
+def _idle(state: State) -> bool:
+    """Whether there are no workers, and the coordinator decides what is next."""
+    return state.policy.coordinated and state.phase is Phase.WAITING
+
+
+def _dismissed(state: State, at: float) -> Result:
+    if _idle(state):
+        return _end(state)
+    working = state.phase in (Phase.RUNNING, Phase.SETTLING)
+    return _stop(state, Why.DISMISSED, SIGTERM, at) if working else (state, ())
 
 
 def _resume(state: State, at: float) -> Result:
@@ -164,24 +218,21 @@ def _awake(state: State, at: float) -> State:
 
 
 def _stop(state: State, why: Why, signum: int, at: float) -> Result:
+    ours = state.policy.coordinated and why not in (Why.TOLD, Why.DISMISSED)
+    announced: tuple[Action, ...] = (Announce(why, signum),) if ours else ()
+    if _idle(state):
+        return replace(_awake(state, at), why=why, job_deadline=None), announced
     state = replace(_awake(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
-    actions: tuple[Action, ...] = (Stop(signum, state.policy.ranks - held),)
+    actions: tuple[Action, ...] = (Stop(signum, state.policy.ranks - held), *announced)
     if held:
         # whoever sits at the debugger decides when it ends
-        actions = (*actions, Say(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
+        actions = (*actions, Say(f"{failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
     if not state.alive:
         swept, sweep = _sweep(state, signum, deadline)
         return swept, (*actions, *sweep)
     return replace(state, phase_deadline=deadline), actions
-
-
-def _failed(state: State) -> str:
-    first = state.failure
-    if first is None:
-        return "a worker could not be started"
-    return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"
 
 
 def _kill(state: State, at: float) -> Result:
@@ -200,7 +251,7 @@ def _deadline(state: State, at: float) -> Result:
         return _stop(state, Why.TIMED_OUT, SIGTERM, at)
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_lingering(state, at):
-            return replace(state, linger_deadline=float("inf")), (Say(_lingering(state)),)
+            return replace(state, linger_deadline=float("inf")), (Say(lingering(state)),)
         case Phase.SETTLING:
             return _stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
@@ -213,9 +264,9 @@ def _deadline(state: State, at: float) -> Result:
             return _sweep(state, SIGKILL, at + KILL_PATIENCE)
         case Phase.SWEEPING:
             # uninterruptible sleep: nobody can end it, so it is named instead of waited for
-            ended, actions = _end(state)
+            ended, actions = _swept(replace(state, halted=True), at)
             return ended, (Say(f"could not be ended: {', '.join(state.left)}"), *actions)
-        case Phase.WAITING:
+        case Phase.WAITING if not state.policy.coordinated:
             return _start(state, state.generation + 1, at)
     return state, ()
 
@@ -224,39 +275,18 @@ def _is_lingering(state: State, at: float) -> bool:
     return state.linger_deadline is not None and at >= state.linger_deadline and not state.debugger
 
 
-def _lingering(state: State) -> str:
-    gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
-    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-    return f"rank {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
-
-
 def _swept(state: State, at: float) -> Result:
-    if state.why is Why.FAILED and state.start_failure is None and state.generation < state.policy.max_restarts:
-        short = at - state.generation_at < SHORT_LIFE
-        lives = state.short_lives + 1 if short else 0
-        wait = min(2.0 ** (lives - 2), LONGEST_BACKOFF) if lives > 1 else 0.0
+    if state.policy.coordinated and state.dismissed is None:
+        return replace(state, phase=Phase.WAITING, phase_deadline=None), (Report(),)
+    can_restart = state.why is Why.FAILED and state.start_failure is None and not state.halted
+    if can_restart and state.dismissed is None and state.generation < state.policy.max_restarts:
+        lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
+        wait = backoff.pause(lives)
         waiting = replace(state, phase=Phase.WAITING, short_lives=lives, phase_deadline=at + wait)
         return waiting, (Retry(wait),)
     return _end(state)
 
 
 def _end(state: State) -> Result:
-    status = _status(state)
+    status = status_of(state)
     return replace(state, phase=Phase.ENDED, phase_deadline=None, status=status), (Exit(status),)
-
-
-def _status(state: State) -> int:
-    match state.why:
-        case Why.FAILED if state.start_failure is not None:
-            return state.start_failure.status
-        case Why.FAILED:
-            first = state.failure
-            assert first is not None
-            return failure_status(first)
-        case Why.SIGNALLED:
-            return exitcodes.of_signal(state.signum)
-        case Why.TIMED_OUT:
-            return exitcodes.TIMEOUT
-        case Why.FRONT_LOST:
-            return exitcodes.of_signal(SIGKILL)
-    return exitcodes.OK

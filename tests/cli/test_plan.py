@@ -236,8 +236,12 @@ REFUSED = [
     (
         "--nnodes 3 train.py",
         "",
-        "--nnodes 3: this version of ddplaunch runs a job on one node",
-        "leave --nnodes out, or set it to 1",
+        "--nnodes 3: nothing says where the other nodes are, and which of them this is",
+        """there are four ways to say it:
+  over ssh:         ddplaunch --hosts a,b,c SCRIPT
+  in a Slurm job:   srun --nodes 3 --ntasks-per-node 1 ddplaunch SCRIPT
+  on each by hand:  ddplaunch --nnodes 3 --node-rank 0 --master-addr HOST SCRIPT
+  on this machine:  ddplaunch --nnodes 3 --simulate SCRIPT""",
     ),
     ("--node-rank 1 train.py", "", "--node-rank 1: the job has one node, and its rank is 0", "leave --node-rank out"),
     ("--debug 2 --nproc-per-node 2 train.py", "", "--debug 2: the job has ranks 0 to 1", "--debug 0"),

@@ -122,6 +122,16 @@ REFUSED = [
         '--init-method tcp://a:1: expected "env", "tcp" or file:PATH',
         "the address is --master-addr and --master-port",
     ),
+    ("--heartbeat-timeout 500ms x", "--heartbeat-timeout 500ms: expected at least 1s",
+     "type for example `--heartbeat-timeout 30s`"),
+    ("--cluster slrum x", '--cluster slrum: expected "static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh" or "local"',
+     "did you mean `--cluster slurm`?"),
+    ("--simulate=all x", '--simulate all: expected "divide" or "share"', "type for example `--simulate divide`"),
+    ("--chaos kill:5 x", '--chaos kill:5: "kill:5" is not KIND:RANK@TIME',
+     "type for example kill:5@2s: what, the rank, and the time after the start"),
+    ("--host a,b x", "--host is not an option", "did you mean `--hosts`?"),
+    ("-H a,b x", "-H is not an option", "did you mean `--hosts`?"),
+    ("--token abc x", "--token is not an option", "did you mean `--token-file`?"),
     ("--rdzv-conf a x", "--rdzv-conf a: expected KEY=VALUE,KEY=VALUE", "type for example `--rdzv-conf join_timeout=60`"),
     ("--start-method frok x", '--start-method frok: expected "spawn", "fork" or "forkserver"',
      "did you mean `--start-method fork`?"),
@@ -159,7 +169,7 @@ def test_a_mistake_is_one_clear_error(capsys: pytest.CaptureFixture[str], words:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("PET_NNODES", "x", "PET_NNODES=x: expected a number of nodes, or MIN:MAX\n\nhint: type for example `PET_NNODES=1`"),
+        ("PET_NNODES", "x", "PET_NNODES=x: expected a number of nodes, or MIN:MAX\n\nhint: type for example `PET_NNODES=2`"),
         ("PET_STANDALONE", "maybe", "PET_STANDALONE=maybe: expected 1 or 0"),
         ("PET_TEE", "9", ("PET_TEE=9: expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some "
          "local ranks\n\nhint: type for example 0:3,1:2")),

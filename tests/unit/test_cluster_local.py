@@ -6,16 +6,10 @@ import pytest
 
 from ddplaunch.cluster.local import discover, split_endpoint
 from ddplaunch.errors import LaunchError
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec import JobSpec
+from tests.unit.environments import spec
 
 RESERVED = (None, "a free one is reserved at the start")
-
-
-def spec(origins: dict[str, str] | None = None, **fields: Any) -> JobSpec:
-    """A job asked for on the command line, unless `origins` says where else."""
-    typed = {name: f"--{name.replace('_', '-')}" for name in fields}
-    program = Program(kind=ProgramKind.SCRIPT, target="train.py")
-    return JobSpec(program=program, origins={**typed, **(origins or {})}, **fields)
 
 
 def test_it_is_one_node_of_rank_0() -> None:
@@ -66,30 +60,45 @@ def test_an_endpoint_for_agents_is_said_to_have_no_effect(fields: dict[str, Any]
     )
 
 
-REFUSED = [
-    (
-        spec(nnodes=(3, 3)),
-        "--nnodes 3: this version of ddplaunch runs a job on one node",
-        "leave --nnodes out, or set it to 1",
-    ),
-    (
-        spec({"nnodes": "PET_NNODES"}, nnodes=(1, 4)),
-        "PET_NNODES=1:4: this version of ddplaunch runs a job on one node",
-        "leave --nnodes out, or set it to 1",
-    ),
-    (
-        spec(node_rank=1),
-        "--node-rank 1: the job has one node, and its rank is 0",
-        "leave --node-rank out",
-    ),
-]
+def test_a_place_among_several_nodes_is_refused() -> None:
+    with pytest.raises(LaunchError) as raised:
+        discover(spec(node_rank=1), "gpu01")
+    assert raised.value.message == "--node-rank 1: the job has one node, and its rank is 0"
+    assert raised.value.hint == "leave --node-rank out"
 
 
-@pytest.mark.parametrize(("asked", "message", "hint"), REFUSED)
-def test_a_place_among_several_nodes_is_refused(asked: JobSpec, message: str, hint: str) -> None:
+def test_there_are_no_hosts_to_choose_from() -> None:
+    with pytest.raises(LaunchError) as raised:
+        discover(spec({"include": "PET_INCLUDE"}, include="a"), "gpu01")
+    message = "PET_INCLUDE=a: the job runs on this machine, so there are no hosts to choose from"
+    assert (raised.value.message, raised.value.hint) == (message, "--hosts or --hostfile lists hosts")
+
+
+def test_a_choice_of_hosts_in_a_file_may_mean_a_list_that_is_not_used_now() -> None:
+    assert discover(spec({"exclude": "ddplaunch.toml"}, exclude="a"), "gpu01").hosts == ("gpu01",)
+
+
+FOUR_WAYS = """there are four ways to say it:
+  over ssh:         ddplaunch --hosts a,b,c SCRIPT
+  in a Slurm job:   srun --nodes 3 --ntasks-per-node 1 ddplaunch SCRIPT
+  on each by hand:  ddplaunch --nnodes 3 --node-rank 0 --master-addr HOST SCRIPT
+  on this machine:  ddplaunch --nnodes 3 --simulate SCRIPT"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (spec(nnodes=(3, 3)), "--nnodes 3: nothing says where the other nodes are, and which of them this is"),
+        (
+            spec({"nnodes": "PET_NNODES"}, nnodes=(1, 3)),
+            "PET_NNODES=1:3: nothing says where the other nodes are, and which of them this is",
+        ),
+    ],
+)
+def test_several_nodes_about_which_nothing_is_known_are_refused_with_all_ways_out(asked: JobSpec, message: str) -> None:
     with pytest.raises(LaunchError) as raised:
         discover(asked, "gpu01")
-    assert (raised.value.message, raised.value.hint, raised.value.status) == (message, hint, 2)
+    assert (raised.value.message, raised.value.hint, raised.value.status) == (message, FOUR_WAYS, 2)
 
 
 @pytest.mark.parametrize("fields", [{"nnodes": (1, 1)}, {"node_rank": 0}], ids=str)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from ddplaunch.backoff import SHORT_LIFE, pause
 from ddplaunch.cli import asked, parse
 from ddplaunch.command import VERBS
 from ddplaunch.errors import LaunchError
@@ -20,7 +21,7 @@ from ddplaunch.report.collapse import WAIT
 from ddplaunch.report.lines import LONGEST, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.spec import default
-from ddplaunch.supervise.step import KILL_PATIENCE, LONGEST_BACKOFF, SETTLE, SHORT_LIFE
+from ddplaunch.supervise.step import KILL_PATIENCE, SETTLE
 from ddplaunch.valve import STUCK
 from docs import generate
 
@@ -45,7 +46,7 @@ NUMBERS = [
     ("guides/one-machine.md", f"The newest {KEPT} runs are kept"),
     ("guides/stopping-and-restarting.md", f"the grace period, {default('grace_period'):g} s unless"),
     ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
-    ("guides/stopping-and-restarting.md", f"doubling up to {LONGEST_BACKOFF:g} s"),
+    ("guides/stopping-and-restarting.md", f"doubling up to {pause(99):g} s"),
 ]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster import Allocation
+from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan
-from ddplaunch.plan.make import Node, make_plan
+from ddplaunch.plan import Plan, Seat
+from ddplaunch.plan.make import Agreed, Node, make_plan
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
 from ddplaunch.torchbuild import TorchBuild
@@ -50,6 +50,7 @@ def node(gpus: int = 0, cpus: int = 8, *, chosen: tuple[int, ...] | None = None,
     devices = tuple(Device(kind="cuda", index=n, token=str(n), uuid=f"GPU-{n}") for n in range(gpus))
     hardware = Hardware(devices=devices, device_source="NVML" if gpus else "none found", cpus=tuple(range(cpus)))
     values: dict[str, Any] = {
+        "host": "gpu01",
         "hardware": hardware,
         "devices": devices if chosen is None else tuple(devices[n] for n in chosen),
         "cores": tuple(Core(cpus=(cpu,), numa_node=0, package=0, cache=0) for cpu in range(cpus)),
@@ -402,7 +403,7 @@ def test_every_plan_is_whole(asked: JobSpec, here: Node) -> None:
     size = decided.world_size
     assert [worker.rank for worker in decided.workers] == list(range(size))
     assert each(decided, "RANK") == [str(rank) for rank in range(size)]
-    assert [worker.local_rank for worker in decided.local_workers] == list(range(size))
+    assert [worker.local_rank for worker in decided.workers] == list(range(size))
     tokens = {device.uuid for device in here.hardware.devices}
     for worker in decided.workers:
         variables = worker.variables
@@ -423,3 +424,73 @@ def test_every_plan_is_whole(asked: JobSpec, here: Node) -> None:
         bound = [cpu for worker in decided.workers for cpu in worker.cpus]
         assert len(bound) == len(set(bound))
     assert plan(asked, here) == decided, "the same spec on the same node gives the same plan"
+
+
+# --- several nodes
+
+
+def seats(*counts: int) -> tuple[Seat, ...]:
+    return tuple(Seat(f"host{index}", count) for index, count in enumerate(counts))
+
+
+def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = None, **changes: Any) -> Plan:
+    where = replace(HERE, cluster="static", nnodes=(len(counts),) * 2, node_rank=place, address="a")
+    asked = asked or spec(nproc_per_node=counts[place])
+    agreed = Agreed(seats=seats(*counts), backend="gloo", backend_reason="agreed", **changes)
+    return make_plan(asked, where, node(), run_id="run-1", agreed=agreed)
+
+
+def test_ranks_are_node_major_and_nodes_may_have_different_counts() -> None:
+    decided = agreed_plan(1, (2, 3, 1))
+    assert each(decided, "RANK") == ["2", "3", "4"]
+    assert each(decided, "LOCAL_RANK") == ["0", "1", "2"]
+    assert set(each(decided, "WORLD_SIZE")) == {"6"}
+    assert set(each(decided, "LOCAL_WORLD_SIZE")) == {"3"}
+    assert set(each(decided, "GROUP_RANK")) == set(each(decided, "NODE_RANK")) == {"1"}
+    assert set(each(decided, "GROUP_WORLD_SIZE")) == {"3"}
+    assert (decided.world_size, decided.nnodes, decided.node_rank) == (6, 3, 1)
+    assert {worker.host for worker in decided.workers} == {"host1"}
+
+
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_every_rank_of_the_job_is_planned_exactly_once(counts: list[int]) -> None:
+    ranks = [rank for place in range(len(counts)) for rank in each(agreed_plan(place, tuple(counts)), "RANK")]
+    assert ranks == [str(rank) for rank in range(sum(counts))]
+
+
+def test_what_the_nodes_agreed_on_wins_over_what_this_one_would_choose() -> None:
+    decided = agreed_plan(0, (2, 2), variables={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert (decided.backend, decided.reasons["backend"]) == ("gloo", "agreed")
+    assert set(each(decided, "GLOO_SOCKET_IFNAME")) == {"eth0"}
+
+
+def test_only_rank_0_of_the_job_reads_stdin() -> None:
+    assert [worker.stdin for worker in agreed_plan(0, (2, 2)).workers] == [True, False]
+    assert not any(worker.stdin for worker in agreed_plan(1, (2, 2)).workers)
+
+
+def test_one_worker_of_several_nodes_is_not_passed_through() -> None:
+    assert not agreed_plan(0, (1, 1)).workers[0].terminal
+
+
+def test_without_a_word_from_others_all_nodes_are_taken_to_be_like_this_one() -> None:
+    where = replace(HERE, cluster="static", nnodes=(3, 3), node_rank=2, address="a", hosts=())
+    decided = plan(spec(nproc_per_node=4), where=where)
+    assert each(decided, "RANK") == ["8", "9", "10", "11"]
+    assert decided.seats == (Seat("node-0", 4), Seat("node-1", 4), Seat("gpu01", 4))
+
+
+def test_a_command_for_each_rank_has_one_worker_at_the_place_that_the_cluster_says() -> None:
+    task = Task(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nnodes=2)
+    decided = plan(spec(), node(4), replace(HERE, cluster="mpi", task=task, address="a"))
+    (worker,) = decided.workers
+    assert (worker.rank, worker.local_rank, worker.device) == (5, 1, "cuda:1")
+    assert {name: worker.variables[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")} == {
+        "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"
+    }  # fmt: skip
+
+
+def test_a_command_for_each_rank_that_sees_one_device_takes_it_whatever_its_local_rank() -> None:
+    task = Task(rank=3, world_size=4, local_rank=3, local_world_size=4, node_rank=0, nnodes=1)
+    (worker,) = plan(spec(), node(1), replace(HERE, cluster="slurm", task=task, address="a")).workers
+    assert worker.device == "cuda:0"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.plan.variables import init_file, of_generation, of_place
 
 
@@ -27,6 +27,7 @@ def plan(**fields: Any) -> Plan:
         "pin": "device",
         "interpreter": "python",
         "workers": (worker(),),
+        "seats": (Seat("a", 1),),
         **fields,
     }
     return Plan(**values)

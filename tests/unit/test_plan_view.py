@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.report.plan_view import as_json, shell, table
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
@@ -56,6 +56,7 @@ def plan(*workers: WorkerPlan, **fields: Any) -> Plan:
         "pin": "device",
         "interpreter": "python",
         "workers": workers or (worker(0), worker(1)),
+        "seats": (Seat("gpu01", len(workers) or 2),),
         "reasons": REASONS,
         **fields,
     }
@@ -143,12 +144,12 @@ def test_a_variable_that_differs_is_a_column_unless_a_column_says_the_same() -> 
 
 def test_nodes_are_told_apart_if_there_are_several() -> None:
     workers = [worker(n, node_rank=n, local_rank=0, host=f"gpu0{n}", variables={"LOCAL_RANK": "0"}) for n in range(2)]
-    text = table(plan(*workers, nnodes=2), spec())
+    text = table(plan(*workers, nnodes=2, seats=(Seat("gpu00", 1), Seat("gpu01", 1))), spec())
     assert text.startswith("workers  2 on 2 nodes  ")
     assert part(text, "rank") == dedent("""\
-        rank  host   local rank  device  owns
-        0     gpu00  0           cuda:0  GPU-0932aaaa
-        1     gpu01  0           cuda:1  GPU-1932aaaa""")
+        rank  node  host   local rank  device  owns
+        0     0     gpu00  0           cuda:0  GPU-0932aaaa
+        1     1     gpu01  0           cuda:1  GPU-1932aaaa""")
 
 
 def test_uuids_stay_whole_where_their_beginnings_are_equal() -> None:

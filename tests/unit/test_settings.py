@@ -11,7 +11,7 @@ import pytest
 from ddplaunch import cli
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
+from ddplaunch.spec import Fault, JobSpec, Program, ProgramKind, StreamChoice, Streams
 
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
@@ -165,6 +165,63 @@ def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int
     assert (job.debug_rank, job.program.target) == (rank, "train.py")
 
 
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (["--simulate", "train.py", "share"], "divide"),
+        (["--simulate", "share", "train.py"], "share"),
+        (["--simulate=share", "train.py"], "share"),
+        (["--simulate", "--nnodes", "3", "train.py"], "divide"),
+        (["--simulate", "--", "train.py", "--simulate"], "divide"),
+    ],
+)
+def test_simulate_takes_a_word_only_if_it_is_one_of_its_own(words: list[str], how: str) -> None:
+    job = cli.asked(cli.parse("run", words), {}, None)
+    assert (job.simulate, job.program.target) == (how, "train.py")
+
+
+def test_faults_are_read() -> None:
+    faults = spec("--nnodes 2 --simulate --chaos kill:5@2s,node:1@500ms").chaos
+    assert faults == (Fault(kind="kill", target=5, after=2), Fault(kind="node", target=1, after=0.5))
+
+
+RENDEZVOUS = [
+    ("", {}, (600, 30), "default"),
+    ("--rdzv-timeout 2m", {}, (120, 30), "--rdzv-timeout"),
+    ("--rdzv-conf join_timeout=60,last_call_timeout=5", {}, (60, 5), "--rdzv-conf"),
+    ("", {"PET_RDZV_CONF": "timeout=60"}, (60, 30), "PET_RDZV_CONF"),
+    ("--rdzv-timeout 2m", {"PET_RDZV_CONF": "timeout=60,last_call_timeout=0"}, (120, 0), "--rdzv-timeout"),
+    ("--rdzv-conf timeout=60", {"DDPLAUNCH_RDZV_TIMEOUT": "5"}, (60, 30), "--rdzv-conf"),
+    ("--rdzv-conf timeout=60 --rdzv-timeout 1m", {}, (60, 30), "--rdzv-timeout"),
+    ("--rdzv-conf timeout=1,join_timeout=2", {}, (1, 30), "--rdzv-conf"),
+    ("--rdzv-backend c10d --rdzv-conf timeout=1,join_timeout=2", {}, (2, 30), "--rdzv-conf"),
+]
+
+
+@pytest.mark.parametrize(("words", "env", "seconds", "origin"), RENDEZVOUS)
+def test_torchruns_settings_say_how_long_nodes_wait(
+    words: str, env: dict[str, str], seconds: tuple[float, float], origin: str
+) -> None:
+    """torchrun's static rendezvous reads "timeout", the others "join_timeout"."""
+    job = spec(words, env)
+    assert (job.rdzv_timeout, job.last_call) == seconds
+    assert job.origin("rdzv_timeout") == origin
+
+
+def test_whether_this_is_the_host_stays_in_the_settings() -> None:
+    job = spec("--rdzv-conf is_host=False,join_timeout=60")
+    assert job.rdzv_conf == {"is_host": "0"}
+    assert job.remarks == ()
+
+
+def test_a_flag_for_one_node_or_simulated_ones_wins_over_hosts_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_text("hosts = ['a', 'b:4']\nremote-python = '/opt/python'\n")
+    assert spec("", {}, tmp_path).hosts == "a,b:4"
+    for words in ("--simulate", "--standalone", "--hostfile hosts.txt", "--cluster slurm", "--node-rank 1"):
+        assert spec(words, {}, tmp_path).hosts is None
+    assert spec("--cluster ssh", {}, tmp_path).hosts == "a,b:4"
+
+
 def test_variables_of_files_come_before_those_of_flags(tmp_path: Path) -> None:
     (tmp_path / "a.env").write_text("A=file\nB=file\n")
     job = spec(f"--env A=flag --env-file {tmp_path}/a.env --env C=flag")
@@ -246,6 +303,108 @@ CONFLICTS = [
             "hint: name the signals that stop it without SIGHUP: --signals-to-handle SIGTERM\n"
         ),
     ),
+    (
+        "--hosts a,b --hostfile hosts.txt",
+        (
+            "error: --hosts a,b and --hostfile hosts.txt do not go together\n\n"
+            "hint: both say which hosts there are: leave one out\n"
+        ),
+    ),
+    (
+        "--include a --exclude b",
+        (
+            "error: --include a and --exclude b do not go together\n\n"
+            "hint: name the hosts to use or those not to use: leave one out\n"
+        ),
+    ),
+    (
+        "--simulate --hosts a,b",
+        (
+            "error: --simulate divide and --hosts a,b do not go together\n\n"
+            "hint: all simulated nodes are on this machine: leave one out\n"
+        ),
+    ),
+    (
+        "--simulate --hostfile hosts.txt",
+        (
+            "error: --simulate divide and --hostfile hosts.txt do not go together\n\n"
+            "hint: all simulated nodes are on this machine: leave one out\n"
+        ),
+    ),
+    (
+        "--simulate share --node-rank 1 --nnodes 2",
+        (
+            "error: --simulate share and --node-rank 1 do not go together\n\n"
+            "hint: all simulated nodes are on this machine: leave one out\n"
+        ),
+    ),
+    (
+        "--simulate --cluster slurm",
+        (
+            "error: --simulate divide and --cluster slurm do not go together\n\n"
+            "hint: all simulated nodes are on this machine: leave --cluster out\n"
+        ),
+    ),
+    (
+        "--hosts a,b --cluster slurm",
+        (
+            "error: --hosts a,b and --cluster slurm do not go together\n\n"
+            "hint: on hosts that you name, agents are started over ssh: leave one out\n"
+        ),
+    ),
+    (
+        "--hostfile hosts.txt --node-rank 1",
+        (
+            "error: --hostfile hosts.txt and --node-rank 1 do not go together\n\n"
+            "hint: hosts that you name have the ranks of their order: leave one out\n"
+        ),
+    ),
+    (
+        "--standalone --hosts a,b",
+        (
+            "error: --standalone and --hosts a,b do not go together\n\n"
+            "hint: --standalone means one node, this one: leave one out\n"
+        ),
+    ),
+    (
+        "--chaos kill:5@2s",
+        "error: --chaos kill:5@2s: only simulated nodes are broken on purpose\n\nhint: add --simulate\n",
+    ),
+    (
+        "--simulate --nnodes 3 --chaos kill:5@2s,node:3@1s",
+        (
+            "error: --chaos kill:5@2s,node:3@1s: there is no node 3, since the job has 3\n\n"
+            "hint: ranks of nodes count from 0; --nnodes says how many there are\n"
+        ),
+    ),
+    (
+        "--no-control --nnodes 1:2",
+        (
+            "error: --no-control and --nnodes 1:2 do not go together\n\n"
+            "hint: nodes that do not talk cannot agree on their number: leave one out\n"
+        ),
+    ),
+    (
+        "--no-control --nnodes 2 --max-restarts 3",
+        (
+            "error: --no-control and --max-restarts 3 do not go together\n\n"
+            "hint: nodes that do not talk cannot start again together: leave one out\n"
+        ),
+    ),
+    (
+        "--no-control --hosts a,b --max-restarts 3",
+        (
+            "error: --no-control and --max-restarts 3 do not go together\n\n"
+            "hint: nodes that do not talk cannot start again together: leave one out\n"
+        ),
+    ),
+    (
+        "--rdzv-timeout 5 --rdzv-conf is_host=1,join_timeout=60",
+        (
+            "error: --rdzv-timeout 5 and join_timeout=60 in --rdzv-conf is_host=1,join_timeout=60 do not go together\n\n"
+            "hint: both say how long the nodes wait for each other: leave one out\n"
+        ),
+    ),
     ("--env RANK=1", "error: --env RANK=1: RANK is set by ddplaunch\n\nhint: leave RANK out\n"),
     (
         "--env MASTER_ADDR=a",
@@ -269,6 +428,10 @@ def test_what_does_not_go_together_is_refused(words: str, said: str) -> None:
         "--forward-signals HUP",
         "--forward-signals HUP --signals-to-handle TERM",
         "--rdzv-endpoint= --rdzv-conf= --local-ranks-filter=",
+        "--simulate --cluster local --nnodes 3 --chaos node:2@1s",
+        "--hosts a,b --cluster ssh",
+        "--no-control --nnodes 2 --max-restarts 0",
+        "--no-control --max-restarts 3",
     ],
 )
 def test_what_does_no_harm_together_is_taken(words: str) -> None:
@@ -294,7 +457,15 @@ REMARKS = [
         "--event-log-handler console has no effect: events are in events.jsonl of the run folder",
     ),
     ("--logs-specs x", "--logs-specs x has no effect: logs are written as --log-dir, --redirects and --tee say"),
-    ("--rdzv-conf timeout=9", "--rdzv-conf timeout=9 has no effect: one node has no other to wait for"),
+    (
+        "--rdzv-conf timeout=9,read_timeout=5",
+        "read_timeout in --rdzv-conf timeout=9,read_timeout=5 has no effect: torch's store is not asked",
+    ),
+    (
+        "--rdzv-conf keep_alive_interval=9",
+        "keep_alive_interval in --rdzv-conf keep_alive_interval=9 has no effect: "
+        "--heartbeat-timeout says when a node is lost",
+    ),
     ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
     ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: no etcd server is asked"),
 ]
@@ -305,6 +476,8 @@ def test_options_without_effect_leave_a_remark(words: str, remark: str) -> None:
     assert spec(words).remarks == (remark,)
 
 
-@pytest.mark.parametrize("words", ["--duplicate-stdout-filters a -t 0:3", "--rdzv-backend c10d", "--standalone"])
+@pytest.mark.parametrize(
+    "words", ["-t 0:3", "--rdzv-backend c10d", "--standalone", "--rdzv-conf timeout=9,last_call_timeout=5,is_host=1"]
+)
 def test_options_with_effect_leave_none(words: str) -> None:
     assert spec(words).remarks == ()

@@ -1,0 +1,127 @@
+"""Plays many agents without workers on loopback: joins them to one coordinator, says when what reached them.
+
+agents.py PORT FIRST NUMBER [FAIL_AFTER]: the agents have the places FIRST to FIRST + NUMBER - 1. FAIL_AFTER seconds after the
+start one of them announces a failure. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import selectors
+import socket
+import sys
+import time
+
+from ddplaunch.control import messages
+from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.handshake import key
+from ddplaunch.control.peer import Peer
+
+FACTS = messages.Facts(ddplaunch="", python="", torch="", script="", nnodes="")
+
+
+class Agent:
+    """One of them."""
+
+    def __init__(self, place: int, port: int, loop: Loop) -> None:
+        self.place = place
+        self.loop = loop
+        self.peer: Peer | None = None
+        secret = key(None, f"\0\0{port}")
+        self.dialer = Dialer(
+            loop.selector, secret, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60.0
+        )
+        self.dialer.aim([(socket.AF_INET, ("127.0.0.1", port))])
+
+    def opened(self, peer: Peer) -> None:
+        """Say hello."""
+        self.peer = peer
+        peer.received, peer.closed = self.received, self.closed
+        seat = messages.Seat(f"host{self.place}", 1)
+        hello = messages.Hello(self.place, seat, "gloo", "no accelerator", "127.0.0.1", FACTS)
+        peer.send(messages.encode(hello))
+
+    def received(self, payload: bytes) -> None:
+        """Answer as an agent whose workers do what they are told."""
+        now = time.monotonic()
+        assert self.peer is not None
+        match messages.for_agent(payload):
+            case messages.Ping(sent):
+                self.peer.send(messages.encode(messages.Pong(sent, now)))
+            case messages.Begin():
+                self.loop.begun.append(now)
+            case messages.Stop():
+                self.loop.stopped.append(now)
+                self.end()
+            case messages.Quit():
+                self.loop.quit.append(now)
+
+    def end(self) -> None:
+        """Have no workers any more."""
+        assert self.peer is not None
+        self.peer.send(messages.encode(messages.Ended(0, (), None, 0, None, None)))
+
+    def fail(self) -> None:
+        """Have a worker that failed by itself."""
+        assert self.peer is not None
+        now = time.monotonic()
+        exit = messages.Exit(
+            rank=self.place, local_rank=0, pid=1, device="cpu", code=7, signal=None, at=now, seconds=1.0,
+            stopped_with=None, stopped_at=None, core_dumped=False, peak_rss=0, cpu_seconds=0.0, error=None,
+            stderr_tail="", log=None,
+        )  # fmt: skip
+        self.peer.send(messages.encode(messages.Stopping("FAILED", 15)))
+        self.peer.send(messages.encode(messages.Ended(0, (exit,), None, 0, None, None)))
+
+    def closed(self, _reason: str) -> None:
+        """Be done."""
+        self.loop.gone += 1
+
+
+class Loop:
+    """All of them in one process."""
+
+    def __init__(self, port: int, first: int, number: int) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.begun: list[float] = []
+        self.stopped: list[float] = []
+        self.quit: list[float] = []
+        self.gone = 0
+        self.agents = [Agent(place, port, self) for place in range(first, first + number)]
+
+    def run(self, fail_after: float | None) -> dict[str, float]:
+        """Go on until the coordinator has closed all connections."""
+        began = time.monotonic()
+        failed = None
+        joining = True
+        while self.gone < len(self.agents):
+            now = time.monotonic()
+            if joining:
+                for agent in self.agents:
+                    if agent.peer is None:
+                        agent.dialer.expire(now)
+                joining = len(self.begun) < len(self.agents)
+            if failed is None and fail_after is not None and not joining and now - max(self.begun) > fail_after:
+                failed = time.monotonic()
+                self.agents[-1].fail()
+            for event, _ in self.selector.select(0.01 if joining else 0.5):
+                event.data()
+        return {
+            "began": began,
+            "all_begun": max(self.begun, default=0.0),
+            "failed": failed or 0.0,
+            "all_stopped": max(self.stopped, default=0.0),
+        }
+
+
+def main() -> None:
+    """Play them."""
+    port, first, number, *rest = sys.argv[1:]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print(json.dumps(Loop(int(port), int(first), int(number)).run(float(rest[0]) if rest else None)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""How long to wait before workers that keep dying at once are started again. Pure."""
+
+from __future__ import annotations
+
+SHORT_LIFE = 5.0  # seconds; a generation that fails sooner makes the next one wait
+_LONGEST = 30.0  # seconds
+
+
+def pause(short_lives: int) -> float:
+    """Give the seconds to wait after so many generations in a row that failed at once."""
+    return min(2.0 ** (short_lives - 2), _LONGEST) if short_lives > 1 else 0.0

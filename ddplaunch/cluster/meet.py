@@ -1,0 +1,83 @@
+"""Where agents and workers meet: addresses, and ports that every agent works out alike. Pure; binds nothing, resolves no name."""
+
+from __future__ import annotations
+
+import socket
+from typing import TypeVar
+
+from ddplaunch.spec import JobSpec
+
+LOOPBACK = "127.0.0.1"
+C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
+STATIC_PORT = 29500
+RESERVED = "a free one is reserved at the start"
+
+_CANDIDATES = 8
+# below what Linux hands out on its own (32768) and below torchrun's defaults; a prime number of blocks of 8 ports
+_FIRST, _BLOCKS = 20000, 1171
+
+T = TypeVar("T")
+
+
+def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
+    """Give the first value that says something, and where that field of the spec came from."""
+    return next(((value, spec.origin(name)) for value, name in candidates if value), None)
+
+
+def port(spec: JobSpec) -> tuple[int | None, str]:
+    """Give the MASTER_PORT that was asked for, if any, and why it is that."""
+    return first(spec, (spec.master_port, "master_port")) or (None, RESERVED)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    """Split HOST, HOST:PORT or [V6]:PORT."""
+    if endpoint.startswith("["):
+        host, _, rest = endpoint[1:].partition("]")
+        digits = rest.removeprefix(":")
+    else:
+        host, _, digits = endpoint.rpartition(":") if endpoint.count(":") == 1 else (endpoint, "", "")
+    return host, int(digits) if digits else None
+
+
+def ports_from(base: int) -> tuple[int, ...]:
+    """Give `base` and the ports after it: where agents meet that were told one port."""
+    return tuple(range(base, min(base + _CANDIDATES, 65536)))
+
+
+def ports_beside(taken: int) -> tuple[int, ...]:
+    """Give the ports after one that the workers will take; below it where there are none."""
+    return ports_from(taken + 1) or tuple(range(taken - 1, taken - 1 - _CANDIDATES, -1))
+
+
+def ports_of(number: int, part: int = 0) -> tuple[int, ...]:
+    """Give the ports of a job that has a number: neighbours, and the parts of one job, get different ones."""
+    return ports_from(_FIRST + _CANDIDATES * ((number + 389 * part) % _BLOCKS))
+
+
+def ports_of_name(name: str) -> tuple[int, ...]:
+    """Give the ports of a job that has a name."""
+    import zlib  # only jobs without a number need it
+
+    return ports_of(zlib.crc32(name.encode(errors="surrogateescape")))
+
+
+def listen_on(address: str) -> str | None:
+    """Give the address to listen on for what others know by `address`; None: all, since a name may mean any of them."""
+    return address if is_numeric(address) else None
+
+
+def is_numeric(address: str) -> bool:
+    """Say whether this is an IPv4 or IPv6 address and not a name."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.inet_pton(family, address.partition("%")[0])
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_same_host(name: str, hostname: str) -> bool:
+    """Say whether a name that a cluster has for a host is this host's own, with or without its domain."""
+    if is_numeric(name) or is_numeric(hostname):
+        return name == hostname
+    return name.partition(".")[0].lower() == hostname.partition(".")[0].lower()

@@ -1,0 +1,48 @@
+"""PBS Pro, OpenPBS and Torque: a job script or an interactive job, on the first of its hosts. Agents are started over ssh."""
+
+from __future__ import annotations
+
+from ddplaunch import hostlist
+from ddplaunch.cluster import Allocation, agree, starting
+from ddplaunch.cluster.scene import Scene, printable
+from ddplaunch.errors import LaunchError
+from ddplaunch.hostlist import Host
+
+NEEDS = "PBS_NODEFILE"
+
+
+def discover(scene: Scene) -> Allocation | None:
+    """Give the allocation of the PBS job that we run in; None if we run in none.
+
+    Raises:
+        LaunchError: its list of hosts cannot be read, or it and the flags contradict each other.
+    """
+    path = scene.value("PBS_NODEFILE")
+    if path is None:
+        return None
+    found = hosts(scene, path)
+    job = f"PBS job {printable(scene.env.get('PBS_JOBID', ''))}".rstrip()
+    if len(found) > 1 and (node := scene.number("PBS_NODENUM")):
+        raise LaunchError(
+            f"PBS_NODENUM={node}: this is not the first node of {job}, from where ddplaunch starts the agents",
+            hint="call ddplaunch once, in the job script; or, once on each node: "
+            f"--nnodes {len(found)} --node-rank {node} --master-addr {found[0].address}",
+        )
+    return starting.allocate(
+        scene,
+        "pbs",
+        starting.without_slots(found),
+        starter="ssh",
+        source=job,
+        notes=agree.slots_unused(scene.spec, found),
+    )
+
+
+def hosts(scene: Scene, path: str) -> tuple[Host, ...]:
+    """Give the hosts of the job, with their slots: the file has a line for each.
+
+    Raises:
+        LaunchError: the file cannot be read, or names none.
+    """
+    origin = f"PBS_NODEFILE={printable(path)}"
+    return hostlist.parse_hostfile(scene.text_of(path, origin), origin)

@@ -1,0 +1,29 @@
+"""Nodes that are made up, all on this machine, each with an agent and an address of its own: a job to debug."""
+
+from __future__ import annotations
+
+from ddplaunch.cluster import Allocation, agree, meet
+from ddplaunch.hostlist import Host
+from ddplaunch.spec import JobSpec
+
+
+def allocate(spec: JobSpec) -> Allocation:
+    """Give a job as many nodes as it asks for."""
+    agree.nothing_to_choose(spec, "simulated nodes are on this machine")
+    most = spec.nnodes[1]
+    nodes = tuple(Host(name=f"node-{index}") for index in range(most))
+    own = (meet.LOOPBACK, "one node needs no other") if most == 1 else (None, "node 0 says where it is")
+    address, address_reason = meet.first(spec, (spec.master_addr, "master_addr")) or own
+    port, port_reason = meet.port(spec)
+    return Allocation(
+        cluster="local",
+        nnodes=spec.nnodes,
+        hosts=tuple(node.name for node in nodes),
+        address=address,
+        address_reason=address_reason,
+        port=port,
+        port_reason=port_reason,
+        start=nodes,
+        starter="simulate",
+        notes=tuple(agree.endpoint_unused(spec, "simulated nodes are told where to meet")),
+    )

@@ -1,0 +1,151 @@
+"""Slurm: a step that started us, once for each node or once for each rank; or an allocation in which nothing started yet.
+
+SLURM_STEP_ID alone tells them apart: a batch script has SLURM_PROCID=0 and SLURM_NTASKS=n too. HOSTNAME is the first node's
+everywhere, and is not read.
+"""
+
+from __future__ import annotations
+
+from ddplaunch import hostlist
+from ddplaunch.cluster import Allocation, Task, agree, local, meet, starting
+from ddplaunch.cluster.meeting import met
+from ddplaunch.cluster.scene import NOT_HERE, Scene
+from ddplaunch.errors import LaunchError
+from ddplaunch.hostlist import Host
+from ddplaunch.record import record
+
+NEEDS = "SLURM_JOB_ID"
+
+# slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+@record(kw_only=True)
+class _Step:
+    """A step, as one of its tasks sees it."""
+
+    name: str  # "step 0 of Slurm job 84"
+    hosts: tuple[str, ...]
+    tasks: int
+    per_node: tuple[int, ...]
+    node: int
+    rank: int
+    local_rank: int
+
+
+def discover(scene: Scene) -> Allocation | None:
+    """Give the allocation of the Slurm job that we run in; None if we run in none.
+
+    Raises:
+        LaunchError: Slurm and the flags contradict each other.
+    """
+    job = scene.number("SLURM_JOB_ID", "SLURM_JOBID")
+    if job is None:
+        return None
+    step = step_id(scene)
+    return _outside(scene, job) if step is None else _inside(scene, job, step)
+
+
+def step_id(scene: Scene) -> int | None:
+    """Give the step whose task we are, None outside of one."""
+    step = scene.number("SLURM_STEP_ID", "SLURM_STEPID")
+    return None if step is None or step >= _FIRST_SPECIAL_STEP else step
+
+
+def job_hosts(scene: Scene) -> tuple[str, ...]:
+    """Give the nodes of the job.
+
+    Raises:
+        LaunchError: the list is missing, or none.
+    """
+    return _hosts(scene, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+
+def _outside(scene: Scene, job: int) -> Allocation:
+    """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
+    het = scene.number("SLURM_HET_SIZE") or 1
+    notes = [f"only the first of the {het} parts of this heterogeneous job is used"] if het > 1 else []
+    return starting.allocate(
+        scene,
+        "slurm",
+        [Host(name=name) for name in job_hosts(scene)],
+        starter="srun",
+        source=f"Slurm job {job}",
+        here=scene.value("SLURMD_NODENAME"),
+        notes=notes,
+    )
+
+
+def _inside(scene: Scene, job: int, number: int) -> Allocation:
+    step = _step(scene, job, number)
+    count = len(step.hosts)
+    agree.nothing_to_choose(scene.spec, f"{step.name} runs already")
+    hint = (
+        f"leave --nnodes out, or start as many: srun --nodes {scene.spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
+    )
+    nnodes = agree.nnodes(scene.spec, count, step.name, hint=hint)
+    node_rank = agree.node_rank(scene.spec, step.node, "SLURM_NODEID")
+    if step.tasks == 1:
+        return local.alone(scene.spec, step.hosts[0], cluster="slurm")
+    once_per_node = set(step.per_node) == {1}
+    if not once_per_node:
+        agree.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
+    own = step.hosts[0] if count > 1 else meet.LOOPBACK
+    return met(
+        scene.spec,
+        cluster="slurm",
+        nnodes=nnodes if once_per_node else (count, count),
+        node_rank=node_rank,
+        hosts=step.hosts,
+        addresses=(own,),
+        reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
+        ports=meet.ports_of(job, number),
+        coordinator=step.rank == 0,
+        task=None if once_per_node else _task(step),
+        identity=f"slurm {job}.{number}",
+    )
+
+
+def _task(step: _Step) -> Task:
+    return Task(
+        rank=step.rank,
+        world_size=step.tasks,
+        local_rank=step.local_rank,
+        local_world_size=step.per_node[step.node],
+        node_rank=step.node,
+        nnodes=len(step.hosts),
+    )
+
+
+def _step(scene: Scene, job: int, number: int) -> _Step:
+    """Read the variables of a task.
+
+    Raises:
+        LaunchError: they contradict each other.
+    """
+    hosts = _hosts(scene, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    tasks = scene.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    layout = scene.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(hosts)})"
+    step = _Step(
+        name=f"step {number} of Slurm job {job}",
+        hosts=hosts,
+        tasks=tasks,
+        per_node=hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE"),
+        node=scene.needed("SLURM_NODEID"),
+        rank=scene.needed("SLURM_PROCID"),
+        local_rank=scene.needed("SLURM_LOCALID"),
+    )
+    if len(step.per_node) != len(hosts) or sum(step.per_node) != tasks or step.node >= len(hosts) or step.rank >= tasks:
+        raise LaunchError(
+            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {agree.nodes(len(hosts))}, "
+            f"and this is task {step.rank} on node {step.node}",
+            hint=NOT_HERE,
+        )
+    return step
+
+
+def _hosts(scene: Scene, *names: str) -> tuple[str, ...]:
+    name = next((name for name in names if scene.env.get(name)), None)
+    if name is None:
+        raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=NOT_HERE)
+    return hostlist.expand(scene.env[name], name)

@@ -1,0 +1,29 @@
+"""Hosts that the user lists, with --hosts or --hostfile. Agents are started over ssh."""
+
+from __future__ import annotations
+
+from ddplaunch import hostlist
+from ddplaunch.cluster import Allocation, starting
+from ddplaunch.cluster.scene import Scene
+
+NEEDS = "--hosts or --hostfile"
+
+
+def discover(scene: Scene) -> Allocation | None:
+    """Give the allocation of the hosts that were listed; None if none were.
+
+    Raises:
+        LaunchError: the list is wrong, or contradicts the other flags.
+    """
+    spec = scene.spec
+    if spec.hosts:
+        source = spec.asked("hosts", spec.hosts)
+        found = hostlist.parse_hosts(spec.hosts, spec.origin("hosts"))
+    elif spec.hostfile:
+        source = spec.hostfile
+        asked = spec.asked("hostfile", spec.hostfile)
+        found = hostlist.parse_hostfile(scene.text_of(spec.hostfile, asked), spec.hostfile)
+    else:
+        return None
+    # what ssh knows by a name of ~/.ssh/config, workers may not
+    return starting.allocate(scene, "ssh", found, starter="ssh", source=source, resolvable=False)

@@ -1,0 +1,158 @@
+"""Agents that the user starts on each node, and tells by flags (or torchrun's PET_* variables) where to meet.
+
+torchrun's two kinds: static, where each is told its rank and all meet beside MASTER_ADDR:MASTER_PORT; and c10d, where they meet
+at an endpoint and get ranks in the order of arrival. etcd is refused: there is no client for it here.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.cluster import Allocation, Meeting, agree, meet
+from ddplaunch.cluster.scene import Scene
+from ddplaunch.errors import LaunchError
+from ddplaunch.spec import JobSpec
+
+NEEDS = "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"
+
+
+def discover(scene: Scene) -> Allocation | None:
+    """Give the allocation that flags describe completely; None if they do not.
+
+    Raises:
+        LaunchError: the rendezvous is of a kind that does not exist here.
+    """
+    spec = scene.spec
+    if not agree.several(spec):
+        return None
+    _check_rank(spec)
+    if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
+        raise LaunchError(
+            f"{spec.asked('rdzv_backend', spec.rdzv_backend)}: agents do not meet through etcd here",
+            hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
+        )
+    if spec.rdzv_endpoint and spec.rdzv_backend != "static" and (spec.node_rank is None or spec.rdzv_backend == "c10d"):
+        return _at_endpoint(spec)
+    if spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
+        agree.nothing_to_choose(spec, "each node is started by hand")
+        return _told(spec, scene.hostname, spec.node_rank)
+    return None
+
+
+def _check_rank(spec: JobSpec) -> None:
+    most = spec.nnodes[1]
+    if spec.node_rank is not None and spec.node_rank >= most:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {most - 1}, since {agree.asked_nnodes(spec)}",
+            hint="give each node a rank of its own, from 0 on",
+        )
+
+
+def incomplete(spec: JobSpec, hostname: str) -> Allocation:
+    """Give the allocation of node 0 that was told no address, where nothing else says where this is.
+
+    Raises:
+        LaunchError: this is not node 0, or nothing says which node it is.
+    """
+    if spec.node_rank == 0:
+        return _told(spec, hostname, 0)
+    nodes = agree.asked_nnodes(spec)
+    if spec.node_rank is not None:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}: nothing says where node 0 is",
+            hint="add --master-addr HOST, the name or the address of node 0",
+        )
+    if spec.master_addr or spec.rdzv_endpoint:
+        told = "master_addr" if spec.master_addr else "rdzv_endpoint"
+        raise LaunchError(
+            f"{nodes} and {spec.asked(told, getattr(spec, told))}: nothing says which of the nodes this is",
+            hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let the nodes count themselves: "
+            f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
+        )
+    most = spec.nnodes[1]
+    raise LaunchError(
+        f"{nodes}: nothing says where the other nodes are, and which of them this is",
+        hint="\n".join((
+            "there are four ways to say it:",
+            f"  over ssh:         ddplaunch --hosts {_example(most)} SCRIPT",
+            f"  in a Slurm job:   srun --nodes {most} --ntasks-per-node 1 ddplaunch SCRIPT",
+            f"  on each by hand:  ddplaunch --nnodes {most} --node-rank 0 --master-addr HOST SCRIPT",
+            f"  on this machine:  ddplaunch --nnodes {most} --simulate SCRIPT",
+        )),
+    )  # fmt: skip
+
+
+def _example(nodes: int) -> str:
+    return ",".join("abcd"[:nodes]) + (",..." if nodes > 4 else "")
+
+
+def _at_endpoint(spec: JobSpec) -> Allocation:
+    """torchrun's c10d: the agents meet at the endpoint, and node 0 says there where the workers do."""
+    host, port = meet.split_endpoint(spec.rdzv_endpoint or "")
+    agree.nothing_to_choose(spec, "each node is started by hand")
+    return Allocation(
+        cluster="static",
+        nnodes=spec.nnodes,
+        node_rank=spec.node_rank,
+        address=None,
+        address_reason="node 0 says how the others reach it",
+        port=None,
+        port_reason=meet.RESERVED,
+        meeting=Meeting(
+            addresses=(host,),
+            ports=meet.ports_from(port or meet.C10D_PORT),
+            coordinator=_is_coordinator(spec),
+            listen=meet.listen_on(host),
+        ),
+        notes=tuple(_ignored(spec)),
+    )
+
+
+def _is_coordinator(spec: JobSpec) -> bool | None:
+    """Whether this is node 0, by its rank or by torchrun's is_host; None: the address will tell.
+
+    Raises:
+        LaunchError: the two contradict each other.
+    """
+    by_rank = None if spec.node_rank is None else spec.node_rank == 0
+    said = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
+    if by_rank is not None and said is not None and said != by_rank:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)} and is_host={int(said)} in {spec.origin('rdzv_conf')} contradict "
+            "each other: the host where all meet is node 0",
+            hint="leave one of them out",
+        )
+    return by_rank if said is None else said
+
+
+def _ignored(spec: JobSpec) -> list[str]:
+    # as with torchrun; and the port is often that of the endpoint, where the agents listen
+    given = [(name, getattr(spec, name)) for name in ("master_addr", "master_port")]
+    where = spec.asked("rdzv_endpoint", spec.rdzv_endpoint)
+    return [
+        f"{spec.asked(name, value)} has no effect: at {where}, node 0 says where the workers meet"
+        for name, value in given
+        if value
+    ]
+
+
+def _told(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
+    """torchrun's static rendezvous: each node is told its rank, and the address of node 0."""
+    # an endpoint wins over address and port there
+    host, endpoint_port = meet.split_endpoint(spec.rdzv_endpoint or "")
+    address = meet.first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
+    port = meet.first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
+    meeting_address = address[0] if address else hostname
+    return Allocation(
+        cluster="static",
+        nnodes=spec.nnodes,
+        node_rank=node_rank,
+        address=address[0] if address else None,
+        address_reason=address[1] if address else "this is node 0",
+        port=port[0] if port else None,
+        port_reason=port[1] if port else meet.RESERVED,
+        meeting=Meeting(
+            addresses=(meeting_address,),
+            ports=meet.ports_beside(port[0] if port else meet.STATIC_PORT),
+            coordinator=node_rank == 0,
+            listen=meet.listen_on(meeting_address),
+        ),
+    )

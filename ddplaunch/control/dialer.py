@@ -1,0 +1,197 @@
+"""The way to the coordinator: tries everywhere it may be until it answers. Resolves no names."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+
+from ddplaunch.control.greeting import PATIENCE, Greeting
+from ddplaunch.control.handshake import Client, Key
+from ddplaunch.control.peer import Peer
+from ddplaunch.control.tcp import Sockaddr, endpoint_of, error_of, prepare, words
+
+CONNECT = 2.0  # seconds for a target to show that something of ours is there
+STAGGER = 0.25  # seconds until the next target is tried beside one that has not answered yet (RFC 8305)
+SHORTEST_PAUSE = 0.01  # seconds between two rounds, doubled after each
+LONGEST_PAUSE = 1.0  # seconds
+
+Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
+
+
+class Dialer:
+    """Attempts to reach one coordinator, in the loop.
+
+    `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `aim` is called again.
+    `refused` gets each endpoint that failed, and why. Both are called from the loop and from `expire` only.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        key: Key,
+        *,
+        source: str | None,
+        opened: Callable[[Peer], None],
+        refused: Callable[[str, str], None],
+        user_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._selector = selector
+        self._key = key
+        self._source = source
+        self._opened = opened
+        self._refused = refused
+        self._user_timeout = user_timeout
+        self._clock = clock
+        self._targets: tuple[Target, ...] = ()
+        self._untried: list[Target] = []  # of this round, last first
+        self._attempts: set[_Attempt] = set()
+        self._next = inf  # when to try one more target, or to begin a new round
+        self._pause = SHORTEST_PAUSE
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `expire` at the latest."""
+        soonest = min((attempt.deadline for attempt in self._attempts), default=inf)
+        return None if (found := min(soonest, self._next)) == inf else found
+
+    def aim(self, targets: Sequence[Target]) -> None:
+        """Try these targets, in this order, until one answers, in place of any before; `deadline` is at once."""
+        self.stop()
+        self._targets = tuple(targets)
+        if targets:
+            self._next = self._clock()
+
+    def expire(self, now: float) -> None:
+        """Give up attempts that take too long, and begin what is due."""
+        for attempt in [attempt for attempt in self._attempts if now >= attempt.deadline]:
+            if attempt in self._attempts:  # `refused` may have stopped all
+                attempt.time_out()
+        if now >= self._next:
+            self._go_on(now)
+
+    def stop(self) -> None:
+        """Drop all attempts, and try no more."""
+        for attempt in self._attempts:
+            attempt.discard()
+        self._attempts.clear()
+        self._untried.clear()
+        self._next = inf
+        self._pause = SHORTEST_PAUSE
+
+    def _go_on(self, now: float) -> None:
+        """Begin the next attempt that can be begun; with none left in this round, a new one."""
+        failed: list[tuple[str, str]] = []
+        if not self._untried:
+            self._untried = list(reversed(self._targets))
+        while self._untried:
+            family, address = self._untried.pop()
+            try:
+                sock = self._connect(family, address)
+            except OSError as error:
+                failed.append((endpoint_of(address), words(error)))
+            else:
+                attempt = _Attempt(sock, address, self._selector, now, won=self._won, lost=self._lost, key=self._key)
+                self._attempts.add(attempt)
+                break
+        self._plan(now, STAGGER)
+        for endpoint, reason in failed:
+            self._refused(endpoint, reason)
+
+    def _connect(self, family: int, address: Sockaddr) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            prepare(sock, self._user_timeout)
+            if self._source is not None:
+                sock.bind((self._source, 0))
+            sock.connect(address)
+        except BlockingIOError:
+            return sock
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def _plan(self, now: float, stagger: float) -> None:
+        """Set the time of the next attempt."""
+        if self._untried:
+            self._next = now + stagger
+        elif self._attempts:
+            self._next = inf
+        else:
+            self._next = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _won(self, attempt: _Attempt, peer: Peer) -> None:
+        self._attempts.remove(attempt)
+        self.stop()
+        self._opened(peer)
+
+    def _lost(self, attempt: _Attempt, reason: str) -> None:
+        self._attempts.remove(attempt)
+        self._plan(self._clock(), 0.0)
+        self._refused(attempt.endpoint, reason)
+
+
+class _Attempt:
+    """One connection from connect() to the end of the handshake."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: Sockaddr,
+        selector: selectors.BaseSelector,
+        began: float,
+        *,
+        key: Key,
+        won: Callable[[_Attempt, Peer], None],
+        lost: Callable[[_Attempt, str], None],
+    ) -> None:
+        self.endpoint = endpoint_of(address)
+        self._sock = sock
+        self._address = address
+        self._selector = selector
+        self._began = began
+        self._key = key
+        self._won = won
+        self._lost = lost
+        self._greeting: Greeting | None = None
+        selector.register(sock, selectors.EVENT_WRITE, self._connected)
+
+    @property
+    def deadline(self) -> float:
+        """A ddplaunch that answers gets the time that it would give us; a stranger's silence is not worth as much."""
+        return self._began + (PATIENCE if self._greeting and self._greeting.heard else CONNECT)
+
+    def time_out(self) -> None:
+        """Give up."""
+        self.discard()
+        if self._greeting is None:
+            self._lost(self, f"no answer in {CONNECT:g} s")
+        elif self._greeting.heard:
+            self._lost(self, f"did not say who it is in {PATIENCE:g} s")
+        else:
+            self._lost(self, f"took the connection, but said nothing in {CONNECT:g} s")
+
+    def discard(self) -> None:
+        """Close without a word to anybody."""
+        self._selector.unregister(self._sock)
+        self._sock.close()
+
+    def _connected(self) -> None:
+        if error := error_of(self._sock):
+            self.discard()
+            self._lost(self, words(error))
+            return
+        self._selector.unregister(self._sock)
+        self._greeting = Greeting(
+            self._sock,
+            self._address,
+            self._selector,
+            Client(self._key),
+            opened=lambda peer: self._won(self, peer),
+            failed=lambda reason: self._lost(self, reason),
+        )

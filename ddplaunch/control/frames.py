@@ -1,0 +1,63 @@
+"""A stream of bytes cut into frames: a length word, as many bytes of payload, a signature once there is a key.
+
+Packs, buffers and cuts; it opens no socket, knows no key and looks into no payload. A frame above the limit is refused by
+its length word alone, so that what waits here never grows beyond one frame.
+"""
+
+from __future__ import annotations
+
+LIMIT_UNKNOWN = 4 << 10  # bytes of payload that somebody may send who has not proven anything
+LIMIT = 4 << 20  # bytes of payload that a peer may send
+SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives
+
+_WORD = 4  # bytes of the length word, big-endian
+
+
+class FrameError(Exception):
+    """What the other side did wrong, as it reads after its name."""
+
+
+def pack(payload: bytes, signature: bytes = b"") -> bytes:
+    """Make a frame."""
+    if len(payload) > LIMIT:
+        raise ValueError(f"a payload of {len(payload)} bytes, and no peer takes more than {LIMIT}")
+    return len(payload).to_bytes(_WORD) + payload + signature
+
+
+class Decoder:
+    """The receiving end of a stream. At first it takes what a stranger may send: short frames without a signature."""
+
+    __slots__ = ("_buffer", "_limit", "_signature")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._limit = LIMIT_UNKNOWN
+        self._signature = 0
+
+    def trust(self) -> None:
+        """Take, from the next frame on, what an authenticated peer may send: long frames that bear a signature."""
+        self._limit = LIMIT
+        self._signature = SIGNATURE
+
+    def feed(self, data: bytes) -> None:
+        """Add what has arrived."""
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """Give the next frame's payload with its signature, None if it is not all there.
+
+        Raises:
+            FrameError: the next frame is longer than it may be.
+        """
+        buffer = self._buffer
+        if len(buffer) < _WORD:
+            return None
+        length = int.from_bytes(buffer[:_WORD])
+        if length > self._limit:
+            raise FrameError(f"sent a frame of {length} bytes, at most {self._limit} are allowed")
+        end = _WORD + length + self._signature
+        if len(buffer) < end:
+            return None
+        frame = bytes(buffer[_WORD:end])
+        del buffer[:end]
+        return frame

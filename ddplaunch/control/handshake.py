@@ -1,0 +1,232 @@
+"""How two agents prove to each other that they know the key of the job, and sign what they say from then on.
+
+Payloads in, payloads out: it opens no socket and knows no time. The listening side speaks first, so that a client can tell
+a ddplaunch from a stranger's service, and a stranger gets no more than a number that was never used before:
+
+    server: {"ddplaunch": 1, "nonce": ...}
+    client: {"ddplaunch": 1, "nonce": ..., "proof": ...}
+    server: {"proof": ...}  or  {"refused": "key"}
+
+A proof is a MAC with the job's key over the protocol's number, the role of who proves, and both nonces: neither a replay nor
+a reflection of one is any good. The payload of each later frame is signed with a key of this connection and direction,
+together with its number in the sequence. It refuses to encrypt: what agents say may be read on the network, but not altered.
+"""
+
+from __future__ import annotations
+
+import os
+from hmac import compare_digest
+from hmac import digest as hmac_digest
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from ddplaunch.control.frames import SIGNATURE, FrameError, pack
+from ddplaunch.record import record
+
+PROTOCOL = 1
+STRANGER = "is no ddplaunch"
+WRONG_KEY = "wrong token, or another job"
+UNPROVEN = "does not know the token"
+
+_CLIENT = b"client"
+_SERVER = b"server"
+_Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Key(bytes):
+    """What all agents of a job know and nobody else does; shows itself nowhere."""
+
+    def __repr__(self) -> str:
+        return "Key(...)"
+
+    __str__ = __repr__
+
+
+def key(token: str | None, job: str) -> Key:
+    """Make the job's key; without a token everybody who knows the job's name has it."""
+    secret = b"no token" if token is None else b"token " + token.encode("utf-8", "surrogateescape")
+    return Key(_mac(secret, b"ddplaunch", job.encode("utf-8", "surrogateescape")))
+
+
+class Refused(Exception):
+    """Why the other side is not one of ours, as it reads after its name; `reply` is to be sent before closing."""
+
+    def __init__(self, reason: str, reply: bytes | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.reply = reply
+
+
+class Session:
+    """Signs what one side sends, and checks what it receives, in order."""
+
+    __slots__ = ("_receive_key", "_received", "_send_key", "_sent")
+
+    def __init__(self, send_key: bytes, receive_key: bytes) -> None:
+        self._send_key = send_key
+        self._receive_key = receive_key
+        self._sent = 0
+        self._received = 0
+
+    def seal(self, payload: bytes) -> bytes:
+        """Make the frame of the next payload to send."""
+        signature = hmac_digest(self._send_key, self._sent.to_bytes(8) + payload, "sha256")[:SIGNATURE]
+        self._sent += 1
+        return pack(payload, signature)
+
+    def open(self, frame: bytes) -> bytes:
+        """Give the payload of the next frame as `Decoder.take` gave it.
+
+        Raises:
+            FrameError: it was altered, replayed or moved, or is of somebody else.
+        """
+        payload = frame[:-SIGNATURE]
+        expected = hmac_digest(self._receive_key, self._received.to_bytes(8) + payload, "sha256")[:SIGNATURE]
+        if not compare_digest(expected, frame[-SIGNATURE:]):
+            raise FrameError("sent a frame with a wrong signature")
+        self._received += 1
+        return payload
+
+
+@record
+class Step:
+    """What follows from a payload: one to send, and a session if the handshake is over."""
+
+    reply: bytes | None = None
+    session: Session | None = None
+
+
+class Server:
+    """The listening side of one connection."""
+
+    def __init__(self, key: Key, *, protocol: int = PROTOCOL) -> None:
+        self._key = key
+        self._protocol = protocol
+        self._nonce = os.urandom(32)
+        self.opening: bytes | None = _encode(_Challenge(ddplaunch=protocol, nonce=self._nonce))  # to be sent at once
+
+    def receive(self, payload: bytes) -> Step:
+        """Judge the client's answer.
+
+        Raises:
+            Refused: it is none of ours.
+        """
+        _check_version(payload, self._protocol)
+        answer = _decode(_ANSWER, payload)
+        proofs = _Proofs(self._key, self._protocol, self._nonce, answer.nonce)
+        if not compare_digest(proofs.of(_CLIENT), answer.proof):
+            raise Refused(WRONG_KEY, _encode(_Verdict(refused="key")))
+        session = Session(proofs.session_key(_SERVER), proofs.session_key(_CLIENT))
+        return Step(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
+
+
+class Client:
+    """The connecting side of one connection."""
+
+    def __init__(self, key: Key, *, protocol: int = PROTOCOL) -> None:
+        self._key = key
+        self._protocol = protocol
+        self._nonce = os.urandom(32)
+        self._proofs: _Proofs | None = None
+        self.opening: bytes | None = None
+
+    def receive(self, payload: bytes) -> Step:
+        """Judge what the server says, first its challenge, then its verdict.
+
+        Raises:
+            Refused: it is none of ours.
+        """
+        if self._proofs is None:
+            return self._answer(payload)
+        verdict = _decode(_VERDICT, payload)
+        if verdict.refused is not None:
+            raise Refused(WRONG_KEY)
+        if verdict.proof is None or not compare_digest(self._proofs.of(_SERVER), verdict.proof):
+            raise Refused(UNPROVEN)
+        return Step(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
+
+    def _answer(self, payload: bytes) -> Step:
+        try:
+            _check_version(payload, self._protocol)
+        except Refused as refused:
+            if refused.reason != STRANGER:  # so that the other side can say it too
+                refused.reply = _encode(_Version(ddplaunch=self._protocol))
+            raise
+        challenge = _decode(_CHALLENGE, payload)
+        self._proofs = _Proofs(self._key, self._protocol, challenge.nonce, self._nonce)
+        proof = self._proofs.of(_CLIENT)
+        return Step(_encode(_Answer(ddplaunch=self._protocol, nonce=self._nonce, proof=proof)))
+
+
+Handshake = Server | Client
+
+
+class _Proofs:
+    """All that can be computed from the key and both nonces."""
+
+    def __init__(self, key: Key, protocol: int, server_nonce: bytes, client_nonce: bytes) -> None:
+        self._key = key
+        self._shared = (b"%d" % protocol, server_nonce, client_nonce)
+
+    def of(self, role: bytes) -> bytes:
+        return _mac(self._key, b"proof", role, *self._shared)
+
+    def session_key(self, sender: bytes) -> bytes:
+        return _mac(self._key, b"session", sender, *self._shared)
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    # with their lengths, so that no two lists of parts give the same bytes
+    return hmac_digest(secret, b"".join(len(part).to_bytes(4) + part for part in parts), "sha256")
+
+
+class _Version(msgspec.Struct):
+    """What the first payload of either side holds in every protocol to come, whatever else it holds."""
+
+    ddplaunch: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class _Challenge(_Version):
+    nonce: _Bytes32
+
+
+class _Answer(_Version):
+    nonce: _Bytes32
+    proof: _Bytes32
+
+
+class _Verdict(msgspec.Struct, omit_defaults=True):
+    proof: _Bytes32 | None = None
+    refused: Literal["key"] | None = None
+
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+_VERSION = msgspec.json.Decoder(_Version)
+_CHALLENGE = msgspec.json.Decoder(_Challenge)
+_ANSWER = msgspec.json.Decoder(_Answer)
+_VERDICT = msgspec.json.Decoder(_Verdict)
+_encode = msgspec.json.Encoder().encode
+
+
+def _parse(decoder: msgspec.json.Decoder[_S], payload: bytes) -> _S:
+    try:
+        return decoder.decode(payload)
+    # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8, which msgspec lets through
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise Refused(STRANGER) from None
+
+
+def _decode(decoder: msgspec.json.Decoder[_S], payload: bytes) -> _S:
+    """Take a payload only as this module writes it: with JSON's many ways to say the same, altered bytes could pass."""
+    parsed = _parse(decoder, payload)
+    if _encode(parsed) != payload:
+        raise Refused(STRANGER)
+    return parsed
+
+
+def _check_version(payload: bytes, ours: int) -> None:
+    theirs = _parse(_VERSION, payload).ddplaunch
+    if theirs != ours:
+        raise Refused(f"protocol {theirs}, here {ours}: install the same ddplaunch on all nodes")

@@ -1,0 +1,158 @@
+"""An authenticated connection in the agent's loop. Never blocks, starts no thread, counts no heartbeats, keeps no clock."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+
+from ddplaunch.control.frames import Decoder, FrameError
+from ddplaunch.control.handshake import Session
+from ddplaunch.control.tcp import CLOSED, host_of, words
+
+FULL = 8 << 20  # bytes waiting for a peer above which it is given up
+CHUNK = 1 << 16  # bytes read or sent at once, so that a talkative peer leaves time for the others
+LAST_LOOKS = 64  # chunks that are thrown away when a connection is closed; a flood is not waited out
+
+DOES_NOT_READ = "does not read"
+
+
+class Peer:
+    """The other side of an authenticated connection.
+
+    Its owner sets `received` and `closed` as soon as it gets the peer. Both are called from the loop only, never from within
+    `send` or `close`; `closed` is called once, and not after `close`. What the other side had said before the connection
+    broke is still received, even if sending fails already.
+    """
+
+    def __init__(
+        self, sock: socket.socket, address: str, selector: selectors.BaseSelector, session: Session, decoder: Decoder
+    ) -> None:
+        self.address = address  # of the other side, numeric
+        self.local_address = host_of(sock.getsockname())
+        self.received: Callable[[bytes], None] = _ignore
+        self.closed: Callable[[str], None] = _ignore
+        self._sock = sock
+        self._selector = selector
+        self._session = session
+        self._decoder = decoder
+        self._queue = bytearray()
+        self._broken = ""  # why nothing can be sent any more
+        self._open = True
+        selector.register(sock, selectors.EVENT_READ, self._ready)
+
+    def __repr__(self) -> str:
+        return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
+
+    @property
+    def drained(self) -> bool:
+        """Whether the kernel has taken all that was sent."""
+        return not self._queue
+
+    def send(self, payload: bytes) -> None:
+        """Send a payload of at most `frames.LIMIT` bytes; into the void if the connection is broken or closed."""
+        if self._broken or not self._open:
+            return
+        frame = self._session.seal(payload)
+        if self._queue:
+            self._queue += frame
+            if len(self._queue) > FULL:
+                self._break(DOES_NOT_READ)
+            return
+        try:
+            sent = self._sock.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._break(words(error))
+            return
+        if sent < len(frame):
+            self._queue += frame[sent:]
+            self._selector.modify(self._sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
+
+    def close(self) -> None:
+        """Send what waits as far as the socket takes it at once, and close.
+
+        Who wants to be sure that the last words arrive waits until the other side closes.
+        """
+        if not self._open:
+            return
+        self._flush()
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            # to close a socket that holds unread data is a reset, which may overtake our last words
+            for _ in range(LAST_LOOKS):
+                if not self._sock.recv(CHUNK):
+                    break
+        except OSError:
+            pass
+        self._discard()
+
+    def deliver(self) -> None:
+        """Give the owner all whole frames that have arrived."""
+        while self._open:
+            try:
+                frame = self._decoder.take()
+                if frame is None:
+                    return
+                payload = self._session.open(frame)
+            except FrameError as error:
+                self._end(str(error))
+                return
+            self.received(payload)
+
+    def _ready(self) -> None:
+        if self._broken == DOES_NOT_READ:
+            self._end(DOES_NOT_READ)
+            return
+        self._flush()
+        try:
+            data = self._sock.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(words(error))
+            return
+        if data:
+            self._decoder.feed(data)
+            self.deliver()
+        else:
+            self._end(self._broken or CLOSED)
+
+    def _flush(self) -> None:
+        if not self._queue:
+            return
+        try:
+            while self._queue:
+                del self._queue[: self._sock.send(self._queue[:CHUNK])]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._break(words(error))
+            return
+        self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
+
+    def _break(self, reason: str) -> None:
+        """Give up sending. The loop hears of the shutdown and tells the owner, who may be in the midst of anything now."""
+        self._broken = reason
+        if self._queue:
+            self._queue.clear()
+            self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was faster
+
+    def _end(self, reason: str) -> None:
+        self._discard()
+        self.closed(reason)
+
+    def _discard(self) -> None:
+        self._open = False
+        self._queue.clear()
+        self._selector.unregister(self._sock)
+        self._sock.close()
+
+
+def _ignore(_: object) -> None:
+    """Stands in until the owner has said what to do."""

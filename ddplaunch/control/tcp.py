@@ -1,0 +1,126 @@
+"""What is the same for all sockets of the channel: options, how one is bound, addresses and errors in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.errors import LaunchError
+
+CLOSED = "connection closed"
+RESET = "connection reset"
+
+Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 also flow and scope
+
+
+def prepare(sock: socket.socket, user_timeout: float) -> None:
+    """Never block; send at once; give up when sent data stays unacknowledged for `user_timeout` seconds."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout * 1000)))
+
+
+def host_of(address: Sockaddr) -> str:
+    """The address alone; an IPv4 one that came through an IPv6 socket as what it is."""
+    return str(address[0]).removeprefix("::ffff:")
+
+
+def endpoint_of(address: Sockaddr) -> str:
+    """Address and port as people write them."""
+    host = host_of(address)
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def words(error: OSError) -> str:
+    """Say what became of a connection."""
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return RESET
+    return (error.strerror or str(error)).lower()
+
+
+def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.socket:
+    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
+
+    Raises:
+        LaunchError: none of them is to be had, or the address is not of this node.
+    """
+    reasons: dict[int, str] = {}
+    for port in ports:
+        sock, at = _socket(address)
+        try:
+            _bind(sock, (at, port))
+            sock.listen(backlog)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise LaunchError(
+                    f"{address} is not an address of this node, and agents were to meet there",
+                    hint="`ip address` lists the addresses of this node",
+                ) from None
+            reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else words(error)
+        else:
+            sock.setblocking(False)
+            return sock
+    where = "" if address is None else f" at {address}"
+    raise LaunchError(
+        f"no free port{where} for agents to meet: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
+        hint="choose another with --rdzv-endpoint HOST:PORT, or with --master-port",
+    )
+
+
+def _socket(address: str | None) -> tuple[socket.socket, str]:
+    """A socket of the right family, and the address in its terms."""
+    if address is not None:
+        return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
+    try:
+        both = socket.socket(socket.AF_INET6)
+    except OSError:  # a kernel without IPv6
+        return socket.socket(socket.AF_INET), ""
+    both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return both, ""
+
+
+def _bind(sock: socket.socket, address: tuple[str, int]) -> None:
+    try:
+        # without SO_REUSEADDR, with which we would sit down on the port that another job has reserved
+        sock.bind(address)
+    except OSError as error:
+        # connections of an earlier job that the kernel has not forgotten are nobody's; a reservation is not listed
+        if error.errno != errno.EADDRINUSE or not _is_listed(address[1]):
+            raise
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    else:
+        # what accepted sockets leave behind will not keep the next job from the port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def _is_listed(port: int) -> bool:
+    """Whether any socket with this port listens, is connected or was (proc_net_tcp in the kernel's documentation)."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, "rb") as file:
+                next(file)
+                if any(int(line.split()[1].rpartition(b":")[2], 16) == port for line in file):
+                    return True
+        except OSError:
+            pass  # a kernel without IPv6
+    return False
+
+
+def error_of(sock: socket.socket) -> OSError | None:
+    """What became of a connect() that could not finish at once; None: it is connected."""
+    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    try:
+        if not number and sock.getsockname() == sock.getpeername():
+            # where nobody listens, a port of the ephemeral range may be lent to the very socket that wants to reach it
+            number = errno.ECONNREFUSED
+            # gone at once, or the port would be kept from who is to listen there
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    except OSError as error:  # it is connected no more
+        return error
+    return OSError(number, os.strerror(number)) if number else None

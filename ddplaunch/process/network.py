@@ -1,0 +1,127 @@
+"""The addresses of this host and the interfaces that have them. Asks the kernel only: it looks up no names, sends no packets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_LOOPBACK6 = socket.inet_pton(socket.AF_INET6, "::1")
+_MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so: ::ffff:a.b.c.d
+# RFC 5737 and RFC 3849 keep these for documentation, so that only the default route leads there
+_FAR_AWAY = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+class _Own(NamedTuple):
+    """An address of this host."""
+
+    interface: str
+    text: str
+    packed: bytes
+
+
+def interface_of(address: str) -> str | None:
+    """Give the name of the interface that has this numeric address; None if none has it, or it is a name.
+
+    A scope (fe80::1%eth0) decides between interfaces that have the same address. Of 127.0.0.0/8 the loopback
+    interface has every address, whether it is listed or not.
+    """
+    packed, scope = _pack(address)
+    if packed is None:
+        return None
+    for own in _own():
+        if own.packed == packed and scope in ("", own.interface):
+            return own.interface
+    if is_loopback(address):
+        return next((own.interface for own in _own() if is_loopback(own.text)), None)
+    return None
+
+
+def own_addresses() -> frozenset[str]:
+    """Give every address of this host as the kernel writes it, without scopes."""
+    return frozenset(own.text for own in _own())
+
+
+def is_own(address: str) -> bool:
+    """Whether this numeric address is one of this host's; never so for a name."""
+    return is_loopback(address) or interface_of(address) is not None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this numeric address leads back to this host, whichever host it is; never so for a name."""
+    packed, _ = _pack(address)
+    return packed is not None and (packed == _LOOPBACK6 or (len(packed) == 4 and packed[0] == 127))
+
+
+def usable_addresses() -> tuple[str, ...]:
+    """Give this host's addresses that another one may reach, the likeliest first.
+
+    That is the one from which the default route is used, IPv4 before IPv6, then those of network cards and the like,
+    then those of bridges, which mostly lead to containers of this host. Loopback and link-local addresses are left out,
+    and those of interfaces that are down.
+    """
+    import psutil  # as below
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    usable = [
+        own
+        for own in _own()
+        # eth0:1 is the label of a further address of eth0
+        if own.interface.partition(":")[0] in up and not is_loopback(own.text) and not _is_link_local(own.packed)
+    ]
+    preferred = [*_of_default_routes()]
+
+    def place(own: _Own) -> tuple[int, bool]:
+        position = preferred.index(own.text) if own.text in preferred else len(preferred)
+        return position, os.path.isdir(f"/sys/class/net/{own.interface}/bridge")
+
+    return tuple(dict.fromkeys(own.text for own in sorted(usable, key=place)))
+
+
+def _own() -> Iterator[_Own]:
+    """All addresses in the kernel's order: an interface's IPv4 ones come first."""
+    import psutil  # 15 ms, and one node alone does not need it
+
+    for interface, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            # a link's own address may look like one of IPv6
+            packed, _ = _pack(address.address) if address.family in _FAMILIES else (None, "")
+            if packed is not None:
+                yield _Own(interface, address.address.partition("%")[0], packed)
+
+
+def _pack(address: str) -> tuple[bytes | None, str]:
+    """The bytes of a numeric address and its scope, by name; None of what is no such address."""
+    text, _, scope = address.partition("%")
+    for family in _FAMILIES:
+        try:
+            packed = socket.inet_pton(family, text)
+        except (OSError, ValueError):  # ValueError: a zero byte
+            continue
+        return packed.removeprefix(_MAPPED) if len(packed) == 16 else packed, _interface(scope)
+    return None, ""
+
+
+def _interface(scope: str) -> str:
+    try:
+        return socket.if_indextoname(int(scope))
+    except (OSError, ValueError, OverflowError):
+        return scope
+
+
+def _is_link_local(packed: bytes) -> bool:
+    """169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291)."""
+    return packed[:2] == b"\xa9\xfe" if len(packed) == 4 else packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
+
+
+def _of_default_routes() -> Iterator[str]:
+    """The address from which each family's default route is used; connecting a UDP socket chooses it, and sends nothing."""
+    for family, address in _FAR_AWAY:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))
+                yield probe.getsockname()[0]
+        except OSError:
+            pass  # no route, or a kernel without this family

@@ -1,0 +1,123 @@
+"""What the coordinator tells of a job of several nodes: the words for node 0, and in short for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch import coordinate
+from ddplaunch.coordinate import State, Why
+from ddplaunch.report.endings import (
+    render_finished,
+    render_start_failure,
+    render_stopped,
+    render_timeout,
+    starting_again,
+)
+from ddplaunch.report.teller import Teller
+from ddplaunch.report.traces import Traces
+from ddplaunch.report.verdict import verdict
+from ddplaunch.report.words import count
+
+_NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
+
+
+class Joint:
+    """The voice of the coordinator."""
+
+    def __init__(self, teller: Teller, *, timeout: float | None, max_restarts: int) -> None:
+        self._teller = teller
+        self._timeout = timeout
+        self._max_restarts = max_restarts
+        self.say = teller.say
+
+    def heard(self, event: coordinate.Event, before: State) -> None:
+        """Tell the readers of what happened between the nodes."""
+        match event:
+            case coordinate.Joined(member, _):
+                self._teller.tell("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
+            case coordinate.Left(id, reason, _) if id in before.members:
+                member = before.members[id]
+                self._teller.tell("node_left", host=member.host, node_rank=member.place, reason=reason)
+            case coordinate.NodeStopping(id, why, _, _) if id in before.members:
+                member = before.members[id]
+                self._teller.tell("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
+
+    def failed(self, state: State, traces: Mapping[str, Traces], wait: float) -> None:
+        """Tell that a generation failed and another follows."""
+        first = state.failure
+        self._teller.tell(
+            "generation_failed", generation=state.generation, rank=first.rank if first else None, wait=wait
+        )
+        if state.why is Why.FAILED:
+            self._teller.write(self._failure(state, traces))
+            self._teller.say(starting_again(wait, state.restarts, self._max_restarts))
+            return
+        here = len(state.members)
+        lacking = "" if here >= state.policy.least else f", once {state.policy.least - here} more have come"
+        self._teller.say(f"all workers start again on {count(here, 'node')}{lacking}")
+
+    def ended(self, state: State, traces: Mapping[str, Traces], error: str) -> str:
+        """Tell how the job ended; give the words for the other nodes. `error` is of its own kind, with its hint."""
+        if error:
+            self._teller.write(error)
+            return error
+        closing = self._closing(state)
+        if closing is not None:
+            self._teller.say(closing)
+            return f"ddplaunch: {closing}\n"
+        report = self._failure(state, traces)
+        self._teller.write(report)
+        return _in_short(report)
+
+    def _closing(self, state: State) -> str | None:
+        """The line that closes a job which did not fail; None if it failed."""
+        now = self._teller.clock()
+        match state.why:
+            case Why.FINISHED:
+                workers = sum(member.workers for member in state.taking_part)
+                nodes = len(state.taking_part)
+                return render_finished(workers, now - self._teller.began, restarts=state.restarts, nodes=nodes)
+            case Why.SIGNALLED:
+                stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
+                return render_stopped(state.signum, min(stopped, default=now) - self._teller.began, state.exits)
+            case Why.TIMED_OUT:
+                return render_timeout(self._timeout or 0.0, state.exits)
+        return None
+
+    def _failure(self, state: State, traces: Mapping[str, Traces]) -> str:
+        first, start_failure = state.failure, state.start_failure
+        if start_failure is not None:
+            who = f"rank {start_failure.rank} on {start_failure.host}"
+            return render_start_failure(who, start_failure.reason, start_failure.status)
+        if state.lost and (state.why is Why.NODE_LOST or first is None):
+            return _node_lost(state)
+        if first is None:
+            return "error: the coordinator's ddplaunch was ended\n"
+        plan = self._teller.plan
+        return verdict(
+            first,
+            state.exits,
+            traces.get(first.host, _NO_TRACES),
+            interpreter=plan.interpreter if plan is not None else None,
+            debugging=False,
+            cwd=self._teller.cwd,
+            restarts=state.restarts,
+            max_restarts=self._max_restarts,
+            colour=self._teller.colour,
+        )
+
+
+def _node_lost(state: State) -> str:
+    first, *others = state.lost
+    lines = [f"error: {first.replace(': ', ' was lost: ', 1)}"]
+    lines += [f"  then {other}" for other in others]
+    ended = [end for end in state.exits if end.stopped_with is not None]
+    if ended:
+        lines += ["", f"  the other {count(len(state.exits), 'worker')} of the job ended, {len(ended)} by a signal"]
+    slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
+    return "\n".join([*lines, "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"]) + "\n"
+
+
+def _in_short(report: str) -> str:
+    """The first line of a report, for a node that is not the first."""
+    return f"{report.partition(chr(10))[0]}\n"

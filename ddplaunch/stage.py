@@ -1,0 +1,187 @@
+"""What the agent works with: the workers' plan, the run folder, the screen and the teller. Made from what was asked, when
+the agent asks for it; with several nodes only the coordinator's word completes it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster import Allocation
+from ddplaunch.crew import Outfit
+from ddplaunch.link import CONTROL, STDERR, STDOUT, Outbox
+from ddplaunch.plan import Plan
+from ddplaunch.plan.make import Node
+from ddplaunch.record import record
+from ddplaunch.report.display import Display, Stream
+from ddplaunch.report.events import Event
+from ddplaunch.report.output import Output
+from ddplaunch.report.prefix import use_colour
+from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder
+from ddplaunch.report.shown import Shown
+from ddplaunch.report.teller import Teller
+from ddplaunch.spec import JobSpec, Streams
+
+if TYPE_CHECKING:  # one node needs none of it
+    from ddplaunch.control.messages import Begin
+
+_TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
+_MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
+
+
+@record(kw_only=True)
+class Screen:
+    """What the command's output goes to, here or where it was typed."""
+
+    terminals: frozenset[Stream]
+    colour: frozenset[Stream]
+
+    @classmethod
+    def here(cls, env: Mapping[str, str]) -> Screen:
+        """Look at our own stdout and stderr."""
+        terminals = frozenset(stream for stream, fd in ((Stream.OUT, 1), (Stream.ERR, 2)) if os.isatty(fd))
+        return cls(
+            terminals=terminals,
+            colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
+        )
+
+
+@record(kw_only=True)
+class Setting:
+    """All that is known before the agent starts."""
+
+    spec: JobSpec
+    env: Mapping[str, str]  # of the caller
+    allocation: Allocation
+    node: Node
+    draft: Plan  # complete for one node; with several, as if all were like this one
+    screen: Screen
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard)
+    speaks: bool = True  # for the whole job
+    tells: bool = False  # of each worker's pid, to whoever started this agent
+
+
+class Stage:
+    """Gives the agent what it works with."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.folder: RunFolder | None = None
+
+    def equip(self, begin: Begin | None, address: str | None) -> Outfit:
+        """Give what the workers are started with; `begin` and `address` are what the coordinator said.
+
+        Raises:
+            LaunchError: what all nodes agreed on does not fit this one.
+        """
+        setting = self._setting
+        plan = setting.draft
+        if begin is not None:
+            from ddplaunch.nodes.agreement import agreed_plan  # one node needs none of it
+
+            plan = agreed_plan(begin, address, setting.spec, setting.allocation, setting.node)
+        if self.folder is None:
+            self.make_folder(plan)
+        assert self.folder is not None
+        spec = setting.spec
+        return Outfit(
+            plan=plan,
+            env=setting.env,
+            folder=self.folder,
+            open_files=setting.open_files,
+            log_limit=None if spec.log_dir else LOG_LIMIT,
+            role=spec.role,
+            duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
+        )
+
+    def make_folder(self, plan: Plan) -> None:
+        """Make the run folder."""
+        self.folder = _folder(self._setting.spec, self._setting.env, plan)
+
+    def tidy(self) -> None:
+        """Remove the oldest runs."""
+        if self.folder is not None:
+            self.folder.tidy()
+
+    def output(self, outbox: Outbox, plan: Plan | None) -> Output:
+        """Give what shows and keeps the workers' output; `plan` is that of this generation, None: the draft."""
+        setting, spec = self._setting, self._setting.spec
+        plan = plan or setting.draft
+        shown = [
+            Shown(
+                rank=worker.rank, local_rank=worker.local_rank, role=spec.role, streams=_shown(spec, worker.local_rank)
+            )
+            for worker in plan.workers
+        ]
+        display = Display(
+            mode=spec.output,
+            ranks=shown,
+            colour=set(setting.screen.colour),
+            terminal=set(setting.screen.terminals),
+            template=setting.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+            world_size=plan.world_size,
+        )
+        return Output(display, lambda stream, data: outbox.put(_TAGS[stream], data))
+
+    def teller(self, outbox: Outbox) -> Teller:
+        """Give what tells."""
+        setting = self._setting
+        return Teller(
+            lambda text: outbox.put(STDERR, text.encode(errors="surrogateescape")),
+            time.monotonic,
+            readers=(partial(_tell, outbox),) if setting.tells else (),
+            verbosity=setting.spec.verbosity,
+            colour=Stream.ERR in setting.screen.colour,
+            cwd=_cwd(),
+            origins=setting.spec.origins,
+            reports=setting.speaks,
+        )
+
+
+def _tell(outbox: Outbox, event: Event) -> None:
+    match event.name:
+        case "job_started":
+            outbox.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
+        case "worker_started":
+            outbox.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
+
+
+def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:
+    """torchrun's rules: redirected streams go to files only, unless they are tee'd; filtered ranks go nowhere else."""
+    if spec.local_ranks_filter is not None and local_rank not in spec.local_ranks_filter:
+        return frozenset()
+    if spec.debug_rank is not None:
+        return frozenset()  # the terminal belongs to the debugged worker
+    hidden = _MASKS[spec.redirects.of(local_rank)] - _MASKS[spec.tee.of(local_rank)]
+    return frozenset(set(Stream) - hidden)
+
+
+def _folder(spec: JobSpec, env: Mapping[str, str], plan: Plan) -> RunFolder:
+    tmp = env.get("TMPDIR") or "/tmp"
+    if spec.log_dir == os.devnull:  # torchrun's way to say: none
+        return RunFolder.none(plan.run_id, tmp=tmp)
+    if spec.log_dir:
+        root = os.path.abspath(spec.log_dir)
+        return RunFolder.make(root, spec.rdzv_id or plan.run_id, torchrun_layout=True, tmp=tmp)
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    if not os.path.isabs(state):
+        problem = "no logs are kept: HOME is not set, and this user has no home folder"
+        return RunFolder.none(plan.run_id, tmp=tmp, problem=problem)
+    root = os.path.join(state, "ddplaunch", "runs")
+    # homes are often shared, so each node has a folder of its own in that of the run
+    node = None if len(plan.seats) == 1 else f"node-{plan.node_rank}"
+    if len(plan.seats) > plan.nnodes:
+        node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
+    return RunFolder.make(root, plan.run_id, torchrun_layout=False, tmp=tmp, below=node)
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # removed meanwhile: no path lies below it
+        return ""

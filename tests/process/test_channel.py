@@ -1,0 +1,772 @@
+"""The control channel on real sockets: one loop holds both sides, and strangers speak to it through sockets of their own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.frames import LIMIT, Decoder, pack
+from ddplaunch.control.greeting import PATIENCE
+from ddplaunch.control.handshake import Client, Server, Session, key
+from ddplaunch.control.listener import Listener
+from ddplaunch.control.peer import FULL, Peer
+from ddplaunch.control.tcp import error_of
+from ddplaunch.errors import LaunchError
+from ddplaunch.process.port import reserve
+
+KEY = key("a long secret", "job-1")
+
+
+class Ear:
+    """The owner of a peer: what it has heard."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.heard: list[bytes] = []
+        self.ends: list[str] = []
+        peer.received = self.heard.append
+        peer.closed = self.ends.append
+
+
+class Loop:
+    """An agent's loop with a clock that can be put forward."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.ahead = 0.0
+        self.stopped: float | None = None  # the time at which the clock stands
+        self.timed: list[Listener | Dialer] = []
+        self.ears: list[Ear] = []
+        self.strangers: list[socket.socket] = []
+        self.refusals: list[tuple[str, str]] = []  # by listeners
+        self.failures: list[tuple[str, str]] = []  # of dialers
+
+    def now(self) -> float:
+        return time.monotonic() + self.ahead if self.stopped is None else self.stopped
+
+    def turn(self) -> int:
+        """Once around, without waiting long; gives the number of events."""
+        still = self.selector.get_map()
+        ready = self.selector.select(0.005)
+        for event, _ in ready:
+            if still.get(event.fd) is event:
+                event.data()
+        for timed in self.timed:
+            if timed.deadline is not None and self.now() >= timed.deadline:
+                timed.expire(self.now())
+        return len(ready)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < give_up, (self.refusals, self.failures)
+            self.turn()
+
+    def turns(self, number: int = 20) -> None:
+        for _ in range(number):
+            self.turn()
+
+    def own(self, ears: list[Ear]) -> Callable[[Peer], None]:
+        def opened(peer: Peer) -> None:
+            ear = Ear(peer)
+            ears.append(ear)
+            self.ears.append(ear)
+
+        return opened
+
+    def listen(self, ears: list[Ear], address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
+        listener = Listener(
+            self.selector,
+            KEY,
+            address=address,
+            ports=ports,
+            opened=self.own(ears),
+            refused=lambda *refusal: self.refusals.append(refusal),
+            user_timeout=60,
+            clock=self.now,
+            **options,
+        )
+        self.timed.append(listener)
+        return listener
+
+    def dial(self, ears: list[Ear], *targets, secret=KEY, source: str | None = None) -> Dialer:
+        dialer = Dialer(
+            self.selector,
+            secret,
+            source=source,
+            opened=self.own(ears),
+            refused=lambda *failure: self.failures.append(failure),
+            user_timeout=60,
+            clock=self.now,
+        )
+        self.timed.append(dialer)
+        dialer.aim(targets)
+        return dialer
+
+    def pair(self, **options) -> tuple[Ear, Ear]:
+        """Both ends of a fresh connection: the listener's and the dialer's."""
+        theirs: list[Ear] = []
+        ours: list[Ear] = []
+        listener = self.listen(theirs, **options)
+        self.dial(ours, at(listener.port))
+        self.until(lambda: theirs and ours)
+        return theirs[0], ours[0]
+
+    def stranger(self, port: int, host: str = "127.0.0.1") -> socket.socket:
+        sock = socket.create_connection((host, port))
+        sock.settimeout(0)
+        self.strangers.append(sock)
+        return sock
+
+    def say(self, sock: socket.socket, data: bytes) -> None:
+        """Send what the loop lets through; strangers do not care whether they are heard."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[sock.send(view) :]
+            except BlockingIOError:
+                self.turn()
+            except OSError:
+                return
+
+    def read(self, sock: socket.socket) -> bytes | None:
+        """What has arrived; None: nothing; empty: the end."""
+        try:
+            return sock.recv(1 << 16)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def gone(self, sock: socket.socket) -> bool:
+        """Whether the other side has closed."""
+        return self.read(sock) == b""
+
+    def agent(self, port: int) -> tuple[socket.socket, Session]:
+        """An authenticated connection whose bytes the test holds in its own hands."""
+        sock = self.stranger(port)
+        client, decoder = Client(KEY), Decoder()
+        while True:
+            decoder.feed(self.read(sock) or b"")
+            while (payload := decoder.take()) is not None:
+                step = client.receive(payload)
+                if step.session:
+                    return sock, step.session
+                assert step.reply
+                sock.send(pack(step.reply))
+            self.turn()
+
+    def undisturbed(self, one: Ear, other: Ear) -> None:
+        """Prove that two peers can still talk."""
+        before = len(one.heard), len(other.heard)
+        one.peer.send(b"are you there")
+        other.peer.send(b"and you")
+        self.until(lambda: (len(one.heard), len(other.heard)) == (before[0] + 1, before[1] + 1))
+        assert not one.ends and not other.ends
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    """One loop; everything that a test leaves in it is closed, and then nothing may be left."""
+    fds = set(os.listdir("/proc/self/fd"))
+    loop = Loop()
+    yield loop
+    for timed in loop.timed:
+        timed.close() if isinstance(timed, Listener) else timed.stop()
+        assert timed.deadline is None
+    for ear in loop.ears:
+        ear.peer.close()
+    for sock in loop.strangers:
+        sock.close()
+    assert not loop.selector.get_map()
+    loop.selector.close()
+    assert set(os.listdir("/proc/self/fd")) == fds
+
+
+def at(port: int, host: str = "127.0.0.1"):
+    if ":" in host:
+        return socket.AF_INET6, (host, port, 0, 0)
+    return socket.AF_INET, (host, port)
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# --- meeting
+
+
+def test_two_sides_meet_and_talk(loop) -> None:
+    coordinator, agent = loop.pair()
+    agent.peer.send(b"hello")
+    coordinator.peer.send(b"")
+    coordinator.peer.send(b"x" * LIMIT)
+    loop.until(lambda: coordinator.heard and len(agent.heard) == 2)
+    assert coordinator.heard == [b"hello"]
+    assert agent.heard == [b"", b"x" * LIMIT]
+    assert {agent.peer.address, agent.peer.local_address, coordinator.peer.address} == {"127.0.0.1"}
+    assert not loop.refusals and not loop.failures
+    assert repr(agent.peer) == "<peer 127.0.0.1, open>"
+
+
+def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours: list[Ear] = []
+        loop.dial(ours, at(server.getsockname()[1]))
+        loop.until(lambda: loop.timed[0]._attempts)
+        sock, _ = server.accept()
+        loop.strangers.append(sock)
+    sock.settimeout(0)
+    coordinator, decoder = Server(KEY), Decoder()
+    assert coordinator.opening
+    sock.send(pack(coordinator.opening))
+    answers: list[bytes] = []
+
+    def answered() -> bool:
+        decoder.feed(loop.read(sock) or b"")
+        answers.extend(iter(decoder.take, None))
+        return bool(answers)
+
+    loop.until(answered)
+    step = coordinator.receive(answers[0])
+    assert step.reply and step.session
+    sock.send(pack(step.reply) + step.session.seal(b"a" * 2000) + step.session.seal(b"b"))
+    loop.until(lambda: ours)
+    assert ours[0].heard == [b"a" * 2000, b"b"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_without_an_address_both_families_are_listened_to(loop, host: str) -> None:
+    theirs: list[Ear] = []
+    ours: list[Ear] = []
+    listener = loop.listen(theirs, address=None)
+    loop.dial(ours, at(listener.port, host))
+    loop.until(lambda: theirs and ours)
+    assert (theirs[0].peer.address, theirs[0].peer.local_address) == (host, host)
+    loop.undisturbed(theirs[0], ours[0])
+
+
+def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
+    theirs: list[Ear] = []
+    listener = loop.listen(theirs, address="::1")
+    ours: list[Ear] = []
+    dialer = loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
+    loop.until(lambda: theirs and ours)
+    assert loop.failures == [(f"127.0.0.1:{listener.port}", "connection refused")]
+    assert dialer.deadline is None
+
+
+def test_a_node_speaks_from_the_address_it_is_told(loop) -> None:
+    theirs: list[Ear] = []
+    ours: list[Ear] = []
+    listener = loop.listen(theirs)
+    loop.dial(ours, at(listener.port), source="127.0.0.2")
+    loop.until(lambda: theirs and ours)
+    assert (theirs[0].peer.address, ours[0].peer.local_address) == ("127.0.0.2", "127.0.0.2")
+
+
+def test_sockets_are_not_inherited_and_send_at_once(loop) -> None:
+    for ear in loop.pair():
+        sock = ear.peer._sock
+        assert not sock.get_inheritable()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+
+
+# --- ports
+
+
+def test_a_taken_port_is_walked_past(loop) -> None:
+    first, second = loop.listen([]), free_port()
+    assert loop.listen([], ports=(first.port, second)).port == second
+
+
+def test_no_free_port_is_an_error_that_names_them(loop) -> None:
+    first, second = loop.listen([]), loop.listen([])
+    with pytest.raises(LaunchError) as caught:
+        loop.listen([], ports=(first.port, second.port))
+    assert caught.value.message == (
+        f"no free port at 127.0.0.1 for agents to meet: {first.port} is taken, {second.port} is taken"
+    )
+
+
+def test_a_port_that_another_job_has_reserved_is_taken(loop) -> None:
+    reservation = reserve()
+    try:
+        with pytest.raises(LaunchError, match=f"{reservation.port} is taken"):
+            loop.listen([], address=None, ports=(reservation.port,))
+    finally:
+        reservation.release()
+
+
+def test_a_port_whose_last_job_has_just_ended_is_free(loop) -> None:
+    coordinator, agent = loop.pair()
+    port = coordinator.peer._sock.getsockname()[1]
+    coordinator.peer.close()  # who closes first is remembered by the kernel for a minute
+    loop.until(lambda: agent.ends)
+    loop.timed[0].close()
+    assert loop.listen([], address=None, ports=(port,)).port == port
+
+
+def test_an_address_of_another_node_is_an_error(loop) -> None:
+    with pytest.raises(LaunchError, match=r"^192\.0\.2\.1 is not an address of this node"):
+        loop.listen([], address="192.0.2.1")
+
+
+# --- who is refused
+
+
+@pytest.mark.parametrize("other", [key("guess", "job-1"), key("a long secret", "job-2")], ids=["token", "job"])
+def test_a_stranger_to_the_job_is_refused_and_both_sides_say_why(loop, other) -> None:
+    coordinator, agent = loop.pair()
+    dialer = loop.dial([], at(loop.timed[0].port), secret=other)
+    loop.until(lambda: len(loop.failures) >= 2)
+    dialer.stop()
+    assert set(loop.failures) == {(f"127.0.0.1:{loop.timed[0].port}", "wrong token, or another job")}
+    assert loop.refusals == [("127.0.0.1", "wrong token, or another job")]  # told once
+    loop.undisturbed(coordinator, agent)
+
+
+def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
+    listener = loop.listen([])
+    sock = loop.stranger(listener.port)
+    loop.say(sock, pack(b'{"ddplaunch":3}'))
+    loop.until(lambda: loop.refusals)
+    assert loop.refusals == [("127.0.0.1", "protocol 3, here 1: install the same ddplaunch on all nodes")]
+
+
+def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> None:
+    listener = loop.listen([])
+    loop.stranger(listener.port).close()
+    sock = loop.stranger(listener.port)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    loop.until(lambda: listener._half_open)
+    sock.close()
+    loop.until(lambda: not listener._half_open)
+    assert not loop.refusals
+
+
+def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
+    coordinator, agent = loop.pair(most_half_open=50)
+    listener = loop.timed[0]
+    for _ in range(300):
+        loop.stranger(listener.port)
+        loop.turn()
+        assert len(listener._half_open) <= 50
+    loop.undisturbed(coordinator, agent)
+    late: list[Ear] = []
+    loop.dial(late, at(listener.port))  # a genuine one still gets in
+    loop.until(lambda: late)
+    assert loop.refusals == [("127.0.0.1", "too many connections that do not say who they are")]
+    loop.ahead += PATIENCE
+    loop.until(lambda: not listener._half_open)
+    assert loop.refusals[1:] == [("127.0.0.1", "did not say who it is in 5 s")]
+    assert listener.deadline is None
+    assert sum(loop.gone(sock) for sock in loop.strangers if loop.read(sock)) == 300
+    loop.undisturbed(coordinator, agent)
+
+
+def test_one_byte_a_second_is_too_slow(loop) -> None:
+    coordinator, agent = loop.pair()
+    listener = loop.timed[0]
+    sock = loop.stranger(listener.port)
+    for byte in b"\0\0\0\x64{{":
+        loop.say(sock, bytes([byte]))
+        loop.turns(3)
+        loop.ahead += 1
+    loop.until(lambda: loop.refusals)
+    assert loop.refusals == [("127.0.0.1", "did not say who it is in 5 s")]
+    loop.undisturbed(coordinator, agent)
+
+
+def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
+    coordinator, agent = loop.pair()
+    listener = loop.timed[0]
+    lengths = (b"", b"\0\0\0\x04", b"\0\0\x0f\xff", b"\x7f\xff\xff\xff")
+    for number in range(80):
+        sock = loop.stranger(listener.port)
+        loop.say(sock, lengths[number % 4] + os.urandom(1 + 97 * number))
+        if number % 3 == 0:
+            sock.close()
+        loop.turn()
+        if number % 20 == 0:
+            loop.undisturbed(coordinator, agent)
+    loop.ahead += PATIENCE
+    loop.until(lambda: not listener._half_open)
+    assert {reason for _, reason in loop.refusals} >= {"is no ddplaunch"}
+    assert len(loop.refusals) == len(set(loop.refusals)) <= 4
+    loop.undisturbed(coordinator, agent)
+
+
+def test_no_more_than_twenty_refusals_are_told(loop) -> None:
+    listener = loop.listen([], address=None)
+    for version in range(2, 42):
+        loop.say(loop.stranger(listener.port), pack(b'{"ddplaunch":%d}' % version))
+    loop.until(lambda: not listener._half_open and len(loop.refusals) == 20)
+    loop.turns()
+    assert len(loop.refusals) == 20
+
+
+def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> None:
+    coordinator, agent = loop.pair()
+    listener = loop.timed[0]
+    sock = socket.socket()
+    loop.strangers.append(sock)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    fillers: list[int] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            fillers.extend(iter(lambda: os.dup(sock.fileno()), None))
+        sock.connect(("127.0.0.1", listener.port))
+        loop.until(lambda: loop.refusals)
+        assert loop.refusals == [("new connections", "too many open files")]
+        assert sum(loop.turn() for _ in range(20)) == 0
+        loop.undisturbed(coordinator, agent)
+    finally:
+        for filler in fillers:
+            os.close(filler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not listener._half_open
+    loop.ahead += 1
+    loop.until(lambda: listener._half_open)
+
+
+def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
+    listener = loop.listen([], most_half_open=2)
+    listener._refused = lambda *_: listener.close()
+    for _ in range(5):
+        loop.stranger(listener.port)
+    loop.until(lambda: listener._closed)
+    loop.turns(3)
+    assert listener.deadline is None
+
+
+# --- authenticated, and yet
+
+
+def hold(loop: Loop, listener: Listener, ears: list[Ear]) -> tuple[socket.socket, Session]:
+    """An agent that is to misbehave beside a genuine one."""
+    sock, session = loop.agent(listener.port)
+    loop.until(lambda: len(ears) == 2)
+    return sock, session
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda session: (1 << 30).to_bytes(4), "sent a frame of 1073741824 bytes, at most 4194304 are allowed"),
+        (lambda session: session.seal(b"stop")[:-1] + b"\0\0", "sent a frame with a wrong signature"),
+        (lambda session: 2 * session.seal(b"first"), "sent a frame with a wrong signature"),
+        (lambda session: pack(b"no signature", bytes(16)), "sent a frame with a wrong signature"),
+    ],
+    ids=["1 GB", "altered", "replayed", "forged"],
+)
+def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: str) -> None:
+    ears: list[Ear] = []
+    listener = loop.listen(ears)
+    ours: list[Ear] = []
+    loop.dial(ours, at(listener.port))
+    loop.until(lambda: ours)
+    sock, session = hold(loop, listener, ears)
+    loop.say(sock, session.seal(b"first") if "1 GB" in reason else b"")
+    loop.say(sock, wrong(session))
+    loop.until(lambda: ears[1].ends)
+    assert ears[1].ends == [reason]
+    assert ears[1].heard in ([], [b"first"])
+    loop.until(lambda: loop.gone(sock))
+    loop.undisturbed(ears[0], ours[0])
+
+
+def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame(loop) -> None:
+    ears: list[Ear] = []
+    listener = loop.listen(ears)
+    sock, session = loop.agent(listener.port)
+    sealed = session.seal(b"x" * LIMIT)
+    loop.say(sock, sealed[:-1])
+    buffer = ears[0].peer._decoder._buffer
+    loop.until(lambda: len(buffer) == len(sealed) - 1)
+    assert not ears[0].heard and not ears[0].ends
+    loop.say(sock, sealed[-1:])  # what comes next completes it, so that more never waits
+    loop.until(lambda: ears[0].heard)
+    assert not buffer
+
+
+def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
+    ears: list[Ear] = []
+    ours: list[Ear] = []
+    listener = loop.listen(ears)
+    loop.dial(ours, at(listener.port))
+    loop.until(lambda: ears)
+    hold(loop, listener, ears)
+    lazy = ears[1]
+    most = 0
+    for _ in range(64):
+        lazy.peer.send(b"x" * (1 << 20))
+        most = max(most, len(lazy.peer._queue))
+        assert not lazy.ends  # nobody is called back from within send()
+    assert FULL // 2 < most <= FULL
+    loop.until(lambda: lazy.ends)
+    assert lazy.ends == ["does not read"]
+    assert lazy.peer.drained
+    loop.undisturbed(ears[0], ours[0])
+
+
+def test_a_slow_reader_gets_everything(loop) -> None:
+    coordinator, agent = loop.pair()
+    for number in range(7):
+        coordinator.peer.send(bytes([number]) * (1 << 20))
+    assert not coordinator.peer.drained
+    assert len(coordinator.peer._queue) > 0
+    loop.until(lambda: len(agent.heard) == 7)
+    assert agent.heard == [bytes([number]) * (1 << 20) for number in range(7)]
+    assert coordinator.peer.drained
+    assert loop.selector.get_key(coordinator.peer._sock).events == selectors.EVENT_READ
+
+
+# --- the end
+
+
+def test_last_words_arrive_although_both_sides_speak(loop) -> None:
+    coordinator, agent = loop.pair()
+    for _ in range(10):
+        agent.peer.send(b"heartbeat")
+    coordinator.peer.send(b"quit")
+    coordinator.peer.close()
+    loop.until(lambda: agent.ends)
+    assert agent.heard == [b"quit"]
+    assert agent.ends == ["connection closed"]  # no reset, which might have overtaken the last words
+    assert not coordinator.ends  # who closes needs not be told
+    assert repr(coordinator.peer) == "<peer 127.0.0.1, closed>"
+
+
+def test_what_the_kernel_has_taken_arrives_after_the_end_although_the_other_side_was_not_heard_out(loop) -> None:
+    coordinator, agent = loop.pair()
+    agent.peer.send(b"heartbeat")
+    sent = 0
+    while coordinator.peer.drained:
+        coordinator.peer.send(b"x" * (1 << 16))
+        sent += 1
+    coordinator.peer.close()
+    loop.until(lambda: agent.ends)
+    assert len(agent.heard) == sent - 1
+
+
+def test_the_end_is_told_once(loop) -> None:
+    coordinator, agent = loop.pair()
+    agent.peer.close()
+    agent.peer.close()
+    agent.peer.send(b"into the void")
+    loop.until(lambda: coordinator.ends)
+    coordinator.peer.send(b"into the void")
+    coordinator.peer.close()
+    loop.turns(5)
+    assert (coordinator.ends, agent.ends) == (["connection closed"], [])
+
+
+def test_a_reset_has_its_own_reason(loop) -> None:
+    ears: list[Ear] = []
+    listener = loop.listen(ears)
+    sock, _ = loop.agent(listener.port)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    loop.until(lambda: ears[0].ends)
+    assert ears[0].ends == ["connection reset"]
+
+
+def test_what_was_said_before_a_reset_is_heard_even_if_sending_finds_it_first(loop) -> None:
+    ears: list[Ear] = []
+    listener = loop.listen(ears)
+    sock, session = loop.agent(listener.port)
+    sock.send(session.seal(b"quit"))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    ears[0].peer.send(b"heartbeat")
+    ears[0].peer.send(b"heartbeat")
+    loop.until(lambda: ears[0].ends)
+    assert ears[0].heard == [b"quit"]
+    assert ears[0].ends == ["connection reset"]
+
+
+def test_an_owner_may_close_while_it_receives(loop) -> None:
+    coordinator, agent = loop.pair()
+
+    def hear(payload: bytes) -> None:
+        coordinator.heard.append(payload)
+        coordinator.peer.close()
+
+    coordinator.peer.received = hear
+    agent.peer.send(b"1")
+    agent.peer.send(b"2")
+    loop.until(lambda: agent.ends)
+    assert coordinator.heard == [b"1"]
+
+
+# --- dialing
+
+
+def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
+    port = free_port()
+    ours: list[Ear] = []
+    loop.stopped = 100.0
+    dialer = loop.dial(ours, at(port))
+    for tries, pause in enumerate([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0], start=1):
+        loop.until(lambda expected=tries: len(loop.failures) == expected)
+        assert dialer.deadline == pytest.approx(loop.stopped + pause)
+        loop.stopped = dialer.deadline
+    loop.listen([], ports=(port,))
+    loop.until(lambda: ours)
+    assert set(loop.failures) == {(f"127.0.0.1:{port}", "connection refused")}
+    assert dialer.deadline is None
+
+
+@pytest.fixture
+def service(loop):
+    """A stranger's service that says something to whoever connects."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port: int = server.getsockname()[1]
+    loop.strangers.append(server)
+
+    def accept(words: bytes) -> None:
+        sock, _ = server.accept()
+        loop.strangers.append(sock)
+        sock.sendall(words)
+
+    def start(words: bytes) -> int:
+        loop.selector.register(server, selectors.EVENT_READ, lambda: accept(words))
+        return port
+
+    yield start
+    loop.selector.unregister(server)
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", pack(b"{}"), pack(b"[" * 4000)])
+def test_a_strangers_service_is_walked_past(loop, service, words: bytes) -> None:
+    port = service(words)
+    ours: list[Ear] = []
+    listener = loop.listen([])
+    loop.dial(ours, at(port), at(listener.port))
+    loop.until(lambda: ours)
+    assert loop.failures == [(f"127.0.0.1:{port}", "is no ddplaunch")]
+
+
+def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> None:
+    port = service(b"")
+    ours: list[Ear] = []
+    listener = loop.listen([])
+    dialer = loop.dial(ours, at(port), at(listener.port))
+    loop.until(lambda: len(dialer._attempts) == 1)
+    assert dialer.deadline is not None
+    loop.ahead = dialer.deadline - loop.now() + loop.ahead
+    loop.until(lambda: ours)
+    assert not loop.failures
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds", "reason"),
+    [
+        (b"", 2, "took the connection, but said nothing in 2 s"),
+        (b"\0", 5, "did not say who it is in 5 s"),
+    ],
+    ids=["nothing", "half a word"],
+)
+def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words: bytes, seconds, reason: str) -> None:
+    port = service(words)
+    loop.stopped = 100.0
+    dialer = loop.dial([], at(port))
+    loop.until(lambda: dialer._attempts)
+    (attempt,) = dialer._attempts
+    loop.until(lambda: attempt._greeting and (attempt._greeting.heard or not words))
+    assert dialer.deadline == 100.0 + seconds
+    loop.stopped = dialer.deadline
+    loop.until(lambda: loop.failures)
+    assert loop.failures == [(f"127.0.0.1:{port}", reason)]
+    loop.stopped = dialer.deadline
+    loop.until(lambda: dialer._attempts)
+
+
+def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port: int = full.getsockname()[1]
+        loop.stranger(port)  # no room for another
+        loop.stopped = 100.0
+        dialer = loop.dial([], at(port))
+        loop.turns(3)
+        assert dialer.deadline == 102.0
+        loop.stopped = 102.0
+        loop.until(lambda: loop.failures)
+        assert loop.failures == [(f"127.0.0.1:{port}", "no answer in 2 s")]
+
+
+def test_targets_that_cannot_even_be_tried_are_told(loop) -> None:
+    listener = loop.listen([])
+    ours: list[Ear] = []
+    loop.dial(ours, at(listener.port, "::1"), at(listener.port), source="127.0.0.2")
+    loop.until(lambda: ours)
+    assert [endpoint for endpoint, _ in loop.failures] == [f"[::1]:{listener.port}"]
+
+
+def test_new_targets_take_the_place_of_the_old(loop) -> None:
+    ours: list[Ear] = []
+    listener = loop.listen([])
+    dialer = loop.dial(ours, at(free_port()))
+    loop.until(lambda: loop.failures)
+    dialer.aim([at(listener.port)])
+    loop.until(lambda: ours)
+    assert len(loop.failures) == 1
+
+
+def test_a_dialer_finds_the_way_again_after_the_connection_is_lost(loop) -> None:
+    ours: list[Ear] = []
+    theirs: list[Ear] = []
+    listener = loop.listen(theirs)
+    dialer = loop.dial(ours, at(listener.port))
+    loop.until(lambda: theirs and ours)
+    theirs[0].peer.close()
+    loop.until(lambda: ours[0].ends)
+    dialer.aim([at(listener.port)])
+    loop.until(lambda: len(theirs) == 2 and len(ours) == 2)
+    loop.undisturbed(theirs[1], ours[1])
+
+
+def test_a_dialer_may_be_stopped_by_the_one_it_tells(loop, service) -> None:
+    port = service(b"")
+    dialer = loop.dial([], at(port), at(port))
+    loop.until(lambda: len(dialer._attempts) == 2)
+    told: list[str] = []
+
+    def tell(_: str, reason: str) -> None:
+        told.append(reason)
+        dialer.stop()
+
+    dialer._refused = tell
+    loop.ahead += 3
+    loop.until(lambda: dialer.deadline is None)
+    loop.turns(3)
+    assert len(told) == 1
+    assert dialer.deadline is None
+
+
+def test_a_socket_that_has_reached_itself_has_reached_nobody(loop) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        sock.connect(("127.0.0.1", port))
+        error = error_of(sock)
+        assert isinstance(error, ConnectionRefusedError)
+    with socket.socket() as coordinator:  # and leaves the port to whom it belongs
+        coordinator.bind(("127.0.0.1", port))

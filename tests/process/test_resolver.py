@@ -1,0 +1,304 @@
+"""Looking up host names beside the loop: answers, a lookup that hangs, and a child that nobody misses or finds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from ddplaunch.process.resolver import Answer, Resolver
+from ddplaunch.process.tree import children, descendants, look, reap
+from tests.conftest import PATIENCE, until
+
+V4 = (socket.AF_INET, ("127.0.0.1", 4321))
+# an owner whose lookup never ends: it says who its child is, and goes on when told to by a line on its stdin
+OWNER = """
+import selectors, signal, socket, sys
+real = socket.getaddrinfo
+def hang(host, *args, flags=0, **more):
+    if flags:
+        return real(host, *args, flags=flags, **more)
+    signal.pause()
+socket.getaddrinfo = hang
+from ddplaunch.process.resolver import Resolver
+resolver = Resolver(selectors.DefaultSelector(), [("localhost", 1)], print)
+print(resolver.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def selector():
+    with selectors.DefaultSelector() as selector:
+        yield selector
+        assert not selector.get_map()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_and_signals_as_before():
+    fds = set(os.listdir("/proc/self/fd"))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, blocked) == blocked
+    assert not [pid for pid in children(os.getpid()) if is_resolver(pid)]
+    assert set(os.listdir("/proc/self/fd")) == fds
+
+
+def is_resolver(pid: int) -> bool:
+    """Whether it is a copy of this process, dead or alive."""
+    process, us = look(pid), look(os.getpid())
+    return process is not None and us is not None and process.name == us.name
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    """Every lookup of a name takes for ever, as with a name server that is silent."""
+    real = socket.getaddrinfo
+
+    def hang(host, *args, flags=0, **more):
+        if flags & socket.AI_NUMERICHOST:
+            return real(host, *args, flags=flags, **more)
+        signal.pause()  # no signal gets through, so it never returns
+        raise AssertionError
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+
+
+def turn(selector: selectors.BaseSelector, answers: Sequence[object]) -> None:
+    """Run the loop until there are answers."""
+    give_up = time.monotonic() + PATIENCE
+    while not answers:
+        assert time.monotonic() < give_up, "no answer"
+        for key, _ in selector.select(1.0):
+            key.data()
+
+
+def ask(selector: selectors.BaseSelector, *queries: tuple[str, int]) -> Sequence[Answer]:
+    """Look up, and give the answers, of which there is one list alone."""
+    answered: list[Sequence[Answer]] = []
+    resolver = Resolver(selector, queries, answered.append)
+    turn(selector, answered)
+    assert len(answered) == 1
+    assert resolver.pid is None
+    resolver.close()
+    return answered[0]
+
+
+# --- answers
+
+
+def test_a_name_is_found_in_a_child(selector):
+    answered = []
+    resolver = Resolver(selector, [("localhost", 4321)], answered.append)
+    assert not answered
+    assert resolver.pid in children(os.getpid())
+    turn(selector, answered)
+    (answer,) = answered[0]
+    assert (answer.host, answer.port, answer.error) == ("localhost", 4321, "")
+    assert V4 in answer.targets
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("127.0.0.1", V4),
+        ("203.0.113.7", (socket.AF_INET, ("203.0.113.7", 4321))),
+        ("2001:db8::7", (socket.AF_INET6, ("2001:db8::7", 4321, 0, 0))),
+        ("fe80::7%lo", (socket.AF_INET6, ("fe80::7", 4321, 0, 1))),
+    ],
+)
+def test_a_numeric_address_is_answered_at_once_without_a_child(selector, hanging, address, target):
+    answered = []
+    resolver = Resolver(selector, [(address, 4321)], answered.append)
+    assert answered == [[Answer(address, 4321, (target,))]]
+    assert resolver.pid is None
+
+
+def test_a_name_that_nobody_knows_is_an_error_in_the_words_of_getaddrinfo(selector):
+    with pytest.raises(socket.gaierror) as known:
+        socket.getaddrinfo("nobody.invalid", 1)
+    (answer,) = ask(selector, ("nobody.invalid", 1))
+    assert answer == Answer("nobody.invalid", 1, (), str(known.value.strerror))
+
+
+@pytest.mark.parametrize("name", ["ä..b", "x" * 300, "ä" * 300, "\udcff", "::g", "127.0.0.1 x", ""], ids=ascii)
+def test_what_cannot_be_a_name_is_an_error(selector, name):
+    (answer,) = ask(selector, (name, 1))
+    assert answer.host == name
+    assert answer.targets == ()
+    assert answer.error
+
+
+def test_queries_are_answered_in_their_order_each_with_its_port(selector):
+    queries = [("localhost", 7), ("203.0.113.7", 7), ("nobody.invalid", 7), ("localhost", 8), ("203.0.113.7", 8)]
+    answers = ask(selector, *queries)
+    assert [(answer.host, answer.port) for answer in answers] == queries
+    assert all(sockaddr[1] == answer.port for answer in answers for _, sockaddr in answer.targets)
+    assert [bool(answer.targets) for answer in answers] == [True, True, False, True, True]
+
+
+def test_an_address_that_is_found_twice_is_given_once(selector, monkeypatch):
+    """As when it stands twice in /etc/hosts."""
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: 2 * real(*args, **more))
+    (answer,) = ask(selector, ("localhost", 4321))
+    assert answer.targets.count(V4) == 1
+
+
+def test_an_answer_larger_than_a_pipe_arrives_whole(selector, monkeypatch):
+    many = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.{n >> 8}.{n & 255}.1", 0)) for n in range(5000)]
+
+    def find(*_, flags=0, **__):
+        if flags:
+            raise socket.gaierror(socket.EAI_NONAME, "it is a name")
+        return many
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
+    (answer,) = ask(selector, ("many", 4321))
+    assert answer.targets == tuple((family, (address, 4321)) for family, _, _, _, (address, _) in many)
+
+
+# --- a lookup that hangs
+
+
+def test_a_lookup_under_way_is_ended_by_close_and_never_answered(selector, hanging):
+    answered = []
+    resolver = Resolver(selector, [("localhost", 1)], answered.append)
+    child = resolver.pid
+    assert child is not None
+    assert not selector.select(0)
+    began = time.monotonic()
+    resolver.close()
+    assert time.monotonic() - began < 1
+    assert look(child) is None
+    assert resolver.pid is None
+    resolver.close()
+    assert not answered
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP])
+def test_signals_that_are_not_meant_for_the_child_do_not_reach_our_handlers_through_it(selector, hanging, signum):
+    """The wakeup descriptor is shared with it, and what is written there would count as our signal."""
+    ours, wakeup = os.pipe()
+    os.set_blocking(ours, False)
+    os.set_blocking(wakeup, False)
+    before = signal.signal(signum, lambda *_: None)
+    old = signal.set_wakeup_fd(wakeup)
+    try:
+        resolver = Resolver(selector, [("localhost", 1)], lambda _: None)
+        assert resolver.pid is not None
+        os.kill(resolver.pid, signum)
+        until(lambda: waits_for_nothing_but_kill(resolver.pid), "the signal to be pending")
+        with pytest.raises(BlockingIOError):
+            os.read(ours, 1)
+        resolver.close()
+    finally:
+        signal.set_wakeup_fd(old)
+        signal.signal(signum, before)
+        os.close(ours)
+        os.close(wakeup)
+
+
+def waits_for_nothing_but_kill(pid: int | None) -> bool:
+    """Whether a signal is pending that the process will not take (proc_pid_status(5))."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return bool((int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)) & int(fields["SigBlk"], 16))
+
+
+def test_a_child_that_was_killed_is_an_error(selector, hanging):
+    answered = []
+    resolver = Resolver(selector, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    assert resolver.pid is not None
+    os.kill(resolver.pid, signal.SIGKILL)
+    turn(selector, answered)
+    assert answered == [
+        [Answer("localhost", 1, (), "the lookup was killed"), Answer("127.0.0.1", 4321, (V4,))],
+    ]
+
+
+def test_the_child_dies_with_its_owner():
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    child = int(owner.stdout.readline())
+    assert look(child) is not None
+    owner.kill()
+    owner.wait()
+    owner.stdin.close()
+    owner.stdout.close()
+    try:
+        until(lambda: (process := look(child)) is None or process.state in "ZX", "the child to die")
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        raise
+
+
+# --- a child of an agent
+
+
+def test_the_child_holds_nothing_that_is_ours(selector, hanging):
+    """Else a port that we let go of would stay taken, and a pipe that we close would have no end."""
+    reading, writing = os.pipe()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = server.getsockname()
+        resolver = Resolver(selector, [("localhost", 1)], lambda _: None)
+        until(lambda: len(os.listdir(f"/proc/{resolver.pid}/fd")) <= 4, "the child to let go")
+    with socket.socket() as other:
+        other.bind(address)
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    resolver.close()
+
+
+def test_an_owner_that_reaps_other_children_leaves_this_one_to_us(selector):
+    answered = []
+    resolver = Resolver(selector, [("localhost", 4321)], answered.append)
+    child = resolver.pid
+    assert child is not None
+    assert child in [process.pid for process in descendants(os.getpid())]
+    until(lambda: (process := look(child)) is not None and process.state == "Z", "the child to end")
+    reap(keep={child, *(pid for pid in children(os.getpid()) if not is_resolver(pid))})
+    turn(selector, answered)
+    assert V4 in answered[0][0].targets
+
+
+def test_the_answered_may_close_and_ask_again(selector):
+    answered = []
+    resolvers = []
+
+    def again(answers):
+        resolvers[0].close()
+        Resolver(selector, [("localhost", 4321)], answered.append)
+        assert answers
+
+    resolvers.append(Resolver(selector, [("localhost", 4321)], again))
+    turn(selector, answered)
+    assert V4 in answered[0][0].targets
+
+
+@pytest.mark.parametrize("call", ["fork", "pipe2"])
+def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_names_are_errors(
+    selector, monkeypatch, call
+):
+    def refuse(*_):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, call, refuse)
+    answered = []
+    resolver = Resolver(selector, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    assert resolver.pid is None
+    assert answered == [
+        [Answer("localhost", 1, (), os.strerror(errno.EAGAIN)), Answer("127.0.0.1", 4321, (V4,))],
+    ]

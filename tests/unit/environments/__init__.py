@@ -1,0 +1,48 @@
+"""Variables as real launchers set them, captured on hosts of a test bed, and the question that is asked of them.
+
+Slurm 22.05 (`srun -N3 --ntasks-per-node=1` and `=4`, a batch script, salloc), Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2, each
+started from a host `head`, or from the host of rank 0, on gpu-a-01 and gpu-a-02. What named files of that bed is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.cluster import Allocation
+from ddplaunch.cluster.discover import discover
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+
+def captured(name: str, **changes: str) -> dict[str, str]:
+    """Give a captured environment; a variable that is changed to "" is not there."""
+    text = (Path(__file__).parent / f"{name}.env").read_text()
+    env = dict(line.split("=", 1) for line in text.splitlines())
+    return {key: value for key, value in {**env, **changes}.items() if value}
+
+
+def spec(origins: Mapping[str, str] | None = None, **fields: Any) -> JobSpec:
+    """Give a job asked for on the command line, unless `origins` says where else."""
+    typed = {name: f"--{name.replace('_', '-')}" for name in fields}
+    program = Program(kind=ProgramKind.SCRIPT, target="train.py")
+    return JobSpec(program=program, origins={**typed, **(origins or {})}, **fields)
+
+
+def found(
+    env: Mapping[str, str] | None = None,
+    *,
+    hostname: str = "here",
+    files: Mapping[str, str] | None = None,
+    origins: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> Allocation:
+    """Give what is discovered for a job with these fields."""
+
+    def read(path: str) -> str:
+        try:
+            return (files or {})[path]
+        except KeyError:
+            raise FileNotFoundError(2, "No such file or directory", path) from None
+
+    return discover(spec(origins, **fields), env or {}, hostname, read=read)

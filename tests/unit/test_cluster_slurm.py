@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.cluster import Task, meet
+from ddplaunch.errors import LaunchError
+from ddplaunch.hostlist import Host
+from tests.unit.environments import captured, found
+
+NODES = ("node1", "node2", "node3")
+FIRST_NODE = ("node1", "the first node of step 0 of Slurm job 1")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
+    node = found(captured(f"slurm-node-{rank}"))
+    assert (node.cluster, node.nnodes, node.node_rank, node.hosts) == ("slurm", (3, 3), rank, NODES)
+    assert (node.address, node.address_reason) == FIRST_NODE
+    assert (node.port, node.start, node.task, node.notes) == (None, (), None, ())
+    assert node.identity == "slurm 1.0"
+    assert node.meeting is not None
+    assert (node.meeting.addresses, node.meeting.coordinator) == (("node1",), rank == 0)
+    assert (node.meeting.ports, node.meeting.listen) == (tuple(range(20008, 20016)), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("slurm-rank-0", Task(rank=0, world_size=12, local_rank=0, local_world_size=4, node_rank=0, nnodes=3)),
+        ("slurm-rank-5", Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3)),
+        ("slurm-rank-5-bound", Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3)),
+    ],
+)
+def test_a_task_for_each_rank_is_one_worker(name: str, task: Task) -> None:
+    node = found(captured(name))
+    assert (node.task, node.nnodes, node.node_rank, node.hosts) == (task, (3, 3), task.node_rank, NODES)
+    assert node.meeting is not None
+    assert node.meeting.coordinator is (task.rank == 0)
+
+
+def test_nodes_may_have_different_numbers_of_tasks() -> None:
+    """`srun -N3 -n7` packs the first node."""
+    layout = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "5,1(x2)"}
+    node = found(captured("slurm-rank-5", **layout, SLURM_PROCID="6", SLURM_NODEID="2", SLURM_LOCALID="0"))
+    assert node.task == Task(rank=6, world_size=7, local_rank=0, local_world_size=1, node_rank=2, nnodes=3)
+
+
+def test_several_tasks_on_one_node_meet_there() -> None:
+    one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    node = found(captured("slurm-rank-5", **one, SLURM_NODEID="0", SLURM_PROCID="1"))
+    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "one node needs no other")
+    assert node.meeting is not None
+    assert (node.meeting.addresses, node.meeting.listen) == (("127.0.0.1",), "127.0.0.1")
+
+
+def test_a_step_on_fewer_nodes_than_the_job_has_counts_its_own() -> None:
+    """`srun -N2` in a job of three nodes."""
+    two = {"SLURM_STEP_NODELIST": "node[2-3]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    node = found(captured("slurm-node-1", **two))
+    assert (node.nnodes, node.hosts, node.address) == ((2, 2), ("node2", "node3"), "node2")
+
+
+def test_a_step_of_one_task_is_one_node() -> None:
+    """A shell of `srun --pty bash` as well."""
+    one = {"SLURM_STEP_NODELIST": "node3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    node = found(captured("slurm-node-0", **one))
+    assert (node.cluster, node.nnodes, node.hosts, node.node_rank) == ("slurm", (1, 1), ("node3",), 0)
+    assert (node.address, node.meeting, node.start) == ("127.0.0.1", None, ())
+
+
+@pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc"])
+def test_an_allocation_is_used_as_a_whole(name: str) -> None:
+    hosts = NODES if name == "slurm-batch" else NODES[:2]
+    job = found(captured(name), hostname="node1" if name == "slurm-batch" else "ctl")
+    assert (job.cluster, job.nnodes, job.hosts) == ("slurm", (len(hosts), len(hosts)), hosts)
+    assert (job.starter, job.start) == ("srun", tuple(Host(name=host) for host in hosts))
+    assert (job.address, job.task, job.meeting, job.notes) == ("node1", None, None, ())
+
+
+def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
+    """salloc with LaunchParameters=use_interactive_step: a step with a special number."""
+    job = found(captured("slurm-node-0", SLURM_STEP_ID="4294967290", SLURM_STEPID="4294967290"))
+    assert (job.starter, job.hosts) == ("srun", NODES)
+
+
+def test_one_node_of_an_allocation_that_is_this_one_needs_no_step() -> None:
+    job = found(captured("slurm-batch"), nnodes=(1, 1))
+    assert (job.hosts, job.start, job.address, job.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
+    assert job.notes == ("node[2-3] of Slurm job 1 is not used: --nnodes asks for fewer",)
+
+
+def test_one_node_of_an_allocation_that_is_not_this_one_is_started() -> None:
+    job = found(captured("slurm-salloc"), hostname="ctl", nnodes=(1, 1))
+    assert (job.start, job.starter, job.address) == ((Host(name="node1"),), "srun", "127.0.0.1")
+    assert found(captured("slurm-batch"), include="node2").start == (Host(name="node2"),)
+
+
+def test_some_nodes_of_an_allocation_may_be_used() -> None:
+    job = found(captured("slurm-batch"), nnodes=(2, 2))
+    assert (job.hosts, job.nnodes) == (("node1", "node2"), (2, 2))
+    assert found(captured("slurm-batch"), exclude="node2").hosts == ("node1", "node3")
+    assert found(captured("slurm-batch"), nnodes=(2, 4)).nnodes == (2, 3)
+
+
+def test_parts_of_a_heterogeneous_job_are_said_to_be_left_out() -> None:
+    job = found(captured("slurm-batch", SLURM_HET_SIZE="2"))
+    assert job.notes == ("only the first of the 2 parts of this heterogeneous job is used",)
+
+
+def test_an_address_that_was_asked_for_is_tried_first() -> None:
+    node = found(captured("slurm-node-0"), master_addr="10.1.0.1", master_port=20010)
+    assert (node.address, node.address_reason, node.port) == ("10.1.0.1", "--master-addr", 20010)
+    assert node.meeting is not None
+    assert (node.meeting.addresses, node.meeting.listen) == (("10.1.0.1", "node1"), None)
+    assert 20010 not in node.meeting.ports
+
+
+def test_an_endpoint_without_a_number_of_nodes_has_no_effect() -> None:
+    node = found(captured("slurm-node-0"), rdzv_backend="c10d", rdzv_endpoint="node1:29400")
+    assert node.nnodes == (3, 3)
+    assert node.notes == ("--rdzv-endpoint node1:29400 has no effect: the nodes meet as slurm says",)
+    job = found(captured("slurm-batch"), rdzv_endpoint="node1:29400")
+    assert job.notes == (
+        "--rdzv-endpoint node1:29400 has no effect: agents that ddplaunch starts are told where to meet",
+    )
+
+
+@pytest.mark.parametrize(
+    "asked", [{"nnodes": (3, 3)}, {"nnodes": (2, 4)}, {"node_rank": 1}, {"nproc_per_node": 4}], ids=str
+)
+def test_flags_may_say_what_slurm_says(asked: dict[str, Any]) -> None:
+    node = found(captured("slurm-node-1"), **asked)
+    assert (node.cluster, node.node_rank) == ("slurm", 1)
+    assert node.nnodes == ((2, 3) if asked.get("nnodes") == (2, 4) else (3, 3))
+
+
+CONFLICTS = [
+    (
+        "slurm-node-1",
+        {"nnodes": (4, 4)},
+        "--nnodes 4, but step 0 of Slurm job 1 has 3 nodes",
+        "leave --nnodes out, or start as many: srun --nodes 4 --ntasks-per-node 1 ddplaunch ...",
+    ),
+    (
+        "slurm-node-1",
+        {"nnodes": (1, 1)},
+        "--nnodes 1, but step 0 of Slurm job 1 has 3 nodes",
+        "leave --nnodes out, or start as many: srun --nodes 1 --ntasks-per-node 1 ddplaunch ...",
+    ),
+    (
+        "slurm-node-1",
+        {"node_rank": 2},
+        "--node-rank 2, but SLURM_NODEID says that this is node 1",
+        "leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+    ),
+    (
+        "slurm-rank-5",
+        {"nproc_per_node": 4},
+        "--nproc-per-node 4, but step 0 of Slurm job 2 started ddplaunch once for each rank",
+        "srun --ntasks-per-node 1, or leave --nproc-per-node out",
+    ),
+    (
+        "slurm-batch",
+        {"nnodes": (4, 4)},
+        "--nnodes 4, but Slurm job 1 has 3 nodes: node[1-3]",
+        "--nnodes 3, or leave it out to use all",
+    ),
+    (
+        "slurm-batch",
+        {"node_rank": 0},
+        "--node-rank 0: ddplaunch starts all nodes of Slurm job 1 itself, in their order",
+        "leave --node-rank out",
+    ),
+    (
+        "slurm-node-0",
+        {"include": "node1"},
+        "--include node1: step 0 of Slurm job 1 runs already, so there are no hosts to choose from",
+        "--hosts or --hostfile lists hosts",
+    ),
+    ("slurm-batch", {"include": "node4"}, '"node4" in --include: there is no host "node4"', "the hosts are node1, node2, node3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "asked", "message", "hint"), CONFLICTS, ids=[row[2] for row in CONFLICTS])
+def test_a_contradiction_names_both_sides(name: str, asked: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        found(captured(name), **asked)
+    assert (raised.value.message, raised.value.hint) == (message, hint)
+
+
+NOT_HERE = "if these variables mean nothing here: --cluster local, or unset them"
+
+DAMAGED = [
+    ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not a number"),
+    ({"SLURM_NODEID": ""}, "SLURM_NODEID is not set, though other variables say it should be"),
+    (
+        {"SLURM_NODEID": "7"},
+        "the variables of step 0 of Slurm job 1 contradict each other: 3 tasks, 1(x3) on 3 nodes, and this is task 1 on node 7",
+    ),
+    (
+        {"SLURM_STEP_NUM_TASKS": "4"},
+        "the variables of step 0 of Slurm job 1 contradict each other: 4 tasks, 1(x3) on 3 nodes, and this is task 1 on node 1",
+    ),
+    (
+        {"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": "", "SLURM_NODELIST": ""},
+        "SLURM_STEP_NODELIST is not set, though this is a Slurm job",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=[str(row[0]) for row in DAMAGED])
+def test_variables_that_contradict_each_other_are_refused(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        found(captured("slurm-node-1", **changes))
+    assert (raised.value.message, raised.value.hint) == (message, NOT_HERE)
+
+
+JOBS = st.integers(1, 2**26)
+
+
+@given(JOBS, st.integers(0, 1000))
+def test_ports_of_a_job_are_none_that_linux_or_torchrun_gives_away(job: int, step: int) -> None:
+    ports = meet.ports_of(job, step)
+    assert len(set(ports)) == 8
+    assert min(ports) >= 20000
+    assert max(ports) < 29400
+
+
+@given(JOBS, st.integers(1, 1000))
+def test_neighbours_among_jobs_and_steps_have_different_ports(job: int, distance: int) -> None:
+    assert not set(meet.ports_of(job)) & set(meet.ports_of(job + distance))
+    assert not set(meet.ports_of(job)) & set(meet.ports_of(job, distance))
