@@ -35,7 +35,7 @@ def begin(policy: Policy, at: float) -> Result:
 def step(state: State, event: Event) -> Result:
     """Give the state after `event` and what is to be done."""
     if state.phase is Phase.ENDED:
-        return state, (Refuse(event.member.id, "the job has ended", 0),) if isinstance(event, Joined) else ()
+        return state, (Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(event, Joined) else ()
     match event:
         case Joined(member, at):
             return _joined(state, member, at)

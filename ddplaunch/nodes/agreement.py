@@ -18,7 +18,8 @@ def agreed_plan(begin: Begin, address: str | None, spec: JobSpec, allocation: Al
     Raises:
         LaunchError: what was agreed on does not fit this node.
     """
-    interface = interface_of(address) if address is not None else None
+    told = interface_of(spec.local_addr) if spec.local_addr else None
+    interface = told or (interface_of(address) if address is not None else None)
     caller = {**node.env, **dict(spec.env)}
     agreed = Agreed(
         seats=tuple(Seat(seat.host, seat.workers) for seat in begin.seats),

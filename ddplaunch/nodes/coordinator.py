@@ -278,7 +278,7 @@ class Coordinator:
                 place=place,
                 seats=seats,
                 run_id=self._terms.run_id,
-                address=self._terms.address or self._reached_as(hellos[1:]) or hellos[0].seat.host,
+                address=self._terms.address or self._reached_as(hellos[1:] or hellos),
                 port=self._reservation.port,
                 backend=backend,
                 backend_reason=reason,
@@ -324,9 +324,8 @@ class Coordinator:
         return addresses.most_common(1)[0][0] if addresses else None
 
     @staticmethod
-    def _reached_as(hellos: Sequence[messages.Hello]) -> str | None:
-        names = Counter(hello.reached for hello in hellos)
-        return names.most_common(1)[0][0] if names else None
+    def _reached_as(hellos: Sequence[messages.Hello]) -> str:
+        return Counter(hello.reached for hello in hellos).most_common(1)[0][0]
 
     def _release(self) -> None:
         if self._reservation is not None:

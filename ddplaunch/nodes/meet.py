@@ -82,7 +82,7 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
         except LaunchError:
             if way.allocation.meeting is None or way.allocation.meeting.coordinator is not None:
                 raise
-            # another agent on this host has taken the port meanwhile: it is the coordinator
+            # another agent on this host has taken the port meanwhile: it is the coordinator, or that of another job
         else:
             ears.listening(coordinator.port)
             own = OwnLink(ears, coordinator, time.monotonic)
@@ -98,7 +98,8 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
         patience=way.spec.rdzv_timeout,
         clock=time.monotonic,
     )
-    link.aim(way.meeting.addresses, way.meeting.ports)
+    candidates = way.allocation.meeting or way.meeting
+    link.aim(candidates.addresses, candidates.ports)
     return Nodes(link)
 
 
@@ -120,7 +121,7 @@ def _terms(way: Way) -> Terms:
             names=allocation.hosts if len(allocation.hosts) == most else (),
         ),
         run_id=way.draft.run_id,
-        address=allocation.address,
+        address=allocation.address or spec.local_addr,
         port=allocation.port or 0,
         key=way.key,
         listen=way.meeting.listen,

@@ -75,7 +75,8 @@ class Joint:
         match state.why:
             case Why.FINISHED:
                 workers = sum(member.workers for member in state.taking_part)
-                nodes = len(state.taking_part)
+                plan = self._teller.plan
+                nodes = plan.nnodes if plan is not None else len(state.taking_part)
                 return render_finished(workers, now - self._teller.began, restarts=state.restarts, nodes=nodes)
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)

@@ -308,7 +308,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "whoever comes after the end is told so": (
         Policy(least=1, most=1),
         [*met(1), ended(0, 5), Joined(member(1), 6)],
-        [Begin(0, (0,), 0), Dismiss(0), Refuse(1, "the job has ended", 0)],
+        [Begin(0, (0,), 0), Dismiss(0), Refuse(1, "the job has ended", 121)],
     ),
     "what a member says that has been lost counts no more": (
         THREE,
