@@ -70,6 +70,16 @@ class Killing(Struct, frozen=True, tag="killing"):
     """An agent to the coordinator: whoever stops the job does not want to wait."""
 
 
+class Watch(Struct, frozen=True, tag="watch"):
+    """A command that has started the agents to the coordinator: it has no workers, but speaks for the user."""
+
+
+class Forward(Struct, frozen=True, tag="forward"):
+    """Pass this signal on to the workers: from such a command to the coordinator, from there to the agents."""
+
+    signum: Annotated[int, Meta(ge=1, le=64)]
+
+
 class Stop(Struct, frozen=True, tag="stop"):
     """The coordinator to an agent: stop your workers with this signal."""
 
@@ -160,8 +170,8 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Stopping | Killing | Ended | Pong
-ToAgent = Begin | Stop | Kill | Quit | Ping
+ToCoordinator = Hello | Watch | Stopping | Killing | Forward | Ended | Pong
+ToAgent = Begin | Stop | Kill | Forward | Quit | Ping
 
 Malformed = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what the two decoders raise
 

@@ -10,6 +10,7 @@ from ddplaunch.coordinate.actions import Action, Begin, Dismiss, Drop, Kill, Ref
 from ddplaunch.coordinate.events import (
     DeadlineReached,
     Event,
+    JobStopping,
     Joined,
     Left,
     NodeEnded,
@@ -28,6 +29,7 @@ __all__ = [
     "Dismiss",
     "Drop",
     "Event",
+    "JobStopping",
     "Joined",
     "Kill",
     "Left",

@@ -43,6 +43,15 @@ class NodeKilling:
 
 
 @record
+class JobStopping:
+    """Whoever has started all agents wants the end, or has ended itself."""
+
+    why: Why
+    signum: int
+    at: float
+
+
+@record
 class StartFailed:
     """A worker could not be started."""
 
@@ -69,4 +78,4 @@ class DeadlineReached:
     at: float
 
 
-Event = Joined | Left | NodeStopping | NodeKilling | NodeEnded | DeadlineReached
+Event = Joined | Left | NodeStopping | NodeKilling | JobStopping | NodeEnded | DeadlineReached

@@ -9,6 +9,7 @@ from ddplaunch.coordinate.actions import Action, Begin, Dismiss, Drop, Kill, Ref
 from ddplaunch.coordinate.events import (
     DeadlineReached,
     Event,
+    JobStopping,
     Joined,
     Left,
     NodeEnded,
@@ -46,6 +47,8 @@ def step(state: State, event: Event) -> Result:
         case NodeKilling(who, _):
             others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
             return replace(state, halted=True), (Kill(others),)
+        case JobStopping(why, signum, at):
+            return _job_stopping(state, why, signum, at)
         case NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if who in state.members else (state, ())
         case DeadlineReached(at):
@@ -137,6 +140,14 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     if why in (Why.SIGNALLED, Why.TIMED_OUT):
         return replace(state, halted=True), ()
     return (replace(state, why=Why.FAILED), ()) if state.why is Why.NODE_JOINED and why is Why.FAILED else (state, ())
+
+
+def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
+    if state.phase is Phase.RUNNING:
+        return _stop(state, why, signum or SIGTERM, at)
+    if state.phase in (Phase.MEETING, Phase.PAUSING):
+        return _end(replace(state, why=why, signum=signum))
+    return replace(state, halted=True), ()
 
 
 def _stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None) -> Result:

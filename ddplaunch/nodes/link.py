@@ -67,6 +67,10 @@ class Link(ABC):
         """Whether nobody expects anything of this node any more."""
         return self._dismissed
 
+    def leave(self) -> None:
+        """Wait for the coordinator no longer."""
+        self._dismissed = True
+
     @property
     def pids(self) -> frozenset[int]:
         """Our own children that are no workers."""
@@ -88,6 +92,8 @@ class Link(ABC):
                 self._ears.feed(supervise.ToldToStop(signum, now))
             case messages.Kill():
                 self._ears.feed(supervise.ToldToKill(now))
+            case messages.Forward(signum):
+                self._ears.feed(supervise.SignalReceived(signum, now, escalates=False))
             case messages.Quit():
                 self._dismiss(message)
 
@@ -106,7 +112,7 @@ class NetworkLink(Link):
         selector: selectors.BaseSelector,
         *,
         key: Key,
-        hello: Callable[[str], messages.Hello],
+        hello: Callable[[str], messages.ToCoordinator],
         source: str | None,
         silence: float,
         patience: float,

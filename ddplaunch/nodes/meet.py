@@ -16,9 +16,11 @@ from ddplaunch.cluster import Allocation, Meeting
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.errors import LaunchError
-from ddplaunch.nodes.coordinator import Coordinator, OwnLink, Terms
+from ddplaunch.nodes.coordinator import Coordinator
 from ddplaunch.nodes.link import Ears, NetworkLink, answers
 from ddplaunch.nodes.nodes import Nodes
+from ddplaunch.nodes.own_link import OwnLink
+from ddplaunch.nodes.terms import Terms
 from ddplaunch.plan import Plan
 from ddplaunch.process.network import is_own
 from ddplaunch.process.port import reserve
@@ -76,17 +78,20 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
     Raises:
         LaunchError: no port is free to listen on.
     """
-    if way.meeting.coordinator:
+    told, meeting = way.allocation.meeting, way.meeting
+    assert told is not None
+    while meeting.coordinator:
         try:
-            coordinator = Coordinator(_terms(way), _voice(way, teller), selector, time.monotonic)
+            coordinator = Coordinator(_terms(way, meeting), _voice(way, teller), selector, time.monotonic)
         except LaunchError:
-            if way.allocation.meeting is None or way.allocation.meeting.coordinator is not None:
+            if told.coordinator is not None or meeting.ports == told.ports:
                 raise
-            # another agent on this host has taken the port meanwhile: it is the coordinator, or that of another job
+            # another agent on this host, of this job or not, has taken the port meanwhile
+            meeting = _settled(told, way.key)
         else:
             ears.listening(coordinator.port)
             own = OwnLink(ears, coordinator, time.monotonic)
-            coordinator.join(own, _hello(way, way.meeting.addresses[0]))
+            coordinator.join(own, _hello(way, meeting.addresses[0]))
             return Nodes(own)
     link = NetworkLink(
         ears,
@@ -98,8 +103,7 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
         patience=way.spec.rdzv_timeout,
         clock=time.monotonic,
     )
-    candidates = way.allocation.meeting or way.meeting
-    link.aim(candidates.addresses, candidates.ports)
+    link.aim(told.addresses, told.ports)
     return Nodes(link)
 
 
@@ -107,7 +111,7 @@ def _voice(way: Way, teller: Teller) -> Joint:
     return Joint(teller, timeout=way.spec.timeout, max_restarts=way.spec.max_restarts)
 
 
-def _terms(way: Way) -> Terms:
+def _terms(way: Way, meeting: Meeting) -> Terms:
     spec, allocation = way.spec, way.allocation
     least, most = (allocation.task.world_size,) * 2 if allocation.task is not None else allocation.nnodes
     return Terms(
@@ -124,8 +128,8 @@ def _terms(way: Way) -> Terms:
         address=allocation.address or spec.local_addr,
         port=allocation.port or 0,
         key=way.key,
-        listen=way.meeting.listen,
-        ports=way.meeting.ports,
+        listen=meeting.listen,
+        ports=meeting.ports,
         silence=spec.heartbeat_timeout,
     )
 

@@ -47,6 +47,10 @@ class Nodes:
             )
         )
 
+    def leave(self) -> None:
+        """Wait for the coordinator no longer."""
+        self._link.leave()
+
     # --- the loop
 
     @property
