@@ -242,6 +242,8 @@ class Agent:
                 self._teller.dropped(self._output.dropped)
                 if self._quit is None:
                     self._teller.ended(self._state, self._exits, now)
+                    if self._nodes is not None:
+                        self._nodes.leave()
                 else:
                     self._teller.dismissed(self._state, self._exits, self._quit.why, self._quit.words, now)
             case supervise.Forward(signum, ranks) if crew:
@@ -260,9 +262,11 @@ class Agent:
             if self._begin is not None:
                 port = self._begin.port
                 self._output = self._job.output(self._outbox, outfit.plan)  # ranks may have changed
-            else:
+            elif outfit.plan.workers[0].rank == 0:
                 self._reservation = reserve(outfit.plan.master_port or 0)
                 port = self._reservation.port
+            else:  # nodes that do not talk
+                port = outfit.plan.master_port or 0
             self._crew = Crew(outfit, generation, port, self._output, self._selector, self._worker_ended, _now)
         except LaunchError as error:
             self.feed(supervise.StartFailed(rank, error.message, error.status, _now()))

@@ -60,10 +60,14 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
     """
     _prepare_stdio()
     allocation = _allocation(spec, env)
-    if allocation.start:
-        from ddplaunch.remote import lead  # only jobs whose agents we start ourselves need it
+    if allocation.starter == "srun":
+        from ddplaunch.remote import slurm  # only jobs whose agents we start ourselves need it
 
-        return lead(spec, env, allocation)
+        return slurm.lead(spec, env, allocation)
+    if allocation.start:
+        from ddplaunch import remote
+
+        return remote.lead(spec, env, allocation)
     return carry_out(spec, env, allocation, look_around(spec, secret.public(env)))
 
 
@@ -88,7 +92,7 @@ def carry_out(
     """
     draft = make_plan(spec, allocation, node, run_id=_run_id(spec))
     several = allocation.meeting is not None and not spec.no_control
-    if draft.master_port and draft.node_rank == 0:
+    if draft.master_port and draft.workers[0].rank == 0:
         port.reserve(draft.master_port).release()
     if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(

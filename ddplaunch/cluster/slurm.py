@@ -15,6 +15,7 @@ from ddplaunch.hostlist import Host
 from ddplaunch.record import record
 
 NEEDS = "SLURM_JOB_ID"
+MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # set for a step that ddplaunch has started, and wants to speak to
 
 # slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -91,6 +92,7 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
     if not once_per_node:
         agree.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
     own = step.hosts[0] if count > 1 else meet.LOOPBACK
+    told = scene.number(MEETING_PORT)
     return met(
         scene.spec,
         cluster="slurm",
@@ -99,10 +101,10 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
         hosts=step.hosts,
         addresses=(own,),
         reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
-        ports=meet.ports_of(job, number),
+        ports=meet.ports_of(job, number) if told is None else meet.ports_from(told),
         coordinator=step.rank == 0,
         task=None if once_per_node else _task(step),
-        identity=f"slurm {job}.{number}",
+        identity=f"slurm {job}.{number}" if told is None else "",
     )
 
 

@@ -105,7 +105,7 @@ class Listener:
                 # no more files, or no memory: the connection stays in the backlog, which would wake us without end
                 self._selector.unregister(self._sock)
                 self._resume = self._clock() + PAUSE
-                self._tell("new connections", words(error))
+                self.tell("new connections", words(error))
                 return
             try:
                 prepare(sock, self._user_timeout)
@@ -125,7 +125,7 @@ class Listener:
             del self._half_open[greeting]
             # who only looked whether anybody listens, or took another way, was refused nothing
             if greeting.heard or reason not in (CLOSED, RESET):
-                self._tell(greeting.address, reason)
+                self.tell(greeting.address, reason)
 
         greeting = Greeting(sock, address, self._selector, Server(self._key), opened=opened, failed=failed)
         self._half_open[greeting] = self._clock() + PATIENCE
@@ -135,9 +135,10 @@ class Listener:
     def _drop(self, greeting: Greeting, reason: str) -> None:
         del self._half_open[greeting]
         greeting.discard()
-        self._tell(greeting.address, reason)
+        self.tell(greeting.address, reason)
 
-    def _tell(self, address: str, reason: str) -> None:
+    def tell(self, address: str, reason: str) -> None:
+        """Tell `refused`, as far as that is worth it."""
         if (address, reason) not in self._told and len(self._told) < MOST_REFUSALS:
             self._told.add((address, reason))
             self._refused(address, reason)

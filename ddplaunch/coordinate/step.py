@@ -50,9 +50,15 @@ def step(state: State, event: Event) -> Result:
         case JobStopping(why, signum, at):
             return _job_stopping(state, why, signum, at)
         case NodeEnded(who, _, _, at):
-            return _node_ended(state, event, at) if who in state.members else (state, ())
+            return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
         case DeadlineReached(at):
             return _deadline(state, at)
+
+
+def _is_awaited(state: State, who: int) -> bool:
+    """Whether the end of this generation is yet to come from there."""
+    member = state.members.get(who)
+    return member is not None and member.place is not None and not member.has_ended
 
 
 # --- who is there
@@ -129,12 +135,12 @@ def _start(state: State, at: float) -> Result:
 
 def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Result:
     leaves = why is Why.FRONT_LOST and who != OWN
-    if state.phase is Phase.RUNNING and not leaves:
-        return _stop(state, why, signum or SIGTERM, at, but=who)
-    if leaves or (state.phase is Phase.MEETING and state.generation < 0 and who != OWN):
-        # who has not begun yet may come back with other options; who has lost its user will not
+    if leaves or (state.members[who].place is None and who != OWN):
+        # who takes no part yet may come back with other options; who has lost its user will not
         left, actions = _left(state, who, "its ddplaunch was ended", at)
         return left, (*actions, Drop(who) if leaves else Refuse(who, "", exitcodes.of_signal(signum)))
+    if state.phase is Phase.RUNNING:
+        return _stop(state, why, signum or SIGTERM, at, but=who)
     if state.phase in (Phase.MEETING, Phase.PAUSING):
         return _end(replace(state, why=why, signum=signum))
     if why in (Why.SIGNALLED, Why.TIMED_OUT):

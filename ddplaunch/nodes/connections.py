@@ -17,6 +17,7 @@ class _Connection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.pulse = Pulse()
+        self.made_sense = False  # whether it has said anything to the purpose
 
 
 class Connections:
@@ -50,7 +51,7 @@ class Connections:
             ports=terms.ports,
             opened=self._opened,
             refused=refused,
-            user_timeout=terms.silence,
+            user_timeout=2 * terms.silence,  # whether a peer is lost is ours to say
             backlog=4096,
             most_half_open=max(64, 2 * terms.policy.most),
             clock=clock,
@@ -84,6 +85,9 @@ class Connections:
 
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and tell that it is gone."""
+        connection = self._connections.get(id)
+        if connection is not None and not connection.made_sense:  # nobody else knows of it
+            self._listener.tell(connection.peer.address, reason)
         self.drop(id)
         self._gone(id, reason)
 
@@ -107,7 +111,8 @@ class Connections:
             self._beat_at = self._clock() + self._beat
 
     def _received(self, id: int, payload: bytes) -> None:
-        pulse = self._connections[id].pulse
+        connection = self._connections[id]
+        pulse = connection.pulse
         try:
             message = messages.for_coordinator(payload)
         except messages.Malformed as error:
@@ -118,6 +123,7 @@ class Connections:
             pulse.answered(message.sent, message.at, self._clock())
         else:
             self._said(id, message)
+            connection.made_sense = True
 
     def _closed(self, id: int, reason: str) -> None:
         del self._connections[id]
@@ -146,7 +152,7 @@ class Connections:
         most = self._silence / self._beat
         ping = messages.encode(messages.Ping(now))
         for id, connection in list(self._connections.items()):
-            if connection.pulse.unanswered > most:
+            if connection.pulse.unanswered >= most:
                 self.expel(id, f"silent for {self._silence:g} s")
             else:
                 connection.pulse.asked()

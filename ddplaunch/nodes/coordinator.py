@@ -14,7 +14,7 @@ from ddplaunch.exitcodes import USAGE
 from ddplaunch.nodes.connections import Connections
 from ddplaunch.nodes.link import Link
 from ddplaunch.nodes.terms import Terms
-from ddplaunch.nodes.wire import received
+from ddplaunch.nodes.wire import readable, received
 from ddplaunch.process.port import Reservation, reserve
 from ddplaunch.report.joint import Joint
 from ddplaunch.report.traces import Traces
@@ -69,7 +69,7 @@ class Coordinator:
             case _ if id in self._watchers:
                 self._watcher_spoke(message)
             case messages.Hello() if id not in self._hellos:
-                self._hellos[id] = message
+                self._hellos[id] = message = readable(message)
                 self._feed(coordinate.Joined(_member(id, message), self._clock()))
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
@@ -98,7 +98,7 @@ class Coordinator:
                 self._feed(coordinate.NodeStopping(id, _WHYS.get(why, coordinate.Why.FAILED), signum, now))
             case messages.Killing():
                 self._feed(coordinate.NodeKilling(id, now))
-            case messages.Ended(generation) if generation == self._state.generation:
+            case messages.Ended(generation) if generation == self._state.generation and id in self._state.members:
                 host = self._hellos[id].seat.host
                 offset = self._connections.offset(id)
                 self._traces[host] = Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder)
@@ -191,6 +191,8 @@ class Coordinator:
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         ids = [id for id in self._connections.ids if id in self._watchers or id in self._hellos]
         self._over_at = self._clock() + FAREWELL
+        for stranger in set(self._connections.ids) - set(ids):
+            self._connections.drop(stranger)
         self._tell(ids, messages.Quit(status, why, words))
         assert self._own is not None
         self._own.take(messages.Quit(status, why, ""))
@@ -245,7 +247,7 @@ def _member(id: int, hello: messages.Hello) -> Member:
     facts = hello.facts
     return Member(
         id=id,
-        host="".join(letter if letter.isprintable() else "?" for letter in hello.seat.host),
+        host=hello.seat.host,
         workers=hello.seat.workers,
         wanted=hello.place,
         agreed=(

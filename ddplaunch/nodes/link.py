@@ -142,7 +142,7 @@ class NetworkLink(Link):
             source=source,
             opened=self._opened,
             refused=self._refused,
-            user_timeout=silence,
+            user_timeout=2 * silence,  # whether the coordinator is lost is ours to say
             clock=clock,
         )
 
@@ -247,6 +247,11 @@ class NetworkLink(Link):
     def _lose(self, reason: str) -> None:
         words = f"error: the coordinator (node 0) was lost: {reason}\n"
         self._dismiss(messages.Quit(exitcodes.NODE_LOST, "lost", words))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the coordinator has been found."""
+        return self._peer is not None
 
     @property
     def pids(self) -> frozenset[int]:

@@ -46,7 +46,7 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     """Settle who is the coordinator; may look a name up, and see whether somebody listens there already.
 
     Raises:
-        LaunchError: the token cannot be read, or the address means nothing here.
+        LaunchError: the token cannot be read, or another agent here is the coordinator though this one should be.
     """
     meeting = allocation.meeting
     assert meeting is not None
@@ -56,6 +56,8 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     secret_key = key(secret.find(spec, env), job)
     if meeting.coordinator is None:
         meeting = _settled(meeting, secret_key)
+    elif meeting.coordinator:
+        _check_alone(meeting, secret_key)
     return Way(
         spec=spec,
         allocation=allocation,
@@ -167,6 +169,24 @@ def _settled(meeting: Meeting, key: Key) -> Meeting:
         if answers(key, [(family, (address[0], port)) for family, *_, address in found]):
             return replace(meeting, coordinator=False)
     return replace(meeting, coordinator=True)  # the error says which ports are taken
+
+
+def _check_alone(meeting: Meeting, key: Key) -> None:
+    """See whether another agent on this host is the coordinator already.
+
+    Raises:
+        LaunchError: it is.
+    """
+    address = meeting.listen or "127.0.0.1"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in meeting.ports:
+        if _is_free(port):
+            return
+        if answers(key, [(family, (address, port))]):
+            raise LaunchError(
+                f"node rank 0 is taken: another ddplaunch on this host waits for the other nodes at port {port}",
+                hint="give each node a rank of its own with --node-rank",
+            )
 
 
 def _is_free(port: int) -> bool:

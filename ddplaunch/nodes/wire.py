@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ddplaunch.control.messages import Error, Exit, FrameSeen
+import msgspec
+
+from ddplaunch.control.messages import Error, Exit, FrameSeen, Hello
 from ddplaunch.first_failure import failed_at, failed_itself
 from ddplaunch.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.record import replace
@@ -13,6 +16,7 @@ _TOLD_WHOLE = 4  # ends of one node that travel with their last words and except
 _LINE = 1000  # characters, as control/messages.py allows
 _TEXT = 20_000  # so that the whole message stays far below what a frame may hold
 _FRAMES = 100
+_PART = 250  # characters of each part of a frame
 _LONGEST_AGO = 1e12
 
 
@@ -27,6 +31,20 @@ def sent(exits: Iterable[WorkerExit]) -> tuple[Exit, ...]:
 def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExit, ...]:
     """Read the ends of a node's workers; `offset` is what its clock lacks to the reader's, in seconds."""
     return tuple(_received(end, host, offset) for end in exits)
+
+
+def readable(hello: Hello) -> Hello:
+    """Replace what does not print: all of it may be shown on a terminal."""
+    return msgspec.convert(_readable(msgspec.to_builtins(hello)), Hello)
+
+
+def _readable(value: Any) -> Any:
+    match value:
+        case str():
+            return "".join(letter if letter.isprintable() else "?" for letter in value)
+        case dict():
+            return {name: _readable(part) for name, part in value.items()}
+    return value
 
 
 def _mute(end: WorkerExit) -> WorkerExit:
@@ -63,7 +81,7 @@ def _sent_error(error: WorkerError) -> Error:
         type=_line(error.type),
         message=_text(error.message[:_TEXT]),
         traceback=_text(error.traceback[-_TEXT:]),
-        frames=tuple(FrameSeen(_line(f.file), f.line, _line(f.function), _line(f.source)) for f in frames),
+        frames=tuple(FrameSeen(_part(f.file[-_PART:]), f.line, _part(f.function), _part(f.source)) for f in frames),
         at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
     )
 
@@ -97,6 +115,10 @@ def _received(end: Exit, host: str, offset: float) -> WorkerExit:
         stderr_tail=end.stderr_tail,
         log=end.log,
     )
+
+
+def _part(text: str) -> str:
+    return _text(text[:_PART])
 
 
 def _line(text: str) -> str:

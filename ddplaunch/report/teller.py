@@ -109,9 +109,11 @@ class Teller:
                     seconds=round(exit.seconds, 3),
                     stopped_with=exit.stopped_with,
                 )
-            case supervise.SignalReceived(signum, _, _) if signum != signal.SIGWINCH:
+            case supervise.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
                 self.tell("signal_received", signal=signum, name=signal_name(signum))
-                if before.phase is supervise.Phase.STOPPING and signum in before.policy.stop_signals:
+                is_first = before.why is Why.TOLD and not before.signum
+                stops = escalates and not is_first and signum in before.policy.stop_signals
+                if stops and before.phase is supervise.Phase.STOPPING:
                     self.say("killing the workers at once")
             case supervise.FrontLost():
                 self.tell("front_lost")

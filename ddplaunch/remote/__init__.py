@@ -1,0 +1,83 @@
+"""Jobs whose agents we start ourselves, on other hosts or as simulated nodes: the command that was typed is the front of all.
+
+`fan` is the loop behind that front, `branch` the way to one host, `__main__` and `relay` what runs there. Nothing secret
+stands in a command line: what a host is to do goes through the pipe to it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from ddplaunch import front, secret
+from ddplaunch.cluster import Allocation
+from ddplaunch.crew import raise_open_files
+from ddplaunch.errors import LaunchError
+from ddplaunch.remote import fan, messages, orders, starters, variables
+from ddplaunch.remote.branch import Call
+from ddplaunch.spec import JobSpec
+from ddplaunch.stage import Screen
+
+
+def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+    """Start an agent on each host, show what they show until all have ended, and give the status of the job.
+
+    Raises:
+        LaunchError: nothing was started.
+    """
+    if spec.debug_rank is not None:
+        raise LaunchError(
+            f"{spec.asked('debug_rank', spec.debug_rank)}: a worker on another host cannot have this terminal",
+            hint="debug it in a job of one node, on that host",
+        )
+    python = spec.remote_python or sys.executable
+    signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    job = fan.Job(
+        calls=_calls(spec, env, allocation, python),
+        starter=allocation.starter,
+        python=python,
+        least=allocation.nnodes[0],
+        env=secret.public(env),
+        open_files=raise_open_files(),
+        signals=signals,
+        stops=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+        silence=spec.heartbeat_timeout,
+        meeting_time=spec.rdzv_timeout,
+        grace_period=spec.grace_period,
+        quiet=spec.verbosity < 0,
+        chaos=spec.chaos,
+    )
+    return front.run(partial(fan.run, job), signals, spec.stop_signals, meanwhile=_nothing)
+
+
+def _calls(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str) -> tuple[Call, ...]:
+    try:
+        cwd = os.getcwd()
+    except OSError as error:
+        raise LaunchError(
+            f"the current folder: {(error.strerror or str(error)).lower()}",
+            hint="ddplaunch runs on each host in the folder where it is typed: change to one that exists",
+        ) from None
+    run_id = spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    token = os.urandom(32).hex()
+    going_along, screen = variables.sent(secret.public(env)), Screen.here(env)
+    return tuple(
+        Call(
+            place=place,
+            host=host.name,
+            argv=starters.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
+            order=messages.encode(
+                orders.order(
+                    spec, allocation, place, env=going_along, cwd=cwd, run_id=run_id, token=token, screen=screen
+                )
+            ),
+        )
+        for place, host in enumerate(allocation.start)
+    )
+
+
+def _nothing() -> None:
+    """There is no run folder here to be tidied."""

@@ -1,0 +1,351 @@
+"""The loop of a job whose agents were started from here: it calls the hosts, brings them together, and shows what they say.
+
+It stands where the agent of a job of one node stands, behind the same front. What the job does is decided by the agents.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from ddplaunch import __version__, exitcodes
+from ddplaunch.link import Outbox, Tie
+from ddplaunch.process.start import handled_signals
+from ddplaunch.record import record
+from ddplaunch.remote import messages, troubles
+from ddplaunch.remote.branch import Branch, Call, Phase
+from ddplaunch.remote.chaos import Chaos
+from ddplaunch.remote.console import Console
+from ddplaunch.remote.fates import Fates
+from ddplaunch.remote.frames import MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameError
+from ddplaunch.remote.troubles import Trouble
+from ddplaunch.spec import Fault
+from ddplaunch.supervise import ECHO
+
+AT_A_TIME = 64  # hosts that are called and have not answered
+SETTLE = 1.0  # seconds after a trouble in which others are waited for, to name them together
+HURRY = 7.0  # seconds from the second signal to stop until nobody is waited for
+FAREWELL = 5.0  # seconds that an agent needs to end when its workers have
+
+
+@record(kw_only=True)
+class Job:
+    """All that the loop needs to know."""
+
+    calls: tuple[Call, ...]  # by place
+    starter: str
+    python: str  # the interpreter on the hosts
+    least: int  # nodes
+    env: Mapping[str, str]  # of the processes that lead to the hosts
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
+    signals: frozenset[int]  # that the front passes on
+    stops: frozenset[int]
+    silence: float  # seconds after which a silent host is lost
+    meeting_time: float  # seconds in which all hosts must have answered
+    grace_period: float  # seconds
+    quiet: bool
+    chaos: tuple[Fault, ...]
+
+
+def run(job: Job, tie: Tie) -> int:
+    """Carry the job out and give its exit status. Runs in a process of its own."""
+    gc.freeze()
+    gc.enable()
+    return Fan(job, tie).run()
+
+
+class Fan:
+    """The loop's state."""
+
+    def __init__(self, job: Job, tie: Tie) -> None:
+        now = time.monotonic()
+        self._job = job
+        self._signals_from_front = tie.signals[0]
+        self._selector = selectors.DefaultSelector()
+        self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet)
+        self._fates = Fates([call.host for call in job.calls], job.least)
+        self._branches = tuple(Branch(call, self._selector, self) for call in job.calls)
+        self._chaos = Chaos(job.chaos, [partial(_pid, branch) for branch in self._branches], self._console.say)
+        self._handled: tuple[int, ...] = ()
+        self._addresses: tuple[str, ...] = ()  # of the first host
+        self._port: int | None = None  # where the coordinator listens
+        self._signum = 0  # the first signal to stop
+        self._signalled_at = 0.0
+        self._stops = 0  # how many the user has sent
+        self._ending = False  # no host is called any more
+        self._front_lost = False
+        self._beat_at = now + self._beat
+        self._answer_by: float | None = now + job.meeting_time
+        self._settle_by: float | None = None
+        self._gone_by: float | None = None
+
+    def run(self) -> int:
+        """Run the loop until every branch is gone and all output taken; give the job's exit status."""
+        self._listen()
+        self._call()
+        while any(branch.phase is not Phase.GONE for branch in self._branches):
+            self._wait()
+        verdict = self._fates.verdict(signum=self._signum, front_lost=self._front_lost)
+        self._console.write(verdict.error)
+        if verdict.remark:
+            self._console.say(verdict.remark)
+        while not self._console.is_empty:
+            self._wait()
+        return verdict.status
+
+    # --- the loop
+
+    def _listen(self) -> None:
+        ours, wakeup = os.pipe()
+        for fd in (ours, wakeup):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for signum in self._job.signals:
+            signal.signal(signum, _nothing)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._handled = handled_signals()
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256), direct=True))
+        self._selector.register(self._signals_from_front, selectors.EVENT_READ, self._front_spoke)
+
+    def _wait(self) -> None:
+        self._console.mind(self._branches)
+        deadline = min(at for at in self._deadlines() if at is not None)
+        still = self._selector.get_map()
+        for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
+            if still.get(key.fd) is key:  # an earlier event of this round may have closed it
+                key.data()
+        self._expire(time.monotonic())
+
+    def _deadlines(self) -> Iterator[float | None]:
+        yield self._beat_at
+        yield self._answer_by
+        yield self._settle_by
+        yield self._gone_by
+        yield self._chaos.deadline
+        yield self._console.deadline
+
+    def _expire(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + self._beat
+            self._beat_all()
+        if self._answer_by is not None and now >= self._answer_by:
+            self._answer_by = None
+            for branch in self._branches:
+                if branch.phase in (Phase.WAITING, Phase.CALLING):
+                    self._in_trouble(branch, troubles.no_answer(self._job.meeting_time))
+                    branch.kill()
+        if self._settle_by is not None and (now >= self._settle_by or not self._is_undecided):
+            self._settle_by = None
+            self._hang_up()
+        if self._gone_by is not None and now >= self._gone_by and not self._console.is_full:
+            self._gone_by = None
+            self._cut_off()
+        self._chaos.expire(now)
+
+    @property
+    def _beat(self) -> float:
+        return min(1.0, self._job.silence / 4)
+
+    def _beat_all(self) -> None:
+        """Say that we are there, and give up whoever does not answer.
+
+        What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
+        """
+        most = self._job.silence / self._beat
+        for branch in self._branches:
+            if branch.phase is Phase.THERE and branch.beat(heeded=not self._console.is_full) > most:
+                self._console.say(f"{branch} is silent for {self._job.silence:g} s")
+                branch.kill()
+
+    # --- signals
+
+    def _front_spoke(self) -> None:
+        numbers = os.read(self._signals_from_front, 256)
+        if numbers:
+            self._signalled(numbers, direct=False)
+            return
+        self._selector.unregister(self._signals_from_front)
+        self._front_lost = True
+        self._console.abandon()
+        self._hang_up()
+
+    def _signalled(self, numbers: bytes, *, direct: bool) -> None:
+        """Pass signals on; one that came `direct` to this process is perhaps a copy of the front's."""
+        for signum in numbers:
+            if signum in self._job.signals:
+                self._pass_on(signum, direct)
+
+    def _pass_on(self, signum: int, direct: bool) -> None:
+        stops, is_first, now = signum in self._job.stops, False, time.monotonic()
+        if stops and signum == self._signum and now - self._signalled_at < ECHO:
+            return
+        if stops:
+            is_first, self._signalled_at = not self._signum, now
+            self._signum = self._signum or signum
+            self._stops += not direct
+            self._console.hurry()
+            if self._branches[0].phase is Phase.THERE:
+                self._call_nobody()
+            else:
+                self._hang_up()
+            if self._stops > 1:
+                self._expect_the_end(HURRY)
+        for branch in self._branches:
+            if branch.phase is Phase.THERE:
+                # the coordinator tells the others too, and what it says first makes ours no second one
+                again = self._stops > 1 or (is_first and branch is self._branches[0])
+                urgent = not direct and (not stops or again)
+                branch.send(SIGNAL if urgent else NUDGE, bytes([signum]))
+
+    # --- calling and hanging up
+
+    @property
+    def _is_undecided(self) -> bool:
+        """Whether some host that was called may yet say that the job cannot run there."""
+        asked = (branch for branch in self._branches if branch.phase in (Phase.CALLING, Phase.THERE))
+        return any(not branch.is_ready for branch in asked)
+
+    def _call(self) -> None:
+        """Call the next hosts, as many at a time as are bearable."""
+        calling = sum(branch.phase is Phase.CALLING for branch in self._branches)
+        for branch in self._branches:
+            if self._ending or self._fates.troubles or calling >= AT_A_TIME:
+                return
+            if branch.phase is Phase.WAITING:
+                branch.start(self._job.env, self._handled, self._job.open_files)
+                calling += 1
+        if not calling:
+            self._answer_by = None
+
+    def _call_nobody(self) -> None:
+        """Give up whoever has not answered."""
+        self._ending, self._answer_by = True, None
+        for branch in self._branches:
+            branch.give_up()
+
+    def _hang_up(self) -> None:
+        """Say nothing more to anybody: what runs there ends."""
+        self._call_nobody()
+        for branch in self._branches:
+            branch.hang_up()
+        self._expect_the_end(self._job.grace_period + self._job.silence + FAREWELL)
+
+    def _expect_the_end(self, within: float) -> None:
+        by = time.monotonic() + within
+        self._gone_by = by if self._gone_by is None else min(by, self._gone_by)
+
+    def _cut_off(self) -> None:
+        """Wait no longer for anybody."""
+        for branch in self._branches:
+            if branch.phase is not Phase.GONE:
+                self._console.say(f"{branch} has not said that its workers have ended")
+                branch.kill()
+
+    # --- what hosts say
+
+    def greeted(self, branch: Branch, protocol: int, version: str) -> None:
+        """Give a host its order."""
+        if protocol != PROTOCOL or version != __version__:
+            self._in_trouble(branch, troubles.other_version(version))
+            branch.hang_up()
+            return
+        branch.send(ORDER, branch.call.order)
+        self._introduce(branch)
+        self._call()
+
+    def _introduce(self, branch: Branch) -> None:
+        """Tell a host where the others are met, once that is known."""
+        if self._port is not None and branch is not self._branches[0] and branch.phase is Phase.THERE:
+            branch.send(MEET, messages.encode(messages.Meet(addresses=self._addresses, port=self._port)))
+
+    def reported(self, branch: Branch, data: bytes) -> None:
+        """Take a host's report.
+
+        Raises:
+            FrameError: it is none.
+        """
+        try:
+            report = messages.report(data)
+        except messages.Malformed as error:
+            raise FrameError(f"sent what is no report ({error})") from None
+        match report:
+            case messages.Addresses(addresses):
+                self._addresses = addresses
+            case messages.Listening(port):
+                self._port, branch.is_ready = port, True
+                for other in self._branches:
+                    self._introduce(other)
+            case messages.Ready():
+                branch.is_ready = True
+            case messages.Begun(world_size):
+                self._fates.has_begun = True
+                self._chaos.begun(world_size)
+            case messages.Worker(rank, pid):
+                self._chaos.started(rank, pid, time.monotonic())
+            case messages.Refused(message, hint, status):
+                self._in_trouble(branch, troubles.refused(message, hint, status))
+            case messages.Ended(status):
+                self._fates.ended(branch.call.place, status)
+
+    def showed(self, branch: Branch, stream: bytes, data: bytes) -> None:
+        """Show what a host shows."""
+        self._console.show(branch, stream, data)
+        if self._gone_by is not None:
+            self._gone_by = max(self._gone_by, time.monotonic() + FAREWELL)
+
+    def gone(self, branch: Branch) -> None:
+        """Take note that nothing more comes from a host."""
+        status = self._fates.status_of(branch.call.place)
+        if status == exitcodes.BUG:
+            self._console.write(branch.said)
+        elif status is None and not branch.given_up:
+            self._lost(branch)
+        self._call()
+        if branch is self._branches[0] and not self._fates.troubles:
+            self._call_nobody()
+            self._expect_the_end(self._job.grace_period + 2 * self._job.silence + FAREWELL)
+
+    # --- what goes wrong
+
+    def _lost(self, branch: Branch) -> None:
+        """Take note of a host that is gone without the job's status."""
+        job = self._job
+        if branch.never_started:
+            trouble = troubles.no_command(job.starter, branch.never_started)
+        elif branch.has_answered:
+            trouble = troubles.lost(job.starter, branch.exit_status, branch.nonsense or branch.said)
+        else:
+            trouble = troubles.explain(job.starter, job.python, branch.exit_status, branch.nonsense or branch.said)
+        if not self._fates.has_begun:
+            self._in_trouble(branch, trouble)
+            return
+        self._fates.lost(branch.call.place, trouble)
+        if branch.said.strip() and branch is not self._branches[0]:
+            self._console.say(f"{branch}: {trouble.message}")
+
+    def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:
+        """Take note of a host on which the job cannot run; without enough others, that ends it."""
+        place, fates = branch.call.place, self._fates
+        if self._ending or place in fates.troubles:
+            return
+        left = sum(other.phase is not Phase.GONE and other is not branch for other in self._branches)
+        if fates.is_bearable(place, left):
+            branch.given_up = True
+            self._console.say(f"going on without {branch}: {trouble.message}")
+            return
+        fates.troubles[place] = trouble
+        if self._settle_by is None:
+            self._settle_by = time.monotonic() + SETTLE
+
+
+def _pid(branch: Branch) -> int | None:
+    return branch.pid
+
+
+def _nothing(_signum: int, _frame: object) -> None:
+    """Only there so that the wakeup descriptor is written to."""

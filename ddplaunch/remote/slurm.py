@@ -1,0 +1,94 @@
+"""How a job in a Slurm allocation becomes one step of it with an agent on each node. Starts nothing itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+from ddplaunch import front, hostlist, secret
+from ddplaunch.cluster import Allocation, meet, slurm
+from ddplaunch.crew import raise_open_files
+from ddplaunch.options.write import to_argv
+from ddplaunch.remote import step
+from ddplaunch.spec import JobSpec
+
+# options of sbatch and salloc that srun would take from the environment, though they are not meant for a step of agents
+_NOT_FOR_THE_STEP = (
+    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXIT_ERROR", "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND",
+    "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
+    "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
+    "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
+)  # fmt: skip
+# what the agents find by themselves, or are told in another way
+_OF_HERE = frozenset((
+    "cluster", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone",
+    "token_file",
+))  # fmt: skip
+
+
+def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+    """Start the step, speak for the user to its agents, and give the status of the job.
+
+    Raises:
+        LaunchError: nothing was started.
+    """
+    job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
+    port = meet.ports_of(job_id, os.getpid())[0]
+    token = os.urandom(32).hex()
+    signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    job = step.Job(
+        argv=argv(spec, allocation, sys.executable),
+        env=environment(env, token=token, port=port),
+        host=allocation.start[0].address,
+        ports=meet.ports_from(port),
+        token=token,
+        name="\0".join(("", spec.rdzv_id or "", str(port))),
+        signals=signals,
+        stops=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+        silence=spec.heartbeat_timeout,
+        grace_period=spec.grace_period,
+        open_files=raise_open_files(),
+    )
+    return front.run(partial(step.run, job), signals, spec.stop_signals, meanwhile=_nothing)
+
+
+def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
+    """Give the command that starts an agent on each node.
+
+    srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
+    one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving.
+    """
+    number = len(allocation.start)
+    return (
+        "srun",
+        f"--nodes={number}",
+        f"--ntasks={number}",
+        "--ntasks-per-node=1",
+        f"--nodelist={hostlist.compress([host.address for host in allocation.start])}",
+        "--cpu-bind=none",
+        "--gpu-bind=none",
+        "--mem-bind=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--input=none",
+        "--export=ALL",
+        python,
+        "-P",
+        "-m",
+        "ddplaunch.remote.task",
+        *to_argv(spec, without=_OF_HERE),
+    )
+
+
+def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
+    """Give the variables of the step."""
+    kept = {name: value for name, value in env.items() if name not in _NOT_FOR_THE_STEP}
+    return {**kept, secret.VARIABLE: token, slurm.MEETING_PORT: str(port)}
+
+
+def _nothing() -> None:
+    """There is no run folder here to be tidied."""

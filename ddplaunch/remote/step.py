@@ -1,0 +1,197 @@
+"""The loop of a job in a Slurm allocation: it starts one step with an agent on each node, and speaks for the user to them.
+
+It stands where the agent of a job of one node stands, behind the same front. Signals go to the coordinator, never to srun:
+SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status comes from the coordinator too: srun's is the highest of
+all tasks', and hidden when Slurm kills them. Agents write whole lines, which srun passes on whole.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping
+
+from ddplaunch import exitcodes, supervise
+from ddplaunch.control import messages
+from ddplaunch.control.handshake import key
+from ddplaunch.errors import LaunchError
+from ddplaunch.hearing import Hearing
+from ddplaunch.link import STDERR, Outbox, Tie
+from ddplaunch.nodes.link import NetworkLink
+from ddplaunch.process.start import StartError, Stdio, handled_signals, start, why_not_started
+from ddplaunch.record import record
+
+FAREWELL = 10.0  # seconds from the end of the grace period until srun is told to end the step
+FOREVER = float("inf")
+
+
+@record(kw_only=True)
+class Job:
+    """All that the loop needs to know."""
+
+    argv: tuple[str, ...]  # srun and what each task runs
+    env: Mapping[str, str]  # of the step, with the job's token
+    host: str  # of node 0
+    ports: tuple[int, ...]  # where the coordinator listens
+    token: str
+    name: str  # what the agents know the job by besides
+    signals: frozenset[int]
+    stops: frozenset[int]
+    silence: float  # seconds after which a silent coordinator counts as lost
+    grace_period: float  # seconds
+    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
+
+
+def run(job: Job, tie: Tie) -> int:
+    """Carry the job out and give its exit status. Runs in a process of its own."""
+    gc.freeze()
+    gc.enable()
+    return Step(job, tie).run()
+
+
+class Step:
+    """The loop's state."""
+
+    def __init__(self, job: Job, tie: Tie) -> None:
+        self._job = job
+        self._outbox = Outbox(tie.output[1])
+        self._selector = selectors.DefaultSelector()
+        self._hearing = Hearing(
+            self._selector, tie.signals[0], feed=self.feed, child_ended=_nothing, front_lost=self._outbox.abandon
+        )
+        self._link = NetworkLink(
+            self,
+            self._selector,
+            key=key(job.token, job.name),
+            hello=lambda _: messages.Watch(),
+            source=None,
+            silence=job.silence,
+            patience=FOREVER,  # the step may have to wait for others to end
+            clock=time.monotonic,
+        )
+        self._srun = -1
+        self._wait_status: int | None = None
+        self._quit: messages.Quit | None = None
+        self._signum = 0  # the first signal to stop
+        self._signalled_at = 0.0
+        self._gone_by: float | None = None
+
+    def run(self) -> int:
+        """Run the loop until srun has ended; give the job's exit status."""
+        self._hearing.listen(self._job.signals)
+        try:
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the keys stay with the shell
+            child = start(
+                self._job.argv,
+                self._job.env,
+                Stdio(nothing, 1, 2),
+                handled=handled_signals(),
+                open_files=self._job.open_files,
+            )
+        except StartError as error:
+            return self._fail(str(error), exitcodes.NOT_EXECUTABLE)
+        self._srun = child.pid
+        self._selector.register(child.pidfd, selectors.EVENT_READ, self._ended)
+        self._link.aim((self._job.host,), self._job.ports)
+        while self._wait_status is None:
+            self._wait()
+        self._link.close()
+        if (never := why_not_started(child, "srun")) is not None:
+            return self._fail(str(never), exitcodes.NOT_FOUND)
+        return self._status()
+
+    def _wait(self) -> None:
+        deadlines = [at for at in (self._link.deadline, self._gone_by) if at not in (None, FOREVER)]
+        soonest = min(deadlines, default=None)
+        still = self._selector.get_map()
+        patience = None if soonest is None else max(0.0, soonest - time.monotonic())
+        for ready, _ in self._selector.select(patience):
+            if still.get(ready.fd) is ready:
+                ready.data()
+        now = time.monotonic()
+        self._link.expire(now)
+        if self._gone_by is not None and now >= self._gone_by:
+            self._end_step()
+
+    # --- what the agents' coordinator says: the ears of the link
+
+    def feed(self, event: supervise.Event) -> None:
+        """Take a signal of the user, or the end of the front; the coordinator sends us no other event."""
+        match event:
+            case supervise.SignalReceived(signum, _, escalates):
+                self._signalled(signum, escalates)
+            case supervise.FrontLost():
+                self._stop(signal.SIGTERM)
+
+    def begun(self, begin: messages.Begin, address: str | None) -> None:
+        """Nothing begins here."""
+
+    def listening(self, port: int) -> None:
+        """Nobody listens here."""
+
+    def dismissed(self, message: messages.Quit) -> None:
+        """Take note of the job's status."""
+        self._quit = message
+        self._link.close()
+        self._expect_the_end(FAREWELL)
+        if message.why == "lost":
+            self._say(message.words)
+            self._expect_the_end(self._job.grace_period + FAREWELL)
+
+    # --- signals
+
+    def _signalled(self, signum: int, escalates: bool) -> None:
+        if signum not in self._job.stops:
+            self._link.send(messages.Forward(signum))
+        elif not self._signum:
+            self._stop(signum)
+        elif escalates and not (signum == self._signum and time.monotonic() - self._signalled_at < supervise.ECHO):
+            self._link.send(messages.Killing())
+            self._expect_the_end(FAREWELL)
+
+    def _stop(self, signum: int) -> None:
+        self._signum, self._signalled_at = signum, time.monotonic()
+        if self._link.is_reached:
+            self._link.send(messages.Stopping("SIGNALLED", signum))
+            self._expect_the_end(self._job.grace_period + FAREWELL)
+        else:
+            self._end_step()  # no worker can run yet
+
+    def _expect_the_end(self, within: float) -> None:
+        by = time.monotonic() + within
+        self._gone_by = by if self._gone_by is None else min(by, self._gone_by)
+
+    def _end_step(self) -> None:
+        """Have srun end the step; the second time srun itself is ended."""
+        os.kill(self._srun, signal.SIGKILL if self._gone_by == FOREVER else signal.SIGTERM)
+        self._gone_by = time.monotonic() + FAREWELL
+
+    # --- the end
+
+    def _ended(self) -> None:
+        _, self._wait_status = os.waitpid(self._srun, 0)
+
+    def _status(self) -> int:
+        if self._quit is not None:
+            return self._quit.status
+        if self._signum:
+            return exitcodes.of_signal(self._signum)
+        status = self._wait_status or 0
+        return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def _fail(self, reason: str, status: int) -> int:
+        hint = "srun is needed to start agents on the nodes of the allocation; where it is not, start ddplaunch by srun yourself"
+        self._say(LaunchError(f"no step could be started: {reason}", hint=hint).render())
+        return status
+
+    def _say(self, words: str) -> None:
+        self._outbox.put(STDERR, words.encode(errors="replace"))
+        while self._outbox.size:
+            self._outbox.flush()
+
+
+def _nothing() -> None:
+    """srun's end is seen by its pidfd."""

@@ -1,0 +1,26 @@
+"""An agent in a step that ddplaunch has started: `python -m ddplaunch.remote.task WORDS`.
+
+The words say all that was asked for; variables and files were read where the command was typed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ddplaunch import cli, launch
+from ddplaunch.errors import LaunchError
+
+
+def main() -> int:
+    """Run the agent and give its exit status."""
+    try:
+        spec = cli.asked(cli.parse("run", sys.argv[1:]), {}, None)
+        return launch.run(spec, dict(os.environ))
+    except LaunchError as error:
+        sys.stderr.write(error.render())
+        return error.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Agents on other hosts, with an ssh that is made up: how they are called, what can go wrong, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import psutil
+import pytest
+
+import ddplaunch
+from tests.conftest import until
+
+HOSTS = "127.0.0.1,127.0.0.2,127.0.0.3"
+
+
+@pytest.fixture
+def ssh(job, program):
+    """Have the made-up ssh first in PATH; give the folder where it notes who was called."""
+    folder = job.home / "ssh"
+    (folder / "bin").mkdir(parents=True)
+    command = folder / "bin" / "ssh"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} {program("fake_ssh")} "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def env(ssh):
+    """The variables of the command."""
+    return {
+        "PATH": f"{ssh / 'bin'}:{os.environ['PATH']}",
+        "FAKE_SSH": str(ssh),
+        "FAKE_SSH_PYTHONPATH": str(Path(ddplaunch.__file__).parent.parent),
+    }
+
+
+def start(job, env, *args: object, hosts: str = HOSTS, **popen):
+    return job.start("--hosts", hosts, "--nproc-per-node", 2, *args, env=env, **popen)
+
+
+def pids(ssh: Path, host: str) -> tuple[int, int]:
+    """The client that leads to a host, and the shell there."""
+    client, shell = (ssh / f"{host}.pids").read_text().split()
+    return int(client), int(shell)
+
+
+def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
+    start(job, env, program("place"))
+    result = job.wait()
+    assert result.status == 0, result.err
+    places = [json.loads(place)["variables"] for place in job.signs("place", 6)]
+    assert [place["GROUP_RANK"] for place in places] == ["0", "0", "1", "1", "2", "2"]
+    assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
+    job.nothing_left()
+
+
+def test_variables_of_the_caller_go_along_and_those_of_the_host_stay(job, env, ssh, program):
+    typed = {"LEARNING_RATE": "0.1", "HOME": "/home/typed", "SSH_TTY": "/dev/pts/9"}
+    job.start("--hosts", "127.0.0.9:1", program("place"), env=env | typed)
+    assert job.wait().status == 0
+    variables = json.loads(job.sign("place-0"))["variables"]
+    assert variables["LEARNING_RATE"] == "0.1"
+    assert variables["HOME"] == str(ssh / "home")
+    assert variables["USER"] == "ann"
+    assert "SSH_TTY" not in variables
+    assert variables["SSH_CONNECTION"].endswith("127.0.0.1 22")
+    job.nothing_left()
+
+
+def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, program):
+    start(job, env | {"DDPLAUNCH_TOKEN": "s3cret"}, "--env", "ADDED=v4lue", program("place"))
+    assert job.wait().status == 0
+    called = (ssh / "127.0.0.2.called").read_text()
+    assert "BatchMode=yes" in called
+    assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.remote"
+    for place in job.signs("place", 6):
+        assert "DDPLAUNCH_TOKEN" not in place
+    job.nothing_left()
+
+
+def test_slots_of_a_host_are_its_workers(job, env, program):
+    job.start("--hosts", "127.0.0.1:1,127.0.0.2:3", program("place"), env=env)
+    assert job.wait().status == 0
+    assert [json.loads(place)["variables"]["GROUP_RANK"] for place in job.signs("place", 4)] == ["0", "1", "1", "1"]
+    job.nothing_left()
+
+
+def test_words_of_a_login_are_passed_over(job, env, program):
+    start(job, env, program("writes"), "both", hosts="127.0.0.1,chatty")
+    result = job.wait()
+    assert result.status == 0, result.err
+    assert sorted(result.out.splitlines()) == [f"[{rank}] out of {rank}" for rank in range(4)]
+    assert "Welcome" not in result.err
+    job.nothing_left()
+
+
+def test_the_only_worker_on_another_host_is_shown_as_it_is(job, env, program):
+    job.start("--hosts", "127.0.0.9:1", program("writes"), "both", env=env)
+    assert job.wait().out == "out of 0\n"
+    job.nothing_left()
+
+
+def test_more_hosts_than_are_called_at_a_time(job, env, program):
+    hosts = ",".join(f"127.0.1.{number}:1" for number in range(1, 71))
+    job.start("--hosts", hosts, program("writes"), "both", env=env)
+    result = job.wait(timeout=120)
+    assert result.status == 0, result.err
+    assert len(result.out.splitlines()) == 70
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("host", "message", "hint"),
+    [
+        ("unknown", "no host of this name is known", "ssh unknown"),
+        ("refusing", "it refuses connections for ssh", "sshd"),
+        ("silent", "it does not answer", "is it up"),
+        ("stranger", "ssh does not know its host key", "ssh-keyscan stranger"),
+        ("locked", "ssh is not let in without a password", "ssh-copy-id locked"),
+        ("old", "ddplaunch there is 0.0.1, here it is", "--remote-python"),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_named_with_the_remedy(job, env, program, host, message, hint):
+    start(job, env, program("behave"), hosts=f"127.0.0.1,{host}")
+    result = job.wait()
+    assert result.status == 121
+    assert f"error: {host}: {message}" in result.err
+    assert hint in result.err
+    assert result.err.count("error:") == 1
+    job.nothing_left()
+
+
+def test_all_hosts_that_cannot_be_used_are_named(job, env, program):
+    start(job, env, program("behave"), hosts="127.0.0.1,refusing,silent,locked")
+    result = job.wait()
+    assert result.status == 121
+    for words in ("refusing: it refuses", "silent: it does not answer", "locked: ssh is not let in"):
+        assert words in result.err
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("/no/such/python", "/no/such/python does not exist there"),
+        ("/etc/passwd", "/etc/passwd cannot be executed there"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_used_is_named(job, env, program, python, message):
+    start(job, env, "--remote-python", python, program("behave"))
+    result = job.wait()
+    assert result.status == 121
+    assert f"error: 127.0.0.1, 127.0.0.2, 127.0.0.3: {message}" in result.err
+    assert "--remote-python" in result.err
+    job.nothing_left()
+
+
+def test_an_interpreter_without_ddplaunch_is_named(job, env, program):
+    start(job, env | {"FAKE_SSH_PYTHONPATH": "/nowhere"}, "--remote-python", "/usr/bin/python3", program("behave"))
+    result = job.wait()
+    assert result.status == 121
+    assert "/usr/bin/python3 there has no ddplaunch" in result.err
+    assert "pip install ddplaunch==" in result.err
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("work/train.py", "train.py does not exist"), ("work", "{work}: no such file or directory")],
+    ids=["script", "folder"],
+)
+def test_what_is_missing_there_is_named(job, env, missing, message):
+    work = job.home / "work"
+    work.mkdir()
+    (work / "train.py").write_text("")
+    start(job, env | {"FAKE_SSH_LACKS": str(job.home / missing)}, "train.py", hosts="127.0.0.1,bare", cwd=work)
+    result = job.wait()
+    assert result.status == 121
+    assert f"bare: {message.format(work=work)}" in result.err
+    assert result.err.count("error:") == 1
+    job.nothing_left()
+
+
+def test_without_ssh_that_is_said(job, env, program):
+    start(job, env | {"PATH": "/nowhere"}, program("behave"))
+    result = job.wait()
+    assert result.status == 121
+    assert "ssh cannot be run here" in result.err
+    job.nothing_left()
+
+
+def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program):
+    process = start(job, env, program("behave"), hosts="127.0.0.1,hanging")
+    until(lambda: (ssh / "hanging.called").exists() and (ssh / "127.0.0.1.pids").exists(), "a call")
+    process.send_signal(SIGINT)
+    result = job.wait(timeout=10)
+    assert result.status == 130
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("who", ["front", "loop"])
+def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, env, program, who):
+    process = start(job, env, "--grace-period", "0.2", program("behave"), "all=stubborn")
+    job.signs("ready", 6)
+    (loop,) = psutil.Process(process.pid).children()
+    os.kill(process.pid if who == "front" else loop.pid, SIGKILL)
+    assert job.wait().status == (-SIGKILL if who == "front" else 122)
+    job.nothing_left(patience=20)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3"])
+def test_a_connection_that_is_killed_ends_the_job_everywhere(job, env, ssh, program, host):
+    start(job, env, program("behave"))
+    job.signs("ready", 6)
+    os.kill(pids(ssh, host)[0], SIGKILL)
+    result = job.wait()
+    assert result.status == 122
+    assert "lost" in result.err
+    job.nothing_left(patience=20)
+
+
+def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env, ssh, program):
+    start(job, env, "--heartbeat-timeout", "1s", program("behave"))
+    job.signs("ready", 6)
+    client = pids(ssh, "127.0.0.2")[0]
+    os.kill(client, signal.SIGSTOP)
+    result = job.wait()
+    assert result.status == 122
+    job.nothing_left(patience=20)
+
+
+def test_a_stop_signal_reaches_every_host(job, env, program):
+    process = start(job, env, program("behave"), "all=polite")
+    job.signs("ready", 6)
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    for rank in range(6):
+        assert job.sign(f"got-{rank}").removesuffix(" SIGCONT") == "SIGTERM"
+    job.nothing_left()
+
+
+def test_an_only_host_that_is_lost_is_named(job, env, ssh, program):
+    job.start("--hosts", "127.0.0.9:2", program("behave"), env=env)
+    job.signs("ready", 2)
+    os.kill(pids(ssh, "127.0.0.9")[0], SIGKILL)
+    result = job.wait()
+    assert result.status == 122
+    assert "error: 127.0.0.9: it was lost: ssh ended with status 137" in result.err
+    job.nothing_left(patience=20)
+
+
+def test_an_only_host_hears_the_second_stop_signal_too(job, env, program):
+    process = job.start("--hosts", "127.0.0.9:2", "--grace-period", 600, program("behave"), "all=stubborn", env=env)
+    job.signs("ready", 2)
+    process.send_signal(SIGINT)
+    for rank in range(2):
+        job.sign(f"got-{rank}")
+    process.send_signal(SIGINT)
+    assert job.wait().status == 130
+    job.nothing_left()
+
+
+def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
+    """As when the network is gone, and nobody says so."""
+    process = start(job, env, "--heartbeat-timeout", "1s", program("behave"))
+    workers = [int(pid) for pid in job.signs("ready", 6)]
+    (loop,) = psutil.Process(process.pid).children()
+    loop.send_signal(signal.SIGSTOP)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the end of the workers")
+    loop.send_signal(signal.SIGCONT)
+    assert job.wait().status == 122
+    job.nothing_left(patience=20)
