@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.supervise import ECHO
+
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
 
@@ -217,6 +219,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def program() -> Callable[[str], Path]:
     """Find a worker that misbehaves on purpose."""
     return lambda name: PROGRAMS / f"{name}.py"
+
+
+def send_again(process: subprocess.Popen[str], signum: int) -> None:
+    """Send a signal once more, so much later that it is meant, and no copy such as timeout(1) sends."""
+    time.sleep(2 * ECHO)
+    process.send_signal(signum)
 
 
 def lines_of(text: str, prefix: str) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """Slurm's compressed lists: `rack[1-2]n[01-03,7],login` and `5,1(x2)`. Pure; knows names and numbers, not what they mean.
 
-Grammar and order as in Slurm's own hostlist.c: of several brackets in a name the last runs fastest, a range is padded as its
-lower end is.
+Grammar and order as in Slurm's own hostlist.c: of several brackets in a name the last runs fastest, then the first, then the
+second and so on; a range is padded as its lower end is.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     ]
     if math.prod(sum(len(one.numbers) for one in part) for part in parts if not isinstance(part, str)) > MOST_HOSTS:
         raise too_many(piece, origin)
-    words = ([part] if isinstance(part, str) else [word for one in part for word in one.words()] for part in parts)
-    return [checked("".join(combination), piece, origin) for combination in itertools.product(*words)]
+    words = [[part] if isinstance(part, str) else [word for one in part for word in one.words()] for part in parts]
+    before, last = words[:-2], words[-2:]  # the last bracket, and what follows it
+    combinations = itertools.product(*reversed(before), *last)
+    count = len(before)
+    return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]
 
 
 @record

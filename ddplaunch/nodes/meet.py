@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 from platform import python_version
 
 from ddplaunch import __version__, coordinate, secret
@@ -179,14 +180,12 @@ def _check_alone(meeting: Meeting, key: Key) -> None:
     """
     address = meeting.listen or "127.0.0.1"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in meeting.ports:
-        if _is_free(port):
-            return
-        if answers(key, [(family, (address, port))]):
-            raise LaunchError(
-                f"node rank 0 is taken: another ddplaunch on this host waits for the other nodes at port {port}",
-                hint="give each node a rank of its own with --node-rank",
-            )
+    taken = list(takewhile(lambda port: not _is_free(port), meeting.ports))
+    if taken and answers(key, [(family, (address, port)) for port in taken]):
+        raise LaunchError(
+            "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
+            hint="give each node a rank of its own with --node-rank",
+        )
 
 
 def _is_free(port: int) -> bool:

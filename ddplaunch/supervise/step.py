@@ -46,7 +46,7 @@ from ddplaunch.supervise.why import Why
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
-ECHO = 0.1  # seconds in which the same signal is no second one: timeout(1) and pkill -f send it twice
+ECHO = 0.02  # seconds in which the same signal is no second one: timeout(1) and pkill -f send it twice
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 Result = tuple[State, tuple[Action, ...]]

@@ -8,6 +8,8 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 
 import pytest
 
+from tests.conftest import send_again
+
 STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
 
 
@@ -47,7 +49,7 @@ def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
     process.send_signal(signum)
     for rank in range(3):
         job.sign(f"got-{rank}")
-    process.send_signal(signum)
+    send_again(process, signum)
     assert job.wait().status == status
     job.nothing_left()
 
@@ -220,3 +222,14 @@ def test_when_both_are_killed_at_once_the_workers_are_gone(job, start):
         os.kill(pid, SIGKILL)
     process.wait()
     job.nothing_left(patience=20)
+
+
+def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):
+    """timeout(1) signals the command, then its whole process group; pkill -f front and agent."""
+    process = start("all=polite", options=("--grace-period", "600"))
+    process.send_signal(SIGTERM)
+    process.send_signal(SIGTERM)
+    result = job.wait()
+    assert result.status == 143
+    assert "killing" not in result.err
+    assert not job.events("kill_sent")

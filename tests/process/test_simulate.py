@@ -12,7 +12,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 import psutil
 import pytest
 
-from tests.conftest import until
+from tests.conftest import send_again, until
 from tests.process.terminal import CTRL_C, CTRL_Z, Shell, running, stopped
 
 THREE = ("--nnodes", 3, "--nproc-per-node", 2, "--simulate")
@@ -170,7 +170,7 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     process.send_signal(SIGINT)
     for rank in range(6):
         job.sign(f"got-{rank}")
-    process.send_signal(SIGINT)
+    send_again(process, SIGINT)
     result = job.wait()
     assert result.status == 130
     assert result.err.count("killing the workers at once") == 1

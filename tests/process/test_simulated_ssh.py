@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import ddplaunch
-from tests.conftest import until
+from tests.conftest import send_again, until
 
 HOSTS = "127.0.0.1,127.0.0.2,127.0.0.3"
 
@@ -260,7 +260,7 @@ def test_an_only_host_hears_the_second_stop_signal_too(job, env, program):
     process.send_signal(SIGINT)
     for rank in range(2):
         job.sign(f"got-{rank}")
-    process.send_signal(SIGINT)
+    send_again(process, SIGINT)
     assert job.wait().status == 130
     job.nothing_left()
 
