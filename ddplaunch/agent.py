@@ -185,6 +185,10 @@ class Agent:
         """Say where the coordinator, which is here, listens: whoever started the other agents tells them."""
         self._outbox.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
+    def say(self, text: str) -> None:
+        """Tell the user what the way to the other nodes has to say."""
+        self._teller.say(text)
+
     def begun(self, begin: Begin, address: str | None) -> None:
         """Take the coordinator's word to start, and the address of this node that the others reach."""
         self._begin, self._address = begin, address

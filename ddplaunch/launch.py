@@ -14,8 +14,8 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
 from ddplaunch.crew import raise_open_files
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan
-from ddplaunch.plan.make import Node, make_plan
+from ddplaunch.plan import Plan, Seat
+from ddplaunch.plan.make import Agreed, Node, make_plan
 from ddplaunch.process import port, terminal
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
@@ -153,12 +153,26 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     here = make_plan(spec, allocation, node, run_id=run_id)
     if allocation.task is not None or len(here.seats) == 1:
         return here
-    workers = [
-        replace(worker, host=seat.host)
-        for place, seat in enumerate(here.seats)
-        for worker in make_plan(spec, replace(allocation, node_rank=place), node, run_id=run_id).workers
+    asked = [_for_host(spec, allocation, place) for place in range(len(here.seats))]
+    drafts = [
+        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id) for place, one in enumerate(asked)
     ]
-    return replace(here, workers=tuple(workers))
+    agreed = Agreed(
+        seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
+        backend=here.backend,
+        backend_reason=here.reasons["backend"],
+    )
+    plans = [
+        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id, agreed=agreed)
+        for place, one in enumerate(asked)
+    ]
+    return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
+
+
+def _for_host(spec: JobSpec, allocation: Allocation, place: int) -> JobSpec:
+    """The job as a host gets it that was given a number of workers of its own."""
+    slots = allocation.start[place].slots if allocation.start else None
+    return spec if slots is None else replace(spec, nproc_per_node=slots)
 
 
 def _policy(spec: JobSpec, draft: Plan, *, coordinated: bool) -> Policy:

@@ -1,5 +1,6 @@
-"""What the agent works with: the workers' plan, the run folder, the screen and the teller. Made from what was asked, when
-the agent asks for it; with several nodes only the coordinator's word completes it.
+"""What the agent works with: the workers' plan, the run folder, the screen and the teller.
+
+It is made when the agent asks for it: with several nodes only the coordinator's word completes it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.cluster import local
+from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.exitcodes import HANG, MEANINGS
 from ddplaunch.options.option import Option
@@ -69,6 +69,19 @@ _SOMETIMES = {
     "only a list of UUIDs makes an index certain",
     "HIP_VISIBLE_DEVICES": "the same on AMD GPUs",
     "ZE_AFFINITY_MASK": "the same on Intel GPUs",
+    "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, be it "
+    "to nothing",
+    "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
+}
+# in the order in which they are asked
+_CLUSTERS = {
+    "ssh": ssh.NEEDS,
+    "static": static.NEEDS,
+    "slurm": slurm.NEEDS,
+    "kubernetes": kubernetes.NEEDS,
+    "mpi": mpi.NEEDS,
+    "pbs": pbs.NEEDS,
+    "lsf": lsf.NEEDS,
 }
 _READ = {
     TOKEN: "the secret by which the nodes of a job know each other, as in `--token-file`; workers do not get it",
@@ -167,6 +180,9 @@ def _exit_status() -> str:
         "[summary.json](run-folder.md), tell them apart.",
         "A job that a signal stopped ends with 128 + n, even if every worker took the signal, saved and exited with 0.",
         "With `--max-restarts`, the status is that of the last generation.",
+        "With several nodes every node ends with the same status, but for one that was not let in (2) or that lost the others "
+        "(121 before the start, 122 after it). 121 is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
+        "[One job, one fate](../concepts/one-fate.md#what-happens-when) says which status follows from what.",
     )
 
 
@@ -194,6 +210,11 @@ def _variables() -> str:
         "Every option but a few has a variable: `DDPLAUNCH_` and its name, such as `DDPLAUNCH_NPROC_PER_NODE`; those of "
         "torchrun also have torchrun's, such as `PET_NPROC_PER_NODE`. [The command line](cli.md) names them. Besides:",
         _table(["variable", "meaning"], [[f"`{name}`", meaning] for name, meaning in _READ.items()]),
+        "## Where the nodes are",
+        "The first of these that is found says it, but for an mpirun inside a Slurm job, which comes before Slurm; `--cluster` "
+        "names one. Inside a worker, whose variables speak of the job that it is part of, only options count. "
+        "[Several nodes](../guides/several-nodes.md) says what each of them is.",
+        _table(["cluster", "found by"], [[f"`{name}`", needs] for name, needs in _CLUSTERS.items()]),
     )
 
 

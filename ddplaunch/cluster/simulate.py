@@ -12,7 +12,7 @@ def allocate(spec: JobSpec) -> Allocation:
     agree.nothing_to_choose(spec, "simulated nodes are on this machine")
     most = spec.nnodes[1]
     nodes = tuple(Host(name=f"node-{index}") for index in range(most))
-    own = (meet.LOOPBACK, "one node needs no other") if most == 1 else (None, "node 0 says where it is")
+    own = (meet.LOOPBACK, "all nodes are on this machine")
     address, address_reason = meet.first(spec, (spec.master_addr, "master_addr")) or own
     port, port_reason = meet.port(spec)
     return Allocation(

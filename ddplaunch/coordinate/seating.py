@@ -41,6 +41,14 @@ def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
     return tuple(places[place] for place in range(number))
 
 
+def waiting(state: State) -> str:
+    """Say whom a meeting waits for."""
+    here, policy = len(state.members), state.policy
+    if here >= policy.least:
+        return f"{here} of {policy.least} to {policy.most} nodes are there; starting unless another one comes"
+    return f"waiting for {missing(state)}"
+
+
 def missing(state: State) -> str:
     """Say who has not come yet: "2 of 3 nodes: node 1 (b), node 2 (c)"."""
     here, policy = state.members.values(), state.policy

@@ -16,7 +16,7 @@ from ddplaunch.coordinate.events import (
     NodeKilling,
     NodeStopping,
 )
-from ddplaunch.coordinate.seating import disagreements, missing, order, why_refused
+from ddplaunch.coordinate.seating import disagreements, missing, order, waiting, why_refused
 from ddplaunch.coordinate.state import OWN, Member, Phase, Policy, State, Why
 from ddplaunch.first_failure import failure_status, follows
 from ddplaunch.record import replace
@@ -36,7 +36,9 @@ def begin(policy: Policy, at: float) -> Result:
 def step(state: State, event: Event) -> Result:
     """Give the state after `event` and what is to be done."""
     if state.phase is Phase.ENDED:
-        return state, (Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(event, Joined) else ()
+        return state, (Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
+            event, Joined
+        ) else ()
     match event:
         case Joined(member, at):
             return _joined(state, member, at)
@@ -243,7 +245,7 @@ def _deadline(state: State, at: float) -> Result:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
         return _end(replace(state, why=why), f"the nodes did not meet in time: waited in vain for {missing(state)}")
     if state.phase is Phase.MEETING:
-        return replace(state, notice_at=at + NEXT_NOTICE), (Say(f"waiting for {missing(state)}"),)
+        return replace(state, notice_at=at + NEXT_NOTICE), (Say(waiting(state)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     words = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
     return replace(state, notice_at=None), (Say(words),)

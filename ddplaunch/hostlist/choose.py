@@ -59,7 +59,8 @@ def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str
         chosen = parse_devices(devices, piece, origin) if colon else None
         for name in expand(names, origin):
             if name not in known:
-                raise wrong(text, origin, f"there is no host {shown(name)}", hint=f"the hosts are {_some(known)}")
+                what = "there is no such host" if name == text else f"there is no host {shown(name)}"
+                raise wrong(text, origin, what, hint=f"the hosts are {_some(known)}")
             if known[name] in named:
                 raise wrong(text, origin, f"{name} stands there twice", hint=f"name it once, as {name}:0,1")
             named[known[name]] = chosen

@@ -17,6 +17,8 @@ from ddplaunch.process.resolver import Answer, Resolver
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
+FIRST_NOTICE = 3.0  # seconds after which it is said for the first time what is looked for
+NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is asked for again
 
 
@@ -25,6 +27,9 @@ class Ears(Protocol):
 
     def feed(self, event: supervise.Event) -> None:
         """Take an event."""
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
 
     def listening(self, port: int) -> None:
         """Take note that the coordinator of the job is here, and listens."""
@@ -136,6 +141,7 @@ class NetworkLink(Link):
         self._began = clock()
         self._patience = patience
         self._lost_at: float = self._began + patience
+        self._notice_at: float | None = self._began + FIRST_NOTICE
         self._dialer = Dialer(
             selector,
             key,
@@ -181,6 +187,7 @@ class NetworkLink(Link):
         if self._resolver is not None:
             self._resolver.close()
         self._peer = peer
+        self._notice_at = None
         peer.received, peer.closed = self._heard, self._closed
         self._lost_at = self._clock() + self._silence
         self.send(self._hello(self._names.get(peer.address, peer.address)))
@@ -220,7 +227,7 @@ class NetworkLink(Link):
         """When `expire` is to be called at the latest."""
         if self._dismissed:
             return None
-        deadlines = (self._lost_at, self._resolve_at, self._dialer.deadline)
+        deadlines = (self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
         return min(deadline for deadline in deadlines if deadline is not None)
 
     def expire(self, now: float) -> None:
@@ -230,19 +237,25 @@ class NetworkLink(Link):
         self._dialer.expire(now)
         if self._resolve_at is not None and now >= self._resolve_at:
             self._resolve()
+        if self._notice_at is not None and now >= self._notice_at:
+            self._notice_at = now + NEXT_NOTICE
+            self._ears.say(f"looking for node 0 at {self._places} ({self._problem})")
         if now < self._lost_at:
             return
         if self._peer is not None:
             self._lose(f"silent for {self._silence:g} s")
             return
-        hosts = dict.fromkeys(_bracketed(host) for host, _ in self._queries)
-        ports = sorted({port for _, port in self._queries})
-        where = f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
         words = (
-            f"error: node 0 was not reached within {self._patience:g} s at {where} ({self._problem})\n\n"
+            f"error: node 0 was not reached within {self._patience:g} s at {self._places} ({self._problem})\n\n"
             "hint: is ddplaunch running on node 0, and does every node use the same address and token?\n"
         )
         self._dismiss(messages.Quit(exitcodes.RENDEZVOUS, "not_reached", words))
+
+    @property
+    def _places(self) -> str:
+        hosts = dict.fromkeys(_bracketed(host) for host, _ in self._queries)
+        ports = sorted({port for _, port in self._queries})
+        return f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
 
     def _lose(self, reason: str) -> None:
         words = f"error: the coordinator (node 0) was lost: {reason}\n"

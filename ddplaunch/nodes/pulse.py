@@ -30,4 +30,7 @@ class Pulse:
     @property
     def offset(self) -> float:
         """What has to be added to the other clock's times to get ours, in seconds; right to half a round trip."""
-        return min(self._samples)[1] if self._samples else 0.0
+        if not self._samples:
+            return 0.0
+        trip, offset = min(self._samples)
+        return 0.0 if abs(offset) <= trip / 2 else offset  # if they may be one clock, as on one host, they are

@@ -23,6 +23,7 @@ class Node:
     host: str
     hardware: Hardware
     devices: tuple[Device, ...]  # of `hardware`, those that the job may use, in order
+    shared: bool = False  # by other, simulated nodes
     cores: tuple[Core, ...] = ()  # read only if workers are to be bound
     build: TorchBuild | None = None  # of the workers' torch; None: not found, or not needed
     python: str  # the interpreter of this command
@@ -53,6 +54,8 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     chosen_backend, backend_reason = (
         backend.choose(owned, node.build) if spec.backend == "auto" else (spec.backend, spec.origin("backend"))
     )
+    if node.shared and chosen_backend in ("nccl", "xccl") and spec.backend == "auto":
+        chosen_backend, backend_reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
     if agreed is not None:
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
     place = _place(allocation)

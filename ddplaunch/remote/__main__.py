@@ -64,7 +64,9 @@ def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     node = look_around(spec, env, divided_by=nodes if order.simulated else 1)
-    node = replace(node, devices=orders.share(node.devices, order))
+    devices = orders.share(node.devices, order)
+    shared = order.simulated is not None and nodes > 1 and devices == node.devices
+    node = replace(node, devices=devices, shared=shared)
     if order.place == 0 and nodes > 1:
         relay.report(messages.Addresses(_addresses(order)))
     if order.place > 0:

@@ -52,7 +52,7 @@ def order(
         least=allocation.nnodes[0],
         port=allocation.port,
         port_reason=allocation.port_reason,
-        address=spec.master_addr or (LOOPBACK if alone else None),
+        address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
         address_reason=allocation.address_reason,
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),

@@ -65,6 +65,7 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
     number = len(allocation.start)
     return (
         "srun",
+        "--quiet",
         f"--nodes={number}",
         f"--ntasks={number}",
         "--ntasks-per-node=1",

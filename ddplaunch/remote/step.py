@@ -126,6 +126,9 @@ class Step:
             case supervise.FrontLost():
                 self._stop(signal.SIGTERM)
 
+    def say(self, text: str) -> None:
+        """A step that waits for its nodes is Slurm's to tell of."""
+
     def begun(self, begin: messages.Begin, address: str | None) -> None:
         """Nothing begins here."""
 

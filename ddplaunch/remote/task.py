@@ -13,10 +13,11 @@ from ddplaunch.errors import LaunchError
 
 
 def main() -> int:
-    """Run the agent and give its exit status."""
+    """Run the agent and give the exit status of its task: of a job that failed, one task says so, and not each of them."""
     try:
         spec = cli.asked(cli.parse("run", sys.argv[1:]), {}, None)
-        return launch.run(spec, dict(os.environ))
+        status = launch.run(spec, dict(os.environ))
+        return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         sys.stderr.write(error.render())
         return error.status

@@ -47,7 +47,7 @@ _SSH: Sequence[tuple[str, str, str]] = (
         "`ssh-copy-id {host}` puts your key there; a key with a passphrase has to be in ssh-agent: `ssh-add`",
     ),
     (r"Connection refused", "it refuses connections for ssh", "is sshd running there? " + _LOGIN),
-    (r"timed out", "it does not answer", "is it up, and is this the right network? " + _LOGIN),
+    (r"timed out", "no answer", "is it up, and is this the right network? " + _LOGIN),
     (r"No route to host|Network is unreachable|Host is down", "it cannot be reached", "is it up? " + _LOGIN),
     (
         r"Connection (closed|reset)|kex_exchange_identification",
@@ -118,7 +118,7 @@ def lost(starter: str, status: int | None, said: str) -> Trouble:
     if status == BUG:
         return Trouble(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
     command = "its agent" if starter == "simulate" else starter
-    return Trouble(f"it was lost: {command} ended with status {status}{lines}", None, NODE_LOST)
+    return Trouble(f"lost: {command} ended with status {status}{lines}", None, NODE_LOST)
 
 
 def cut_off() -> Trouble:

@@ -45,9 +45,25 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "output_dropped": {"bytes": "integer: not shown because nobody read the command's stdout; the logs have them"},
     "notice": {"text": "string"},
     "generation_failed": {"generation": "integer", "rank": "integer or null", "wait": "number: seconds to the next"},
+    "node_joined": {
+        "host": "string",
+        "workers": "integer",
+        "node_rank": "integer or null: what the node was told when it was started",
+    },
+    "node_stopping": {
+        "host": "string",
+        "node_rank": "integer or null",
+        "why": "string: failed, signalled, timed_out, front_lost",
+    },
+    "node_left": {
+        "host": "string",
+        "node_rank": "integer or null: in the generation that ran, null if the node took no part",
+        "reason": "string: as in a sentence",
+    },
     "job_ended": {
         "status": "integer: the command's exit status",
-        "why": "string: finished, failed, signalled, timed_out, front_lost",
+        "why": "string: finished, failed, signalled, timed_out, front_lost; with several nodes also node_lost, not_met, "
+        "not_reached, refused, lost (node 0)",
         "seconds": "number",
     },
 }

@@ -52,9 +52,9 @@ class Joint:
             self._teller.write(self._failure(state, traces))
             self._teller.say(starting_again(wait, state.restarts, self._max_restarts))
             return
-        here = len(state.members)
-        lacking = "" if here >= state.policy.least else f", once {state.policy.least - here} more have come"
-        self._teller.say(f"all workers start again on {count(here, 'node')}{lacking}")
+        lacking = state.policy.least - len(state.members)
+        when = f", once {lacking} more {'has' if lacking == 1 else 'have'} come" if lacking > 0 else ""
+        self._teller.say(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
     def ended(self, state: State, traces: Mapping[str, Traces], error: str) -> str:
         """Tell how the job ended; give the words for the other nodes. `error` is of its own kind, with its hint."""
@@ -66,6 +66,7 @@ class Joint:
             self._teller.say(closing)
             return f"ddplaunch: {closing}\n"
         report = self._failure(state, traces)
+        self._teller.job_failure = state.failure if state.why is Why.FAILED else None
         self._teller.write(report)
         return _in_short(report)
 
@@ -114,7 +115,10 @@ def _node_lost(state: State) -> str:
     lines += [f"  then {other}" for other in others]
     ended = [end for end in state.exits if end.stopped_with is not None]
     if ended:
-        lines += ["", f"  the other {count(len(state.exits), 'worker')} of the job ended, {len(ended)} by a signal"]
+        lines += [
+            "",
+            f"  {count(len(ended), 'other worker')} of the job {'was' if len(ended) == 1 else 'were'} stopped",
+        ]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
     return "\n".join([*lines, "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"]) + "\n"
 

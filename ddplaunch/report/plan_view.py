@@ -60,6 +60,7 @@ def shell(plan: Plan) -> str:
 
 def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[str, ...]]:
     devices = {device for worker in plan.workers for device in worker.devices}
+    threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
     rows: list[tuple[str, ...]] = [
         ("workers", f"{plan.world_size} on {where}", plan.reasons["workers"]),
@@ -67,7 +68,7 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[st
         ("address", plan.master_addr, plan.reasons["master_addr"]),
         ("port", str(plan.master_port or "-"), plan.reasons["master_port"]),
         ("backend", plan.backend, plan.reasons["backend"]),
-        ("threads", shared["OMP_NUM_THREADS"], plan.reasons["threads"]),
+        ("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number))), plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
     if plan.init_method != "env":

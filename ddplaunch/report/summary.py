@@ -9,15 +9,21 @@ from ddplaunch.outcome import WorkerExit
 from ddplaunch.supervise import State, Why
 
 
-def summary(state: State, exits: Sequence[WorkerExit], seconds: float, why: str) -> dict[str, Any]:
-    """Give the summary as plain data; `exits` are those of the last generation, `seconds` the job's."""
+def summary(
+    state: State, exits: Sequence[WorkerExit], seconds: float, why: str, first: WorkerExit | None = None
+) -> dict[str, Any]:
+    """Give the summary as plain data.
+
+    `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
+    on another node.
+    """
     return {
         "v": 1,
         "status": state.status,
         "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
-        "first_failure": _first_failure(state) if state.why is Why.FAILED else None,
+        "first_failure": _first_failure(state, first) if first or state.why is Why.FAILED else None,
         "workers": [
             {
                 "rank": exit.rank,
@@ -33,11 +39,11 @@ def summary(state: State, exits: Sequence[WorkerExit], seconds: float, why: str)
     }
 
 
-def _first_failure(state: State) -> dict[str, Any] | None:
+def _first_failure(state: State, elsewhere: WorkerExit | None) -> dict[str, Any] | None:
     if state.start_failure is not None:
         failed = state.start_failure
         return {"rank": failed.rank, "how": f"could not be started: {failed.reason}", "error": None}
-    first = state.failure
+    first = elsewhere or state.failure
     if first is None:
         return None
     error = f"{first.error.type}: {first.error.message}" if first.error else None

@@ -60,6 +60,7 @@ class Teller:
         self._origins = origins
         self._reports = reports
         self._has_terminal = False
+        self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
         self._is_announced = False
         self._problem_told = False
         self._dropped = 0  # bytes told of
@@ -196,7 +197,7 @@ class Teller:
                 self._report(state, exits)
             case Why.FINISHED:
                 assert self._plan is not None
-                self.say(render_finished(self._plan.world_size, at - self.began, restarts=state.generation))
+                self.say(render_finished(len(self._plan.workers), at - self.began, restarts=state.generation))
             case Why.SIGNALLED:
                 stopped = (exit.stopped_at for exit in exits if exit.stopped_at is not None)
                 self.say(render_stopped(state.signum, min(stopped, default=at) - self.began, exits))
@@ -213,7 +214,7 @@ class Teller:
         seconds = at - self.began
         self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
         if self._folder is not None:
-            self._folder.write("summary.json", summary(state, exits, seconds, why))
+            self._folder.write("summary.json", summary(state, exits, seconds, why, self.job_failure))
             self.problem(self._folder.problem)
             self._folder.close()
 

@@ -169,7 +169,7 @@ def test_simulated_nodes_are_as_many_as_are_asked_for() -> None:
     nodes = ("node-0", "node-1", "node-2")
     assert (job.cluster, job.starter, job.hosts) == ("local", "simulate", nodes)
     assert (job.start, job.nnodes) == (tuple(Host(name=name) for name in nodes), (3, 3))
-    assert (job.address, job.meeting) == (None, None)
+    assert (job.address, job.meeting) == ("127.0.0.1", None)
     elastic = found(simulate="share", nnodes=(2, 4))
     assert (elastic.nnodes, len(elastic.start)) == ((2, 4), 4)
 

@@ -181,7 +181,7 @@ CONFLICTS = [
         "--include node1: step 0 of Slurm job 1 runs already, so there are no hosts to choose from",
         "--hosts or --hostfile lists hosts",
     ),
-    ("slurm-batch", {"include": "node4"}, '"node4" in --include: there is no host "node4"', "the hosts are node1, node2, node3"),
+    ("slurm-batch", {"include": "node4"}, '"node4" in --include: there is no such host', "the hosts are node1, node2, node3"),
 ]  # fmt: skip
 
 

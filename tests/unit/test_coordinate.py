@@ -406,3 +406,18 @@ def _runs(state: State, id: int) -> bool:
 def _at(event: Event, at: float) -> Event:
     fields = {**vars(event), "at": at}
     return type(event)(**fields)
+
+
+def test_who_joined_late_and_leaves_before_its_turn_ends_nothing() -> None:
+    """It came when some had finished already, so it waited for the end."""
+    late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
+    state, actions = history(ELASTIC, [*late, NodeStopping(2, Why.SIGNALLED, SIGINT, 42)])
+    assert silent(actions) == [Begin(0, (0, 1), 0), Refuse(2, "", 130)]
+    assert state.phase is Phase.RUNNING
+
+
+def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once() -> None:
+    late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
+    state, _ = history(ELASTIC, [*late, ended(1, 42), ended(2, 43), ended(1, 44)])
+    assert len(state.exits) == 1
+    assert not state.members[2].has_ended

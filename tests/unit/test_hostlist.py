@@ -13,6 +13,7 @@ LISTS = [
     ("node[1,3,10-11]", "node1 node3 node10 node11"),
     ("node[1,3,10-11],gpu-a-[01-02],x1y[2-3]", "node1 node3 node10 node11 gpu-a-01 gpu-a-02 x1y2 x1y3"),
     ("rack[1-2]n[01-03,7]", "rack1n01 rack1n02 rack1n03 rack1n7 rack2n01 rack2n02 rack2n03 rack2n7"),
+    ("a[1-2]b[3-4]c[5-6]", "a1b3c5 a1b3c6 a2b3c5 a2b3c6 a1b4c5 a1b4c6 a2b4c5 a2b4c6"),
     ("node[1-2,007-010],gpu[1-2]-ib[0-1],login",
      "node1 node2 node007 node008 node009 node010 gpu1-ib0 gpu1-ib1 gpu2-ib0 gpu2-ib1 login"),
     ("n[9-11]", "n9 n10 n11"),
@@ -230,7 +231,7 @@ def test_excluded_hosts_and_devices_are_left_out(text: str, hosts: list[Host]) -
 
 
 BAD_CHOICES = [
-    (include, "d", '"d" in --x: there is no host "d"', "the hosts are a, b, c"),
+    (include, "d", '"d" in --x: there is no such host', "the hosts are a, b, c"),
     (include, "a@a", '"a@a" in --x: a stands there twice', "name it once, as a:0,1"),
     (include, "a:4", '"a:4" in --x: a has no device 4', "it has 0, 1, 2, 3"),
     (include, "c:1", '"c:1" in --x: c has no device 1', "it has 0, 2"),

@@ -19,8 +19,8 @@ SAID = [
         "no host of this name is known",
     ),
     ("ssh: connect to host gpu9 port 22: Connection refused", 255, "it refuses connections for ssh"),
-    ("ssh: connect to host gpu9 port 22: Connection timed out", 255, "it does not answer"),
-    ("Connection timed out during banner exchange", 255, "it does not answer"),
+    ("ssh: connect to host gpu9 port 22: Connection timed out", 255, "no answer"),
+    ("Connection timed out during banner exchange", 255, "no answer"),
     ("ssh: connect to host gpu9 port 22: No route to host", 255, "it cannot be reached"),
     (
         "No ED25519 host key is known for gpu9 and you have requested strict checking.\nHost key verification failed.",

@@ -12,13 +12,18 @@ from ddplaunch import supervise
 from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.record import replace
 from ddplaunch.supervise import (
+    Announce,
+    Begun,
     DeadlineReached,
+    Dismissed,
     Exit,
     Forward,
     FrontLost,
+    Hurry,
     Kill,
     Phase,
     Policy,
+    Report,
     Resume,
     Retry,
     Say,
@@ -30,6 +35,9 @@ from ddplaunch.supervise import (
     Suspend,
     Sweep,
     Swept,
+    ToldToKill,
+    ToldToStop,
+    Why,
     WorkerExited,
     WorkerRaised,
     WorkerStarted,
@@ -293,6 +301,21 @@ def test_a_stop_signal_while_waiting_for_the_next_generation_ends_the_job():
     assert after(*history, NOTHING_LEFT, policy=RETRY)[1] == [Exit(143)]
 
 
+def test_a_stop_signal_during_the_stop_after_a_failure_means_no_restart():
+    policy = replace(POLICY, max_restarts=9)
+    history = (*STARTED, ended(1, code=3), SignalReceived(SIGINT, 1.1))
+    assert after(*history, policy=policy)[1] == [Kill(ALL)]
+    rest = [ended(rank, 1.2, code=None, signal=9, stopped_with=SIGKILL, stopped_at=1.1) for rank in (0, 2)]
+    assert after(*history, *rest, NOTHING_LEFT, policy=policy)[1] == [Exit(3)]
+
+
+def test_a_stop_signal_while_what_is_left_is_swept_means_no_restart():
+    policy = replace(POLICY, max_restarts=9)
+    history = (*FAILED_ONCE[:-1], LEFT, SignalReceived(SIGINT, 1.1))
+    assert after(*history, policy=policy)[1] == [Sweep(SIGKILL)]
+    assert after(*history, NOTHING_LEFT, policy=policy)[1] == [Exit(3)]
+
+
 # --- deadlines of the job
 
 
@@ -384,6 +407,221 @@ def test_nobody_at_the_debugger_is_told_of_workers_that_ended_long_ago():
 @pytest.mark.parametrize("event", [SignalReceived(SIGTERM, 1.0), FrontLost(1.0)], ids=["SIGTERM", "front lost"])
 def test_whoever_ends_the_job_ends_the_debugged_worker_too(event):
     assert after(*STARTED, event, DeadlineReached(11.0), policy=DEBUG)[1] == [Kill(ALL)]
+
+
+# --- with other nodes
+
+
+OTHERS = replace(POLICY, coordinated=True, max_restarts=3)  # which only the coordinator counts
+FIRST = (Begun(0, ALL, 0.05), *STARTED)
+SECOND = frozenset({4, 5})
+ENDS = tuple(ended(rank, 2.0 + rank, code=None, signal=15, stopped_with=15, stopped_at=1.0) for rank in sorted(ALL))
+
+
+def elsewhere(*events: supervise.Event, policy: Policy = OTHERS) -> tuple[State, list[supervise.Action]]:
+    """As `after`, on a node that is not the first."""
+    return after(*events, policy=replace(policy, ranks=SECOND))
+
+
+def test_with_other_nodes_nothing_starts_before_the_coordinators_word():
+    state, actions = after(policy=OTHERS)
+    assert (state.phase, actions) == (Phase.WAITING, [])
+    state, actions = after(Begun(4, SECOND, 1.0), policy=OTHERS)
+    assert actions == [Start(4)]
+    assert (state.generation, state.pending, state.policy.ranks) == (4, SECOND, SECOND)
+
+
+def test_a_failure_is_announced_as_soon_as_the_others_here_are_stopped_and_reported_when_all_are_gone():
+    history = (*FIRST, ended(1, code=3))
+    assert after(*history, policy=OTHERS)[1] == [Stop(SIGTERM, ALL), Announce(Why.FAILED, SIGTERM)]
+    history = (*history, ENDS[0], ENDS[2])
+    assert after(*history, policy=OTHERS)[1] == [Sweep(SIGTERM)]
+    state, actions = after(*history, NOTHING_LEFT, policy=OTHERS)
+    assert actions == [Report()]
+    assert (state.phase, state.deadline) == (Phase.WAITING, None)
+
+
+def test_what_follows_from_a_failure_only_the_coordinator_says():
+    failed = (*FIRST, ended(1, code=3), ENDS[0], ENDS[2], NOTHING_LEFT)
+    state, actions = after(*failed, Begun(1, ALL, 9.0), policy=OTHERS)
+    assert actions == [Start(1)]
+    assert (state.exits, state.raised, state.why) == ((), (), None)
+    state, actions = after(*failed, Dismissed(7, 9.0), policy=OTHERS)
+    assert actions == [Exit(7)]
+    assert state.phase is Phase.ENDED
+
+
+def test_workers_that_finish_are_reported_and_the_end_of_the_others_is_waited_for():
+    history = (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT)
+    state, actions = after(*history, policy=OTHERS)
+    assert actions == [Report()]
+    assert (state.phase, state.why) == (Phase.WAITING, Why.FINISHED)
+    assert after(*history, Dismissed(0, 60.0), policy=OTHERS)[1] == [Exit(0)]
+    assert after(*history, ToldToStop(SIGTERM, 60.0), policy=OTHERS)[1] == []
+
+
+def test_a_stop_that_comes_from_another_node_is_not_announced():
+    history = (*FIRST, ToldToStop(SIGINT, 1.0))
+    state, actions = after(*history, policy=OTHERS)
+    assert actions == [Stop(SIGINT, ALL)]
+    assert state.deadline == 11.0
+    assert after(*history, *ENDS, NOTHING_LEFT, policy=OTHERS)[1] == [Report()]
+
+
+def test_a_stop_from_another_node_while_this_one_stops_already_changes_nothing():
+    state, actions = after(*FIRST, ended(1, code=3), ToldToStop(SIGINT, 1.5), policy=OTHERS)
+    assert actions == []
+    assert (state.why, state.deadline) == (Why.FAILED, 11.0)
+
+
+def test_workers_that_ignore_a_stop_from_another_node_are_killed_at_the_deadline():
+    assert after(*FIRST, ToldToStop(SIGTERM, 1.0), DeadlineReached(11.0), policy=OTHERS)[1] == [Kill(ALL)]
+
+
+def test_a_stop_signal_here_is_announced():
+    state, actions = after(*FIRST, SignalReceived(SIGINT, 1.0), policy=OTHERS)
+    assert actions == [Stop(SIGINT, ALL), Announce(Why.SIGNALLED, SIGINT)]
+    assert state.phase is Phase.STOPPING
+
+
+def test_the_second_stop_signal_here_kills_here_and_everywhere():
+    history = (*FIRST, SignalReceived(SIGINT, 1.0), SignalReceived(SIGINT, 1.1))
+    assert after(*history, policy=OTHERS)[1] == [Kill(ALL), Hurry()]
+
+
+def test_the_same_signal_from_another_node_and_here_is_one():
+    """A scheduler sends it to all nodes; the second one here kills."""
+    told = (*FIRST, ToldToStop(SIGTERM, 1.0), SignalReceived(SIGTERM, 1.001))
+    state, actions = after(*told, policy=OTHERS)
+    assert actions == [Announce(Why.SIGNALLED, SIGTERM)]
+    assert state.deadline == 11.0
+    assert after(*told, SignalReceived(SIGTERM, 1.5), policy=OTHERS)[1] == [Kill(ALL), Hurry()]
+
+
+@pytest.mark.parametrize("before", [FIRST, (), (*FIRST, ToldToStop(SIGTERM, 0.9))], ids=["running", "idle", "told"])
+def test_a_signal_that_is_sent_twice_at_once_is_one(before):
+    once = (*before, SignalReceived(SIGTERM, 1.0))
+    assert elsewhere(*once, SignalReceived(SIGTERM, 1.0 + supervise.ECHO / 2)) == (elsewhere(*once)[0], [])
+
+
+def test_somebody_at_another_node_who_does_not_want_to_wait_is_obeyed():
+    assert after(*FIRST, ToldToStop(SIGINT, 1.0), ToldToKill(1.1), policy=OTHERS)[1] == [Kill(ALL)]
+    sweeping = (*FIRST, ToldToStop(SIGINT, 1.0), *ENDS, LEFT)
+    assert after(*sweeping, ToldToKill(5.1), policy=OTHERS)[1] == [Sweep(SIGKILL)]
+
+
+def test_a_kill_that_overtakes_the_stop_ends_nothing():
+    """Which cannot be, since the coordinator says one after the other; a job that runs is not killed without a stop."""
+    assert after(*FIRST, ToldToKill(1.0), policy=OTHERS)[1] == []
+
+
+def test_a_dismissed_node_stops_its_workers_and_ends_with_the_status_it_was_given():
+    """The coordinator is lost, or this node has no part in the job any more."""
+    history = (*FIRST, Dismissed(122, 1.0))
+    assert after(*history, policy=OTHERS)[1] == [Stop(SIGTERM, ALL)]
+    assert after(*history, *ENDS, policy=OTHERS)[1] == [Sweep(SIGTERM)]
+    assert after(*history, *ENDS, NOTHING_LEFT, policy=OTHERS)[1] == [Exit(122)]
+
+
+@pytest.mark.parametrize(
+    "event", [ToldToStop(SIGTERM, 1.0), SignalReceived(SIGINT, 1.0), ended(1, code=3), FrontLost(1.0)], ids=repr
+)
+def test_a_node_that_is_dismissed_while_it_stops_ends_when_its_workers_have(event):
+    history = (*FIRST, event, Dismissed(122, 1.1))
+    assert after(*history, policy=OTHERS)[1] == []
+    gone = [end for end in ENDS if end.exit.rank in after(*history, policy=OTHERS)[0].alive]
+    assert after(*history, *gone, NOTHING_LEFT, policy=OTHERS)[1] == [Exit(122)]
+
+
+def test_a_lost_front_is_announced():
+    assert after(*FIRST, FrontLost(1.0), policy=OTHERS)[1] == [Stop(SIGTERM, ALL), Announce(Why.FRONT_LOST, SIGTERM)]
+    assert after(FrontLost(1.0), policy=OTHERS)[1] == [Announce(Why.FRONT_LOST, SIGTERM)]
+
+
+def test_a_worker_that_cannot_be_started_is_announced_and_reported():
+    history = (Begun(0, ALL, 0.05), STARTED[0], StartFailed(1, "no such file", 127, 0.2))
+    state, actions = after(*history, policy=OTHERS)
+    assert actions == [Stop(SIGTERM, ALL), Announce(Why.FAILED, SIGTERM)]
+    state, actions = after(*history, ENDS[0], NOTHING_LEFT, policy=OTHERS)
+    assert actions == [Report()]
+    assert state.start_failure is not None
+
+
+def test_what_may_only_follow_a_failure_elsewhere_is_waited_for_even_when_all_are_gone_here():
+    lost = [ended(rank, 1.0, code=1, error=LOST) for rank in sorted(ALL)]
+    state, actions = after(*FIRST, *lost, policy=OTHERS)
+    assert actions == []
+    assert (state.phase, state.deadline) == (Phase.SETTLING, 1.0 + supervise.SETTLE)
+    told = (*FIRST, *lost, ToldToStop(SIGTERM, 1.2))
+    assert after(*told, policy=OTHERS)[1] == [Stop(SIGTERM, ALL), Sweep(SIGTERM)]
+    assert after(*told, NOTHING_LEFT, policy=OTHERS)[1] == [Report()]
+    alone = (*FIRST, *lost, DeadlineReached(1.0 + supervise.SETTLE))
+    assert after(*alone, policy=OTHERS)[1] == [Stop(SIGTERM, ALL), Announce(Why.FAILED, SIGTERM), Sweep(SIGTERM)]
+
+
+# --- while the coordinator is waited for
+
+
+@pytest.mark.parametrize("before", [(), (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT)], ids=["first", "later"])
+def test_a_stop_signal_while_nothing_runs_is_announced_and_the_answer_is_waited_for(before):
+    history = (*before, SignalReceived(SIGINT, 9.0))
+    state, actions = elsewhere(*history)
+    assert actions == [Announce(Why.SIGNALLED, SIGINT)]
+    assert state.phase is Phase.WAITING
+    assert elsewhere(*history, Dismissed(130, 9.1))[1] == [Exit(130)]
+
+
+def test_the_second_stop_signal_while_nothing_runs_waits_for_no_answer():
+    waiting = (SignalReceived(SIGINT, 9.0), SignalReceived(SIGTERM, 9.5))
+    assert elsewhere(*waiting)[1] == [Hurry(), Exit(130)]
+
+
+def test_the_second_stop_signal_where_the_coordinator_is_kills_the_workers_of_the_others():
+    finished = (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT, SignalReceived(SIGINT, 9.0))
+    state, actions = after(*finished, SignalReceived(SIGINT, 9.5), policy=OTHERS)
+    assert actions == [Hurry()]
+    assert state.phase is Phase.WAITING
+
+
+def test_a_copy_of_the_signal_while_nothing_runs_is_no_second_one():
+    copy = SignalReceived(SIGINT, 9.0, escalates=False)
+    assert elsewhere(SignalReceived(SIGINT, 9.0), copy)[1] == []
+    assert elsewhere(SignalReceived(SIGINT, 9.0), copy)[0].phase is Phase.WAITING
+
+
+@pytest.mark.parametrize(
+    "event", [SignalReceived(SIGINT, 9.0), FrontLost(9.0), DeadlineReached(60.0)], ids=["signal", "front", "timeout"]
+)
+def test_a_start_that_crosses_the_announcement_of_an_end_starts_nothing(event):
+    """The coordinator, which takes this node for stopped, waits for its report."""
+    policy = replace(OTHERS, timeout=60.0)
+    state, actions = after(event, Begun(0, ALL, 61.0), policy=policy)
+    assert actions == [Report()]
+    assert (state.phase, state.generation) == (Phase.WAITING, 0)
+    assert after(event, Begun(0, ALL, 61.0), Dismissed(130, 61.1), policy=policy)[1] == [Exit(130)]
+
+
+def test_signals_that_do_not_stop_reach_nobody_while_nothing_runs():
+    assert after(SignalReceived(SIGUSR1, 1.0), policy=OTHERS)[1] == []
+
+
+def test_node_0_watches_the_time_of_the_job_from_its_first_start_on():
+    policy = replace(OTHERS, timeout=60.0)
+    assert after(policy=policy)[0].deadline == 60.0
+    assert after(DeadlineReached(60.0), policy=policy)[1] == [Announce(Why.TIMED_OUT, SIGTERM)]
+    running = (*FIRST, DeadlineReached(60.0))
+    assert after(*running, policy=policy)[1] == [Stop(SIGTERM, ALL), Announce(Why.TIMED_OUT, SIGTERM)]
+    again = (*FIRST, ended(1, code=3), ENDS[0], ENDS[2], NOTHING_LEFT, Begun(1, ALL, 9.0))
+    assert after(*again, policy=policy)[0].deadline == 60.0
+
+
+def test_a_node_that_turns_out_not_to_be_the_first_leaves_the_time_to_that():
+    assert after(Begun(0, SECOND, 1.0), policy=replace(OTHERS, timeout=60.0))[0].deadline is None
+
+
+def test_workers_here_that_ended_long_before_the_others_here_are_named():
+    _, actions = after(*FIRST, ended(1, 1.0), DeadlineReached(61.0), policy=OTHERS)
+    assert isinstance(actions[0], Say)
 
 
 # --- any history
