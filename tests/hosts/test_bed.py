@@ -1,0 +1,356 @@
+"""The hosts that the other tests here stand on: that they are apart, that faults look as they should, and that all goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import until
+from tests.hosts import proc
+from tests.hosts.bed import UPTIME, Bed
+from tests.hosts.host import Command
+
+PYTHON = [sys.executable, "-I", "-S"]
+ECHO = Path(__file__).parent / "echo.py"
+
+
+def line_of(command: Command) -> str:
+    """The next line that a program writes."""
+    assert command.stdout is not None
+    return command.stdout.readline().decode().strip()
+
+
+class Conversation:
+    """A TCP connection between programs on two hosts."""
+
+    def __init__(self, bed: Bed, stack: ExitStack, one: str, other: str, address: str | None = None) -> None:
+        self.server = stack.enter_context(bed.start(other, [*PYTHON, ECHO, "serve"], stdout=subprocess.PIPE))
+        ask = [*PYTHON, ECHO, "ask", address or other, line_of(self.server)]
+        self.client = stack.enter_context(bed.start(one, ask, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        self.address = line_of(self.client)
+
+    def exchange(self, size: int = 5, patience: float = 10.0) -> str:
+        """Send so many bytes and tell what came of it."""
+        assert self.client.stdin is not None
+        self.client.stdin.write(f"{size} {patience}\n".encode())
+        self.client.stdin.flush()
+        return line_of(self.client)
+
+    def seconds(self, size: int = 5) -> float:
+        """Send so many bytes, have them back unharmed, and tell how long it took."""
+        word, seconds = self.exchange(size).split()
+        assert word == "same"
+        return float(seconds)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Conversation]]:
+    """Connect two hosts by TCP."""
+    with ExitStack() as stack:
+        yield lambda bed, one, other, address=None: Conversation(bed, stack, one, other, address)
+
+
+# --- hosts
+
+
+def test_a_host_has_a_name_a_disk_and_processes_of_its_own(bed):
+    assert [bed.run(host, ["hostname"]).stdout for host in bed.hosts] == ["node0\n", "node1\n", "node2\n"]
+    bed.path("node0", "/srv/file").write_text("here")
+    assert bed.run("node0", ["cat", "/srv/file"]).stdout == "here"
+    assert bed.run("node1", ["ls", "/srv", "/dev/shm"]).stdout == "/dev/shm:\n\n/srv:\n"
+    assert len(bed.run("node1", ["sh", "-c", "echo /proc/[0-9]*"]).stdout.split()) == 3  # process 1, sshd and itself
+    assert bed.run("node1", ["ls", "/sys/class/net"]).stdout == "eth0\nlo\n"
+
+
+def test_hosts_share_other_files_and_the_home(bed, tmp_path):
+    bed.run("node0", ["sh", "-c", "echo hello > ~/greeting"])
+    assert bed.run("node2", ["cat", bed.home / "greeting"]).stdout == "hello\n"
+    assert bed.run("node2", ["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
+
+
+def test_hosts_reach_each_other_by_name_and_by_address_of_both_families(bed, connect):
+    assert connect(bed, "node0", "node1").address == bed.address("node1")
+    for family in bed.families:
+        address = bed.address("node2", family=family)
+        conversation = connect(bed, "node1", "node2", address)
+        assert conversation.address == address
+        assert conversation.seconds(3_000_000) < 5
+
+
+def test_what_is_outside_the_cluster_is_unreachable_at_once(bed):
+    connect = "import socket; socket.create_connection(('192.0.2.1', 80), 10)"
+    assert "Network is unreachable" in bed.run("node0", [*PYTHON, "-c", connect], 5).stderr
+
+
+def test_ssh_works_from_any_host_to_any_without_a_question(bed):
+    for one, other in [("node0", "node1"), ("node1", "node2"), ("node2", "node0")]:
+        done = bed.run(one, ["ssh", other, "hostname; echo $HOME"])
+        assert (done.stdout, done.stderr, done.returncode) == (f"{other}\n{bed.home}\n", "", 0)
+        assert bed.run(one, ["ssh", bed.address(other), "exit 7"]).returncode == 7
+
+
+def test_a_signal_and_a_status_are_those_of_the_program_itself(bed):
+    with bed.start("node0", ["sh", "-c", "trap 'exit 5' INT; echo; read x"], **pipes()) as program:
+        line_of(program)
+        program.send_signal(signal.SIGINT)
+        program.stdin.close()
+        assert program.wait(10) == 5
+    with bed.start("node0", ["sleep", "600"]) as program:
+        program.terminate()
+        assert program.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", ["kill", "go on"])
+def test_a_program_can_be_stopped_and_then_ended(bed, end):
+    with bed.start("node0", ["sh", "-c", "echo; read x; exit 5"], **pipes()) as program:
+        line_of(program)
+        program.send_signal(signal.SIGSTOP)
+        until(lambda: " T " in Path(f"/proc/{program.pid}/stat").read_text(), "nsenter to stop too")
+        if end == "kill":
+            program.kill()
+            assert program.wait(10) == -signal.SIGKILL
+        else:
+            program.send_signal(signal.SIGCONT)
+            program.stdin.close()
+            assert program.wait(10) == 5
+
+
+def pipes() -> dict[str, int]:
+    return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+
+# --- faults
+
+
+def test_cut_is_silence_and_join_ends_it(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.cut("node1")
+    assert conversation.exchange(patience=0.5) == "silence"
+    bed.join("node1")
+    assert conversation.seconds(0) < 5, "what was on its way then comes late"
+    for family in bed.families:
+        assert connect(bed, "node0", "node1", bed.address("node1", family=family)).seconds() < 5
+
+
+def test_power_cut_is_silence(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.power_cut("node1")
+    assert conversation.exchange(patience=0.5) == "silence"
+    assert bed.alive == ["node0", "node2"]
+    assert conversation.server.wait(10) == -signal.SIGKILL
+
+
+def test_crash_closes_connections(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.crash("node1")
+    assert conversation.exchange() in ("ConnectionResetError", "BrokenPipeError")
+
+
+def test_boot_brings_a_host_back_as_it_was_but_for_its_disk(bed, connect):
+    bed.path("node1", "/srv/file").touch()
+    for end in (bed.crash, bed.power_cut):
+        end("node1")
+        bed.boot("node1")
+        assert not bed.path("node1", "/srv/file").exists()
+        assert connect(bed, "node0", "node1").seconds() < 5
+        assert bed.run("node2", ["ssh", "node1", "hostname"]).stdout == "node1\n"
+
+
+def test_the_last_words_of_a_host_that_crashes_take_as_long_as_all_others(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.lag("node1", 500)
+    bed.crash("node1")
+    assert conversation.exchange(patience=0.1) == "silence"
+    assert conversation.exchange(patience=5) in ("ConnectionResetError", "BrokenPipeError")
+
+
+def test_lag_delays_each_way_and_unlag_ends_it(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.lag("node1", 20)
+    assert conversation.seconds(500_000) > 0.04
+    bed.lag("node1", 150)
+    assert conversation.seconds() >= 0.3
+    assert connect(bed, "node2", "node0").seconds() < 0.3
+    bed.unlag("node1")
+    assert conversation.seconds() < 0.3
+
+
+def test_lost_packets_are_lost(bed, connect):
+    conversation = connect(bed, "node0", "node1")
+    bed.lag("node1", 0, loss_percent=100)
+    assert conversation.exchange(patience=0.3) == "silence"
+    bed.lag("node1", 1, loss_percent=5)
+    assert connect(bed, "node2", "node1").seconds(200_000) > 0
+
+
+def test_a_lagging_host_can_be_cut_and_lose_its_power(bed, connect):
+    bed.lag("node1", 1)
+    conversation = connect(bed, "node0", "node1")
+    bed.cut("node1")
+    bed.join("node1")
+    assert conversation.seconds() > 0
+    bed.power_cut("node1")
+    assert conversation.exchange(patience=0.3) == "silence"
+    bed.boot("node1")
+    assert connect(bed, "node0", "node1").seconds() < 5
+
+
+# --- clocks
+
+
+def test_hosts_have_been_up_for_different_times(bed):
+    if not bed.has_uptimes:
+        pytest.skip("this kernel has no time namespaces")
+    now = [float(bed.run(host, [*PYTHON, "-c", "import time; print(time.monotonic())"]).stdout) for host in bed.hosts]
+    assert [round((now[i + 1] - now[i]) / UPTIME, 4) for i in range(2)] == [1, 1]
+    up = float(bed.run("node2", ["ssh", "node1", "cat /proc/uptime"]).stdout.split()[0])
+    assert abs(up - now[1]) < 60
+
+
+CONDITION = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+condition, mutex = bytes(256), bytes(256)
+began, at = time.monotonic(), time.time() + 0.2
+libc.pthread_mutex_lock(mutex)
+libc.pthread_cond_timedwait(condition, mutex, (ctypes.c_long * 2)(int(at), int(at % 1 * 1e9)))
+print(time.monotonic() - began)
+"""
+
+
+def test_a_wall_clock_can_be_set_under_running_programs(make_bed):
+    bed = make_bed(["node0", "node1"], clocks=True)
+    program = [*PYTHON, "-u", "-c", "import sys, time\nfor _ in sys.stdin: print(time.time())"]
+    with bed.start("node1", program, **pipes()) as running:
+        for ahead in (600, -600, 2.5, 0):
+            bed.set_clock("node1", ahead)
+            running.stdin.write(b"\n")
+            running.stdin.flush()
+            assert abs(float(line_of(running)) - time.time() - ahead) < 1
+            if abs(ahead) == 600:
+                assert abs(int(bed.run("node0", ["ssh", "node1", "date +%s"]).stdout) - time.time() - ahead) < 2
+                assert abs(int(bed.run("node0", ["date", "+%s"]).stdout) - time.time()) < 2
+                waited = float(bed.run("node1", [*PYTHON, "-c", CONDITION], 30).stdout)
+                assert 0.2 <= waited < 10, "deadlines by the wall clock come when they should"
+
+
+# --- other networks
+
+
+def test_the_own_name_can_stand_for_a_loopback_address(make_bed):
+    bed = make_bed(["node0", "node1"], own_name_on_loopback=True)
+    for host, other in [bed.hosts, bed.hosts[::-1]]:
+        assert bed.run(host, ["getent", "hosts", host]).stdout.split()[0] == "127.0.1.1"
+        assert bed.run(host, ["getent", "hosts", other]).stdout.split()[0] == bed.address(other)
+
+
+def test_a_bed_can_speak_ipv6_only(make_bed, connect):
+    bed = make_bed(["node0", "node1"], names="6")
+    assert "10.77." not in bed.run("node0", ["ip", "address"]).stdout
+    assert connect(bed, "node0", "node1").address == bed.address("node1") == "fd77:1::11"
+    assert bed.run("node0", ["ssh", "node1", "hostname"]).stdout == "node1\n"
+
+
+def test_hosts_can_have_a_second_network(make_bed, connect):
+    bed = make_bed(["node0", "node1"], networks=2)
+    first, second = connect(bed, "node0", "node1"), connect(bed, "node0", "node1", "node1-b")
+    assert (first.address, second.address) == (bed.address("node1"), bed.address("node1", network=1))
+    bed.lag("node1", 150, network=1)
+    assert first.seconds() < 0.3 <= second.seconds()
+    bed.cut("node1")
+    assert first.exchange(patience=0.3) == second.exchange(patience=0.3) == "silence"
+
+
+def test_a_host_can_come_late(make_bed):
+    bed = make_bed(["node0", "node1"], off=["node1"])
+    assert bed.alive == ["node0"]
+    bed.boot("node1")
+    assert bed.run("node0", ["ssh", "node1", "hostname"]).stdout == "node1\n"
+
+
+# --- jobs, and what is left
+
+
+def test_a_job_runs_on_each_host(job, tmp_path):
+    (tmp_path / "where.py").write_text("import socket, sys\nprint('on', socket.gethostname(), *sys.argv[1:])\n")
+    job.start_each("--nproc-per-node", 1, "where.py", "{node_rank}")
+    results = job.wait_each()
+    assert {host: result.status for host, result in results.items()} == dict.fromkeys(job.bed.hosts, 0), results
+    for number, host in enumerate(job.bed.hosts):
+        assert f"on {host} {number}" in results[host].out
+    job.nothing_left()
+
+
+def test_a_process_or_a_socket_that_a_job_leaves_is_found(job):
+    bed = job.bed
+    job.nothing_left()
+    with bed.start("node2", [*PYTHON, ECHO, "serve"], stdout=subprocess.PIPE) as server:
+        port = line_of(server)
+        with pytest.raises(AssertionError, match=rf"(?s)node2.*echo\.py serve.*port={port}"):
+            job.nothing_left()
+        server.kill()
+    bed.run("node1", ["setsid", "-f", "sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (left,) = until(
+        lambda: [it for it in bed.processes("node1") if it.command == "sleep 600"], "what is left to be found"
+    )
+    os.kill(left.pid, signal.SIGKILL)
+    job.nothing_left(patience=10)
+
+
+def things() -> tuple[set[str], list[str], set[Path]]:
+    """What a bed may leave on the machine: mounts, network interfaces, files."""
+    mounts = set(Path("/proc/self/mountinfo").read_text().splitlines())
+    folders = set(Path(tempfile.gettempdir()).glob(f"ddplaunch-bed-{os.getpid()}-*"))
+    return mounts, sorted(os.listdir("/sys/class/net")), folders
+
+
+def of_beds_of(pid: int) -> list[int]:
+    """The processes of the beds that a process has made."""
+    return [child for child in proc.children(pid) if "unshare" in Path(f"/proc/{child}/comm").read_text()]
+
+
+def test_nothing_of_a_bed_is_left_on_the_machine():
+    before, beds = things(), of_beds_of(os.getpid())
+    bed = Bed(["node0", "node1"])
+    inits = [bed._switch.pid, *(host.pid for host in bed._hosts.values())]
+    try:
+        sleeping = bed.start("node0", ["sleep", "600"])
+        bed.lag("node1", 1)
+        assert things()[:2] == before[:2]
+    finally:
+        bed.close()
+    assert sleeping.returncode == -signal.SIGKILL
+    assert things() == before
+    assert of_beds_of(os.getpid()) == beds
+    assert not [pid for pid in inits if Path(f"/proc/{pid}").exists()]
+
+
+KILLED = """
+from tests.hosts.bed import Bed
+bed = Bed(["node0", "node1"])
+left = [bed._switch.pid, *(host.pid for host in bed._hosts.values())]
+left += [bed.start("node0", ["setsid", "sleep", "600"]).pid, bed.start("node1", ["sleep", "600"]).inside()]
+bed.lag("node1", 1)
+print(bed.home.parent, *left, flush=True)
+input()
+"""
+
+
+def test_nothing_of_a_bed_outlives_its_maker():
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=root, **pipes()) as maker:
+        folder, *pids = maker.stdout.readline().decode().split()
+        assert Path(folder).is_dir()
+        assert len(pids) == 5
+        maker.kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to be gone", 10)
+    until(lambda: not Path(folder).exists(), "the files to be gone", 10)
