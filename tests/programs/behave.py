@@ -97,6 +97,11 @@ def done():
     all_ready()
 
 
+def done_when_told():
+    all_ready()
+    wait("go")
+
+
 def exit3():
     all_ready()
     sys.exit(3)
@@ -105,6 +110,18 @@ def exit3():
 def raises():
     all_ready()
     raise ValueError(f"boom of rank {RANK}")
+
+
+def raises_when_told():
+    all_ready()
+    wait(f"fail-{RANK}")
+    raises()
+
+
+def raises_slowly_when_told():
+    all_ready()
+    wait(f"fail-{RANK}")
+    raises_slowly()
 
 
 def raises_slowly():
@@ -117,6 +134,20 @@ def raises_slowly():
 
     atexit.register(linger)
     raises()
+
+
+def peer_lost_when_told():
+    """Fail as a worker of a gloo group does whose peer has died."""
+    all_ready()
+    wait(f"fail-{RANK}")
+    # as torch 2.13 has it
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.77.0.12]:41234")
+
+
+def segfault_when_told():
+    all_ready()
+    wait(f"fail-{RANK}")
+    segfault()
 
 
 def segfault():

@@ -45,6 +45,27 @@ def stays():
     time.sleep(600)
 
 
+def stays_until_told():
+    """A generation ends well when all its workers see the sign go."""
+    ready()
+    wait("go")
+
+
+def goes_on_until_told():
+    """Nothing but the sign `finish` ends it."""
+    ready()
+    wait("finish")
+
+
+def fails_when_told():
+    """Rank 1 ends badly in the generation that the sign fail-GENERATION is for; the sign `finish` is for all."""
+    ready()
+    while not os.path.exists(os.path.join(FOLDER, "finish")):
+        if RANK == 1 and os.path.exists(os.path.join(FOLDER, f"fail-{GENERATION}")):
+            os._exit(3)
+        time.sleep(0.002)
+
+
 def leaves_something():
     """Before rank 1 fails, it starts a process in a session of its own; the next generation looks for it."""
     ready()

@@ -1,0 +1,187 @@
+"""Something breaks on one of several nodes: all nodes end, with one status and one report."""
+
+from __future__ import annotations
+
+import os
+import signal
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+import pytest
+
+from tests.conftest import until
+
+
+@pytest.fixture
+def run(nodes, program):
+    """Run behave.py with 2 workers on each of 3 nodes, prove that nothing is left, and give the results."""
+
+    def run(*behaviours: str, options: tuple[object, ...] = ()):
+        nodes.static_nodes(3, "--nproc-per-node", 2, *options, program("behave"), *behaviours)
+        results = nodes.ends()
+        nodes.nothing_left()
+        return results
+
+    return run
+
+
+@pytest.fixture
+def start(nodes, program):
+    """Start behave.py with 2 workers that wait on each of 3 nodes, and wait until all are ready."""
+
+    def start(*options: object):
+        started = nodes.static_nodes(3, "--nproc-per-node", 2, *options, program("behave"), "all=default")
+        nodes.signs("ready", 6)
+        return started
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "words"),
+    [
+        ("1=exit3", 3, "rank 1 failed: exit status 3"),
+        ("2=raises", 1, "rank 2 failed: ValueError: boom of rank 2"),
+        ("5=killed", 137, "rank 5 failed: killed by SIGKILL"),
+    ],
+)
+def test_a_failing_worker_on_any_node_ends_all_with_its_status_and_its_name(run, behaviour, status, words):
+    results = run(behaviour)
+    assert [result.status for result in results] == [status] * 3
+    for result in results:
+        assert f"error: {words}" in result.err
+        assert result.err.count("error: ") == 1
+
+
+def test_node_0_has_the_report_and_the_others_its_first_line(run, program):
+    first, *others = run("2=raises")
+    assert f"\n  {program('behave')}:" in first.err
+    assert "the other 5 workers were stopped by SIGTERM" in first.err
+    assert "/node-1/rank-2.err" in first.err
+    report = first.err[first.err.index("error: ") :]
+    for other in others:
+        assert other.err.endswith(report.splitlines()[0] + "\n")
+
+
+def test_the_first_failure_has_its_time_from_its_own_node(nodes, program):
+    """The agent that saw it first could not tell of it at once."""
+    started = nodes.static_nodes(3, program("behave"), "all=raises_when_told")
+    nodes.signs("ready", 3)
+    late = started[1].agent
+    os.kill(late, SIGSTOP)
+    for rank in (1, 0):
+        (nodes.home / "signs" / f"fail-{rank}").touch()
+        until(lambda rank=rank: list(nodes.folder_of(rank).glob(f"errors/0/{rank}.json")), "its exception")
+    until(lambda: nodes.events_of(2, "stop_sent"), "the coordinator's word")
+    os.kill(late, SIGCONT)
+    assert nodes.statuses() == [1, 1, 1]
+    for node in started:
+        assert "error: rank 1 failed: ValueError: boom of rank 1" in node.err
+
+
+def test_a_worker_that_cannot_be_started_on_one_node_ends_all(nodes, program):
+    broken = nodes.home / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    for place, argv in enumerate(([program("behave")], ["--no-python", broken])):
+        nodes.node(*nodes.static(2, place), *argv)
+    assert nodes.statuses() == [127, 127]
+    for node in nodes.started:
+        assert "error: rank 1 on " in node.err
+        assert "broken" in node.err
+
+
+def test_what_workers_of_all_nodes_leave_behind_is_gone(run):
+    results = run("0=daemon", "3=setsid_child", "4=stubborn_child", "5=exit3", options=("--grace-period", "0.3"))
+    assert [result.status for result in results] == [3] * 3
+
+
+def test_the_summaries_of_all_nodes_tell_the_same_end(nodes, run):
+    run("2=exit3")
+    for place in range(3):
+        (end,) = nodes.events_of(place, "job_ended")
+        assert (end["status"], end["why"]) == (3, "failed")
+    assert nodes.events_of(0, "node_stopping")[0]["node_rank"] == 1
+
+
+# --- a node is lost
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_when_an_agent_is_killed_all_nodes_end_at_once(nodes, start, place):
+    started = start()
+    os.kill(started[place].agent, SIGKILL)
+    assert nodes.statuses(timeout=3) == [122, 122, 122]
+    for number, node in enumerate(started):
+        if number == place:
+            words = "error: ddplaunch's agent"
+        elif place == 0:
+            words = "error: the coordinator (node 0) was lost: connection closed"
+        else:
+            words = f"error: node {place} ("
+        assert words in node.err
+        assert node.err.count("error: ") == 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_when_the_front_of_a_node_is_killed_all_nodes_end_at_once(nodes, start, place):
+    started = start()
+    started[place].process.kill()
+    expected = [122, 122, 122]
+    expected[place] = -SIGKILL
+    assert [result.status for result in nodes.ends(timeout=3)] == expected
+    nodes.nothing_left(patience=5)
+    (stopping,) = nodes.events_of(0, "node_stopping")
+    assert (stopping["node_rank"], stopping["why"]) == (place, "front_lost")
+
+
+def test_a_node_that_falls_silent_is_given_up_and_ends_its_own_workers_when_it_wakes(nodes, start):
+    started = start("--heartbeat-timeout", "1s")
+    silent = started[1].agent
+    os.kill(silent, SIGSTOP)
+    assert nodes.statuses(started[0], started[2], timeout=6) == [122, 122]
+    for node in (started[0], started[2]):
+        assert "error: node 1 (" in node.err
+        assert "was lost: silent for 1 s" in node.err
+    assert "hint: if it is only slow, `--heartbeat-timeout 60s`" in started[0].err
+    os.kill(silent, SIGCONT)
+    assert nodes.statuses(started[1]) == [122]
+    assert "error: the coordinator (node 0) was lost: " in started[1].err
+    nodes.nothing_left()
+
+
+def test_nodes_whose_coordinator_falls_silent_end_themselves(nodes, start):
+    started = start("--heartbeat-timeout", "1s")
+    silent = started[0].agent
+    os.kill(silent, SIGSTOP)
+    assert nodes.statuses(started[1], started[2], timeout=6) == [122, 122]
+    for node in started[1:]:
+        assert "error: the coordinator (node 0) was lost: silent for 1 s" in node.err
+    os.kill(silent, SIGCONT)
+    assert nodes.statuses(started[0]) == [122]
+    nodes.nothing_left()
+
+
+def test_a_pause_of_the_coordinator_makes_no_other_node_look_dead(nodes, program):
+    started = nodes.static_nodes(2, "--heartbeat-timeout", "2s", program("behave"), "all=done_when_told")
+    nodes.signs("ready", 2)
+    agent = started[0].agent
+    os.kill(agent, SIGSTOP)
+    signal.sigtimedwait([], 1.5)
+    os.kill(agent, SIGCONT)
+    signal.sigtimedwait([], 1.0)
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0, 0]
+
+
+def test_a_node_that_is_lost_while_all_stop_does_not_hide_the_failure(nodes, program):
+    behaviours = ["0=exit3", "all=slow"]
+    started = nodes.static_nodes(3, program("behave"), *behaviours)
+    for rank in (1, 2):
+        nodes.sign(f"saving-{rank}")
+    os.kill(started[2].agent, SIGKILL)
+    assert nodes.statuses(started[2]) == [122]
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses(*started[:2]) == [3, 3]
+    nodes.nothing_left()
+    for node in started[:2]:
+        assert "error: rank 0 failed: exit status 3" in node.err

@@ -1,0 +1,251 @@
+"""Nodes that do not come, that come too late or to the wrong place, and who may come at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import Nodes
+
+SOON = ("--rdzv-timeout", "1s")
+
+
+# --- who does not come
+
+
+def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, program):
+    started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "4s", program("place")) for place in (0, 2)]
+    assert nodes.statuses() == [121, 121]
+    assert "ddplaunch: waiting for 2 of 4 nodes: node 1, node 3\n" in started[0].err
+    for node in started:
+        assert "error: the nodes did not meet in time: waited in vain for 2 of 4 nodes: node 1, node 3\n" in node.err
+        assert "\nhint: is ddplaunch running there, with the same address and token?" in node.err
+        assert node.err.count("error: ") == 1
+
+
+def test_who_is_here_is_said_where_nodes_are_not_numbered(nodes, program):
+    node = nodes.node(*nodes.c10d("2:3"), *SOON, program("place"))
+    assert nodes.statuses() == [121]
+    assert f"waited in vain for 1 of 2 nodes (there is {socket.gethostname()})" in node.err
+
+
+def test_a_coordinator_that_is_never_there_is_given_up(nodes, program):
+    node = nodes.node(*nodes.static(2, 1), *SOON, program("place"))
+    assert nodes.statuses() == [121]
+    ports = f"port {nodes.port + 1} to {nodes.port + 8}"
+    assert node.err.startswith(f"error: node 0 was not reached within 1 s at 127.0.0.1, {ports} (127.0.0.1:")
+    assert "connection refused" in node.err
+    assert "hint: is ddplaunch running on node 0" in node.err
+
+
+def test_a_name_that_nobody_knows_is_told_in_the_end(nodes, program):
+    address = "no-such-host.invalid"
+    node = nodes.node("--nnodes", 2, "--node-rank", 1, "--master-addr", address, *SOON, program("place"))
+    assert nodes.statuses() == [121]
+    assert f"{address}: " in node.err
+
+
+def test_workers_that_are_waited_for_leave_no_folder(nodes, program):
+    nodes.node(*nodes.static(2, 0), *SOON, program("place"))
+    assert nodes.statuses() == [121]
+    assert not (nodes.home / "state" / "ddplaunch").exists()
+
+
+# --- who cannot take part
+
+
+@pytest.fixture
+def going(nodes, program):
+    """A job of 2 nodes that runs."""
+    started = nodes.static_nodes(2, program("behave"), "all=done_when_told")
+    nodes.signs("ready", 2)
+    yield started
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(*started) == [0, 0]
+    nodes.nothing_left()
+
+
+def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
+    started = [nodes.node(*nodes.c10d(2), program("behave"), "all=done_when_told") for _ in range(2)]
+    nodes.signs("ready", 2)
+    late = nodes.node(*nodes.c10d(2), program("behave"), "all=done_when_told")
+    assert nodes.statuses(late) == [2]
+    host = socket.gethostname()
+    assert late.err == (f"error: the coordinator refused this node: the job has its 2 nodes already: {host}, {host}\n")
+    first = next(node for node in started if "refused" in node.err)
+    assert first.err.count("refused") == 1
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(*started) == [0, 0]
+    nodes.nothing_left()
+
+
+def test_a_second_node_of_one_rank_is_refused(nodes, program, going):
+    again = nodes.node(*nodes.static(2, 1), program("behave"), "all=done_when_told")
+    assert nodes.statuses(again) == [2]
+    assert f"refused this node: node rank 1 is taken by {socket.gethostname()}\n" in again.err
+    assert going[0].err.count("refused") == 1
+
+
+def test_a_second_node_of_one_rank_is_refused_while_others_are_waited_for(nodes, program):
+    started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
+    nodes.have_come(1)
+    again = nodes.node(*nodes.static(3, 1), program("place"))
+    assert nodes.statuses(again) == [2]
+    assert "node rank 1 is taken by" in again.err
+    started.append(nodes.node(*nodes.static(3, 2), program("place")))
+    assert nodes.statuses(*started) == [0, 0, 0]
+    nodes.nothing_left()
+
+
+def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
+    first = nodes.node(*nodes.static(2, 0), program("place"))
+    nodes.listens(1)
+    again = nodes.node(*nodes.static(2, 0), program("place"))
+    assert nodes.statuses(again, timeout=5) == [2]
+    assert "error: node rank 0 is taken: another ddplaunch on this host is the coordinator of this job\n" in again.err
+    assert nodes.statuses(first, nodes.node(*nodes.static(2, 1), program("place"))) == [0, 0]
+    nodes.nothing_left()
+
+
+def test_a_node_rank_out_of_range_is_refused_even_if_this_node_expected_more_of_them(nodes, program, going):
+    wrong = nodes.node(*nodes.static(4, 3), program("place"))
+    assert nodes.statuses(wrong) == [2]
+    assert "refused this node: node rank 3: the job has 2 nodes, node ranks 0 to 1\n" in wrong.err
+
+
+def test_a_node_rank_that_cannot_be_is_an_error_before_anybody_is_asked(nodes, program):
+    node = nodes.node(*nodes.static(2, 2), program("place"))
+    assert nodes.statuses(timeout=5) == [2]
+    assert "--node-rank 2" in node.err
+
+
+# --- tokens
+
+
+def token(place: int) -> dict[str, str]:
+    return {"DDPLAUNCH_TOKEN": f"a secret of node {place}"}
+
+
+def test_nodes_with_one_token_meet(nodes, program):
+    file = nodes.home / "token"
+    file.write_text("a secret of node 0\n")
+    file.chmod(0o600)
+    nodes.node(*nodes.static(2, 0), program("place"), env=token(0))
+    nodes.node(*nodes.static(2, 1), "--token-file", file, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for place in range(2):
+        assert "unauthenticated" not in (nodes.folder_of(place) / "plan.json").read_text()
+
+
+@pytest.mark.parametrize("other", [token(1), {}], ids=["another", "none"])
+def test_a_node_with_another_token_or_none_is_told_so_and_the_job_does_not_mind(nodes, program, other):
+    first = nodes.node(*nodes.static(2, 0), program("place"), env=token(0))
+    stranger = nodes.node(*nodes.static(2, 1), *SOON, program("place"), env=other)
+    assert nodes.statuses(stranger) == [121]
+    assert "(127.0.0.1:" in stranger.err
+    assert "wrong token, or another job)" in stranger.err
+    second = nodes.node(*nodes.static(2, 1), program("place"), env=token(0))
+    assert nodes.statuses(first, second) == [0, 0]
+    refusals = [line for line in first.err.splitlines() if "refused" in line]
+    assert refusals == ["ddplaunch: refused a connection from 127.0.0.1: wrong token, or another job"]
+    nodes.nothing_left()
+
+
+def test_without_a_token_the_plan_says_that_nobody_is_kept_out(nodes, program):
+    nodes.static_nodes(2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for place in range(2):
+        assert "unauthenticated: " in (nodes.folder_of(place) / "plan.json").read_text()
+
+
+def test_the_token_is_shown_to_nobody(nodes, program):
+    for place in range(2):
+        nodes.node(*nodes.static(2, place), program("behave"), "all=done_when_told", env=token(0))
+    pids = [int(pid) for pid in nodes.signs("ready", 2)]
+    secret = token(0)["DDPLAUNCH_TOKEN"].encode()
+    for pid in pids:
+        assert secret not in Path(f"/proc/{pid}/environ").read_bytes()
+    for pid in nodes.left():
+        assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0, 0]
+    written = [path for path in nodes.home.rglob("*") if path.is_file()]
+    assert len(written) > 6
+    assert not [path for path in written if secret in path.read_bytes()]
+
+
+# --- who listens where
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses where a process listens (proc_net_tcp in the kernel's documentation), numeric with the port in hex."""
+    own = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        link = os.readlink(fd)
+        if link.startswith("socket:["):
+            own.add(link[8:-1])
+    lines = [
+        line.split() for family in ("tcp", "tcp6") for line in Path(f"/proc/net/{family}").read_text().splitlines()
+    ]
+    return [words[1] for words in lines if words[9] in own and words[3] == "0A"]
+
+
+def processes_of(nodes: Nodes) -> list[int]:
+    found = nodes.left()
+    assert len(found) >= 2
+    return found
+
+
+def test_on_one_node_nothing_listens(nodes, program):
+    nodes.node("--nproc-per-node", 2, program("behave"), "all=done_when_told")
+    nodes.signs("ready", 2)
+    assert [listening(pid) for pid in processes_of(nodes)] == [[]] * 4
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0]
+
+
+def test_only_the_coordinator_listens_and_only_at_the_address_it_was_given(nodes, going):
+    assert listening(going[0].agent) == [f"0100007F:{nodes.port + 1:04X}"]
+    assert not [pid for pid in processes_of(nodes) if pid != going[0].agent and listening(pid)]
+
+
+def test_a_name_may_mean_any_address_of_the_coordinator(nodes, program):
+    for _ in range(2):
+        nodes.node(*nodes.c10d(2), program("behave"), "all=done_when_told")
+    nodes.signs("ready", 2)
+    (address,) = [where for pid in processes_of(nodes) for where in listening(pid)]
+    assert address.endswith(f":{nodes.port:04X}")
+    assert int(address.partition(":")[0], 16) == 0
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0, 0]
+
+
+def test_without_control_nodes_do_not_talk(nodes, program):
+    for place in range(2):
+        nodes.node(
+            *nodes.static(2, place), "--no-control", "--nproc-per-node", 2, program("behave"), "all=done_when_told"
+        )
+    nodes.signs("ready", 4)
+    assert not [pid for pid in processes_of(nodes) if listening(pid)]
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0, 0]
+
+
+def test_without_control_every_node_starts_and_ends_alone(nodes, program):
+    node = nodes.node(*nodes.static(2, 1), "--no-control", "--nproc-per-node", 2, program("place"))
+    assert nodes.statuses() == [0]
+    assert [nodes.place(rank)["GROUP_RANK"] for rank in (2, 3)] == ["1", "1"]
+    assert "error" not in node.err
+
+
+def test_where_every_port_is_taken_node_0_says_so(nodes, program):
+    services = [socket.create_server(("127.0.0.1", nodes.port + number)) for number in range(1, 9)]
+    node = nodes.node(*nodes.static(2, 0), program("place"))
+    assert nodes.statuses(node, timeout=15) == [2]
+    for service in services:
+        service.close()
+    assert f"error: no free port at 127.0.0.1 for agents to meet: {nodes.port + 1} is taken, " in node.err
+    assert node.err.count("error: ") == 1

@@ -1,0 +1,247 @@
+"""Several nodes start their workers again: after a failure, after the loss of a node, and when one joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import pytest
+
+from tests.conftest import until
+from tests.nodes import Node, Nodes
+
+ELASTIC = ("--rdzv-conf", "last_call_timeout=0.4")
+
+
+@pytest.fixture
+def elastic(nodes, program):
+    """Start a node with 2 workers of a job that takes what nodes there are."""
+
+    def elastic(nnodes: str = "2:3", *options: object, behaviour: str = "stays_until_told"):
+        where = nodes.c10d(nnodes)
+        return nodes.node(*where, *ELASTIC, "--nproc-per-node", 2, *options, program("restarts"), behaviour)
+
+    return elastic
+
+
+def finish(nodes) -> None:
+    """Let all workers end well."""
+    (nodes.home / "signs" / "go").touch()
+
+
+def places(nodes, generation: int, number: int) -> list[tuple[int, ...]]:
+    """RANK, GROUP_RANK, LOCAL_RANK and WORLD_SIZE of each worker of a generation, once all are there."""
+    names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")
+    found = [nodes.place(rank, generation) for rank in range(number)]
+    return [tuple(int(place[name]) for name in names) for place in found]
+
+
+TWO = [(0, 0, 0, 4), (1, 0, 1, 4), (2, 1, 0, 4), (3, 1, 1, 4)]
+THREE = [(0, 0, 0, 6), (1, 0, 1, 6), (2, 1, 0, 6), (3, 1, 1, 6), (4, 2, 0, 6), (5, 2, 1, 6)]
+
+
+def test_a_failure_on_one_node_starts_the_workers_of_all_again_with_the_same_ranks(nodes, program):
+    started = nodes.static_nodes(3, "--nproc-per-node", 1, "--max-restarts", 2, program("restarts"), "fails_until", 2)
+    assert nodes.statuses() == [0, 0, 0]
+    for generation in range(3):
+        for rank in range(3):
+            place = nodes.place(rank, generation)
+            assert (place["RANK"], place["GROUP_RANK"], place["WORLD_SIZE"]) == (str(rank), str(rank), "3")
+            assert place["TORCHELASTIC_RESTART_COUNT"] == str(generation)
+            assert place["TORCHELASTIC_MAX_RESTARTS"] == "2"
+    assert started[0].err.count("error: rank 1 failed: exit status 1") == 2
+    assert started[0].err.count("starting all workers again") == 2
+    assert "finished" in started[0].err
+
+
+def test_each_generation_meets_at_a_port_of_its_own_that_all_nodes_know(nodes, program):
+    for _ in range(3):
+        nodes.node(*nodes.c10d(3), "--max-restarts", 2, program("restarts"), "fails_until", 2)
+    assert nodes.statuses() == [0, 0, 0]
+    ports = [{nodes.place(rank, generation)["MASTER_PORT"] for rank in range(3)} for generation in range(3)]
+    assert [len(ports_) for ports_ in ports] == [1, 1, 1]
+    assert len(set.union(*ports)) == 3
+
+
+def test_a_port_that_the_user_chose_serves_every_generation(nodes, program):
+    nodes.static_nodes(2, "--max-restarts", 1, program("restarts"), "fails_until", 1)
+    assert nodes.statuses() == [0, 0]
+    assert {nodes.place(rank, generation)["MASTER_PORT"] for rank in range(2) for generation in range(2)} == {
+        str(nodes.port)
+    }
+
+
+def test_when_no_restart_is_left_the_last_failure_gives_the_status_of_all(nodes, program):
+    started = nodes.static_nodes(2, "--max-restarts", 1, program("restarts"), "fails_until", 9)
+    assert nodes.statuses() == [11, 11]
+    assert started[1].err.splitlines()[-1].startswith("error: rank 1 failed: exit status 11")
+    assert [event["rank"] for event in nodes.events_of(0, "generation_failed")] == [1]
+
+
+def test_the_workers_of_all_nodes_are_gone_before_any_starts_again(nodes, program):
+    nodes.static_nodes(2, "--nproc-per-node", 2, "--max-restarts", 1, program("restarts"), "fails_until", 1)
+    assert nodes.statuses() == [0, 0]
+    events = [nodes.events_of(place) for place in range(2)]
+    last_end = max(
+        event["mono"] for each in events for event in each[: starts(each)[1]] if event["event"] == "worker_exited"
+    )
+    first_start = min(each[starts(each)[1]]["mono"] for each in events)
+    assert last_end < first_start
+
+
+def starts(events: list[dict[str, object]]) -> list[int]:
+    """Where generations begin."""
+    return [number for number, event in enumerate(events) if event["event"] == "generation_started"]
+
+
+def test_without_restarts_a_lost_node_is_the_end_even_if_another_could_come(nodes, program):
+    started = nodes.static_nodes(2, program("restarts"), "stays")
+    places(nodes, 0, 2)
+    os.kill(started[1].agent, SIGKILL)
+    assert nodes.statuses(timeout=5) == [122, 122]
+
+
+def test_with_restarts_a_lost_node_can_be_replaced(nodes, program):
+    args = ("--nproc-per-node", 2, "--max-restarts", 1, program("restarts"), "stays_until_told")
+    started = nodes.static_nodes(2, *args)
+    assert places(nodes, 0, 4) == TWO
+    os.kill(started[1].agent, SIGKILL)
+    assert nodes.statuses(started[1]) == [122]
+    started[0].says("all workers start again on 1 node, once 1 more has come")
+    again = nodes.node(*nodes.static(2, 1), *args)
+    assert places(nodes, 1, 4) == TWO
+    finish(nodes)
+    assert nodes.statuses(started[0], again) == [0, 0]
+    nodes.nothing_left()
+
+
+# --- as many nodes as there are
+
+
+def test_the_job_starts_without_delay_when_all_nodes_have_come(nodes, elastic):
+    began = time.monotonic()
+    for _ in range(3):
+        elastic("2:3", "--rdzv-conf", "last_call_timeout=60")
+    assert places(nodes, 0, 6) == THREE
+    assert time.monotonic() - began < 20
+    finish(nodes)
+    assert nodes.statuses() == [0, 0, 0]
+
+
+def test_the_job_starts_with_fewer_nodes_after_the_last_call(nodes, elastic):
+    began = time.monotonic()
+    for _ in range(2):
+        elastic()
+    assert places(nodes, 0, 4) == TWO
+    assert time.monotonic() - began >= 0.4
+    finish(nodes)
+    assert nodes.statuses() == [0, 0]
+
+
+def test_nodes_may_join_and_be_lost_and_nobody_counts_that_as_a_failure(nodes, elastic):
+    started = [elastic() for _ in range(2)]
+    assert places(nodes, 0, 4) == TWO
+    started.append(elastic())
+    assert places(nodes, 1, 6) == THREE
+    assert f"{socket.gethostname()} joins: all workers start again with it" in started[0].err + started[1].err
+    first = 0 if "joins" in started[0].err else 1
+    lost = started.pop(1 - first)
+    os.kill(lost.agent, SIGKILL)
+    assert nodes.statuses(lost) == [122]
+    assert places(nodes, 2, 4) == TWO
+    assert {nodes.place(rank, 2)["TORCHELASTIC_MAX_RESTARTS"] for rank in range(4)} == {"0"}
+    finish(nodes)
+    assert nodes.statuses(*started) == [0, 0]
+    nodes.nothing_left()
+
+
+def test_the_ranks_of_those_who_stay_change_as_little_as_they_can(nodes, program):
+    """Node 1 of three is lost: node 0 keeps its place, node 2 becomes node 1."""
+    args = ("--nproc-per-node", 1, *ELASTIC, program("restarts"), "stays_until_told")
+    started = [nodes.node(*nodes.c10d("2:3"), "--node-rank", place, *args) for place in range(3)]
+    pids = [nodes.place(rank, 0)["pid"] for rank in range(3)]
+    assert len(set(pids)) == 3
+    os.kill(started[1].agent, SIGKILL)
+    parents = [_parent(int(nodes.place(rank, 1)["pid"])) for rank in range(2)]
+    assert parents == [started[0].agent, started[2].agent]
+    finish(nodes)
+    assert nodes.statuses() == [0, 122, 0]
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def test_fewer_nodes_than_the_least_are_not_enough_to_go_on(nodes, elastic):
+    started = [elastic() for _ in range(2)]
+    places(nodes, 0, 4)
+    lost = started[1] if _leads(nodes, started[0]) else started[0]
+    os.kill(lost.agent, SIGKILL)
+    assert nodes.statuses(timeout=5) == [122, 122]
+
+
+def _leads(nodes: Nodes, node: Node) -> bool:
+    return _parent(int(nodes.place(0, 0)["pid"])) == node.agent
+
+
+def test_a_node_that_comes_late_waits_while_workers_finish(nodes, program):
+    """It cannot take part any more, and ends as the job does."""
+    behaviour = (*ELASTIC, program("behave"), "0=done", "1=done_when_told")
+    for _ in range(2):
+        nodes.node(*nodes.c10d("2:3"), *behaviour)
+    nodes.signs("ready", 2)
+    until(lambda: nodes.events_of(0, "swept"), "the end of the first node's worker")
+    late = nodes.node(*nodes.c10d("2:3"), *behaviour)
+    nodes.have_come(2, at=0)
+    finish(nodes)
+    assert nodes.statuses() == [0, 0, 0]
+    assert not late.out
+
+
+def test_ctrl_c_of_a_node_that_waits_to_join_ends_only_that_node(nodes, program):
+    behaviour = (*ELASTIC, program("behave"), "0=done", "1=done_when_told")
+    started = [nodes.node(*nodes.c10d("2:3"), *behaviour) for _ in range(2)]
+    nodes.signs("ready", 2)
+    until(lambda: nodes.events_of(0, "swept"), "the end of the first node's worker")
+    late = nodes.node(*nodes.c10d("2:3"), *behaviour)
+    nodes.have_come(2, at=0)
+    late.process.send_signal(SIGINT)
+    assert nodes.statuses(late, timeout=5) == [130]
+    finish(nodes)
+    assert nodes.statuses(*started) == [0, 0]
+    nodes.nothing_left()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(SIGINT, 130), (SIGTERM, 143)])
+def test_a_stop_while_a_lost_node_is_waited_for_ends_all(nodes, program, signum, status):
+    args = ("--max-restarts", 1, program("restarts"), "stays")
+    started = nodes.static_nodes(3, *args)
+    for rank in range(3):
+        nodes.place(rank, 0)
+    os.kill(started[2].agent, SIGKILL)
+    started[0].says("once 1 more has come")
+    started[1].process.send_signal(signum)
+    assert nodes.statuses(timeout=5) == [status, status, 122]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_stop_during_the_stop_after_a_failure_means_no_restart(nodes, program, place):
+    started = nodes.static_nodes(2, "--max-restarts", 5, program("behave"), "0=exit3", "1=slow")
+    nodes.sign("saving-1")
+    started[place].process.send_signal(SIGINT)
+    until(lambda: nodes.events_of(place, "signal_received"), "the signal")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses(timeout=5) == [3, 3]
+    assert len(nodes.events_of(1, "generation_started")) == 1
+
+
+def test_a_restart_after_a_failure_waits_for_the_back_off_on_all_nodes(nodes, program):
+    nodes.static_nodes(2, "--max-restarts", 2, program("restarts"), "fails_until", 2)
+    assert nodes.statuses() == [0, 0]
+    assert [event["wait"] for event in nodes.events_of(0, "generation_failed")] == [0, 1]
+    summary = json.loads((nodes.folder_of(0) / "summary.json").read_text())
+    assert summary["restarts"] == 2

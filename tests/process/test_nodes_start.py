@@ -1,0 +1,254 @@
+"""Several nodes begin together: who is where, and on what they agree before any worker runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from signal import SIGKILL
+
+import pytest
+
+from tests.process.test_run_folder import check
+
+
+@pytest.fixture
+def stranger(nodes) -> Iterator[socket.socket]:
+    """A service of somebody else, which takes connections and says nothing."""
+    with socket.socket() as service:
+        yield service
+
+
+def test_ranks_count_on_from_node_to_node_whatever_each_of_them_brings(nodes, program):
+    for place in (2, 0, 1):  # in whatever order they come
+        nodes.node(*nodes.static(3, place), "--nproc-per-node", place + 1, program("place"))
+    assert nodes.statuses() == [0, 0, 0]
+    places = [nodes.place(rank) for rank in range(6)]
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+    assert [tuple(int(place[name]) for name in names) for place in places] == [
+        (0, 0, 0, 0, 1),
+        (1, 0, 1, 1, 2),
+        (2, 1, 1, 1, 2),
+        (3, 0, 2, 2, 3),
+        (4, 1, 2, 2, 3),
+        (5, 2, 2, 2, 3),
+    ]
+
+
+def test_what_all_workers_share_is_the_same_on_all_nodes(nodes, program):
+    nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    expected = {
+        "WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(nodes.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "DDPLAUNCH_BACKEND": "gloo",
+        "DDPLAUNCH_RUN_ID": nodes.folder.name,
+        "TORCHELASTIC_RUN_ID": nodes.folder.name,
+    }
+    for rank in range(4):
+        assert nodes.place(rank).items() >= expected.items()
+
+
+def test_without_a_port_node_0_reserves_one_and_all_are_told(nodes, program):
+    for place in range(2):
+        nodes.node(*nodes.c10d(2), "--node-rank", place, program("place"))
+    assert nodes.statuses() == [0, 0]
+    (port,) = {nodes.place(rank)["MASTER_PORT"] for rank in range(2)}
+    assert int(port) > 0
+    assert {event["master_port"] for place in range(2) for event in nodes.events_of(place, "generation_started")} == {
+        int(port)
+    }
+
+
+def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(nodes, program):
+    started = nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for place in range(2):
+        folder = nodes.folder_of(place)
+        plan = json.loads((folder / "plan.json").read_text())
+        ranks = [2 * place, 2 * place + 1]
+        assert (plan["nnodes"], plan["world_size"]) == (2, 4)
+        assert [(worker["rank"], worker["node_rank"]) for worker in plan["workers"]] == [
+            (rank, place) for rank in ranks
+        ]
+        assert {log.name for log in folder.glob("rank-*")} == {f"rank-{r}.{s}" for r in ranks for s in ("out", "err")}
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["status"] == 0
+        assert str(folder) in started[place].err
+    assert {path.name for path in nodes.folder.iterdir()} == {"node-0", "node-1"}
+
+
+def test_nodes_with_homes_of_their_own_have_folders_of_one_name(nodes, program):
+    for place in range(2):
+        env = {"XDG_STATE_HOME": str(nodes.home / f"state-{place}")}
+        nodes.node(*nodes.static(2, place), program("place"), env=env)
+    assert nodes.statuses() == [0, 0]
+    folders = [next(nodes.home.glob(f"state-{place}/ddplaunch/runs/*/node-{place}")) for place in range(2)]
+    assert folders[0].parent.name == folders[1].parent.name == nodes.place(0)["DDPLAUNCH_RUN_ID"]
+
+
+def test_the_name_of_the_run_is_that_of_node_0(nodes, program):
+    for place in range(2):
+        nodes.node(*nodes.static(2, place), "--run-id", f"name-{place}", program("place"))
+    assert nodes.statuses() == [0, 0]
+    assert {nodes.place(rank)["DDPLAUNCH_RUN_ID"] for rank in range(2)} == {"name-0"}
+
+
+def test_the_first_node_records_who_joins_and_each_of_them_its_own_workers(nodes, program):
+    nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    joined = nodes.events_of(0, "node_joined")
+    assert [(event["node_rank"], event["workers"]) for event in joined] == [(0, 2), (1, 2)]
+    assert {event["host"] for event in joined} == {socket.gethostname()}
+    for place in range(2):
+        assert {event["rank"] for event in nodes.events_of(place, "worker_exited")} == {2 * place, 2 * place + 1}
+        assert nodes.events_of(place)[-1]["event"] == "job_ended"
+
+
+def test_the_events_of_several_nodes_are_those_of_the_schema(nodes, program):
+    started = nodes.static_nodes(3, program("behave"), "all=done_when_told")
+    nodes.signs("ready", 3)
+    os.kill(started[2].agent, SIGKILL)
+    assert nodes.statuses() == [122, 122, 122]
+    written = [event for place in range(2) for event in nodes.events_of(place)]
+    for event in written:
+        check(event)
+    kinds = [event["event"] for event in written]
+    assert (kinds.count("node_joined"), kinds.count("node_left")) == (3, 1)
+    assert kinds[-1] == "job_ended"
+
+
+def test_output_is_prefixed_by_the_rank_in_the_whole_job(nodes):
+    started = nodes.static_nodes(2, "--nproc-per-node", 2, "--no-python", "/bin/sh", "-c", "echo here is $RANK")
+    assert nodes.statuses() == [0, 0]
+    for place, node in enumerate(started):
+        ranks = (2 * place, 2 * place + 1)
+        assert sorted(node.out.splitlines()) == [f"[{rank}] here is {rank}" for rank in ranks]
+
+
+def test_each_node_closes_with_a_line_about_the_whole_job(nodes, program):
+    started = nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for node in started:
+        first, last = node.err.splitlines()
+        assert first.startswith("ddplaunch: 4 workers on 2 nodes, gloo ")
+        assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
+
+
+def test_nodes_that_could_not_agree_on_a_backend_all_use_gloo(nodes, program):
+    for place, backend in enumerate(("gloo", "ucc")):
+        nodes.node(*nodes.static(2, place), "--backend", backend, program("place"))
+    assert nodes.statuses() == [0, 0]
+    assert [nodes.place(rank)["DDPLAUNCH_BACKEND"] for rank in range(2)] == ["gloo", "gloo"]
+    assert "gloo (the nodes differ: gloo on" in nodes.started[0].err
+
+
+def test_another_version_of_the_script_is_a_warning(nodes):
+    for place in range(2):
+        folder = nodes.home / f"code-{place}"
+        folder.mkdir()
+        script = folder / "train.py"
+        script.write_text(f"print({place})\n")
+        nodes.node(*nodes.static(2, place), script)
+    assert nodes.statuses() == [0, 0]
+    (warning,) = [line for line in nodes.started[0].err.splitlines() if "warning" in line]
+    assert "warning: the program is not the same on all nodes: train.py (" in warning
+
+
+def test_another_number_of_nodes_is_a_warning(nodes, program):
+    for place in range(2):
+        nodes.node(*nodes.static(2 + place, place), program("place"))
+    assert nodes.statuses() == [0, 0]
+    assert "warning: --nnodes is not the same on all nodes: 2 on " in nodes.started[0].err
+
+
+def test_workers_of_several_nodes_talk_over_the_interface_that_the_nodes_do(nodes, program):
+    nodes.static_nodes(2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for rank in range(2):
+        place = nodes.place(rank)
+        assert (place["GLOO_SOCKET_IFNAME"], place["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+
+
+# --- ranks by order of arrival
+
+
+def test_the_first_to_come_is_node_0_and_the_others_are_numbered(nodes, program):
+    nodes.node(*nodes.c10d(3), "--nproc-per-node", 3, program("place"))
+    nodes.listens()
+    for count in (1, 1):
+        nodes.node(*nodes.c10d(3), "--nproc-per-node", count, program("place"))
+    assert nodes.statuses() == [0, 0, 0]
+    assert [nodes.place(rank)["NODE_RANK"] for rank in range(5)] == ["0", "0", "0", "1", "2"]
+    assert [node.err.split(" ")[1] for node in nodes.started] == ["5"] * 3
+
+
+def test_a_node_rank_beside_an_endpoint_is_kept(nodes, program):
+    counts = (1, 2, 3)
+    for place in (2, 1, 0):
+        nodes.node(*nodes.c10d(3), "--node-rank", place, "--nproc-per-node", counts[place], program("place"))
+    assert nodes.statuses() == [0, 0, 0]
+    assert [nodes.place(rank)["NODE_RANK"] for rank in range(6)] == ["0", "1", "1", "2", "2", "2"]
+
+
+def test_agents_that_race_for_the_coordinators_place_come_together(nodes):
+    for _ in range(20):
+        started = [nodes.node(*nodes.c10d(4), "--no-python", "/bin/true") for _ in range(4)]
+        assert nodes.statuses(*started) == [0] * 4, [node.err for node in started]
+    nodes.nothing_left()
+
+
+# --- ports that others have
+
+
+def test_a_taken_port_of_the_channel_is_walked_past(nodes, program, stranger):
+    stranger.bind(("", nodes.port + 1))
+    stranger.listen()
+    nodes.static_nodes(2, program("place"))
+    assert nodes.statuses(*nodes.started) == [0, 0]
+
+
+def test_a_taken_endpoint_is_walked_past(nodes, program, stranger):
+    stranger.bind(("", nodes.port))
+    stranger.listen()
+    for _ in range(2):
+        nodes.node(*nodes.c10d(2), program("place"))
+    assert nodes.statuses(*nodes.started) == [0, 0]
+
+
+def test_two_jobs_with_one_endpoint_and_two_names_do_not_meet(nodes):
+    for name in ("one", "two"):
+        for _ in range(2):
+            nodes.node(*nodes.c10d(2), "--rdzv-id", name, "--no-python", "/bin/sh", "-c", f"echo $RANK of {name}")
+    assert nodes.statuses() == [0] * 4
+    assert sorted(node.out for node in nodes.started) == [
+        "[0] 0 of one\n",
+        "[0] 0 of two\n",
+        "[1] 1 of one\n",
+        "[1] 1 of two\n",
+    ]
+
+
+def test_a_taken_master_port_is_one_error_on_node_0(nodes, program, stranger):
+    stranger.bind(("", nodes.port))
+    stranger.listen()
+    node = nodes.node(*nodes.static(2, 0), program("place"))
+    assert nodes.statuses(node) == [2]
+    assert node.err.startswith(f"error: --master-port {nodes.port} is taken by pid {os.getpid()} (")
+    assert node.err.count("error: ") == 1
+
+
+def test_a_master_port_that_is_taken_while_nodes_are_waited_for_is_one_error_everywhere(nodes, program, stranger):
+    nodes.node(*nodes.static(2, 0), program("place"))
+    nodes.listens(1)
+    stranger.bind(("", nodes.port))
+    stranger.listen()
+    nodes.node(*nodes.static(2, 1), program("place"))
+    assert nodes.statuses(*nodes.started) == [2, 2]
+    for node in nodes.started:
+        assert f"error: --master-port {nodes.port} is taken by pid {os.getpid()} (" in node.err
+        assert node.err.count("error: ") == 1

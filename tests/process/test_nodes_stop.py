@@ -1,0 +1,160 @@
+"""Somebody wants a job of several nodes to end: on whichever node that is said, it is heard on all."""
+
+from __future__ import annotations
+
+import os
+import time
+from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+
+import pytest
+
+from tests.conftest import send_again, until
+
+
+@pytest.fixture
+def start(nodes, program):
+    """Start behave.py with 2 workers on each of 3 nodes, and wait until all are ready."""
+
+    def start(behaviour: str, *options: object):
+        started = nodes.static_nodes(3, "--nproc-per-node", 2, *options, program("behave"), f"all={behaviour}")
+        nodes.signs("ready", 6)
+        return started
+
+    return start
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(("signum", "status"), [(SIGINT, 130), (SIGTERM, 143)])
+def test_a_stop_signal_to_any_node_ends_all_with_its_status(nodes, start, place, signum, status):
+    started = start("polite")
+    started[place].process.send_signal(signum)
+    assert nodes.statuses() == [status] * 3
+    for rank in range(6):
+        assert nodes.sign(f"got-{rank}").split()[0] == signum.name
+    words = "stopped by SIGINT (Ctrl-C) after" if signum == SIGINT else "stopped by SIGTERM after"
+    for node in started:
+        assert node.err.splitlines()[-1].startswith(f"ddplaunch: {words}"), node.err
+
+
+def test_workers_of_all_nodes_have_the_time_to_save(nodes, start):
+    started = start("slow")
+    started[1].process.send_signal(SIGINT)
+    nodes.signs("saving", 6)
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses() == [130] * 3
+    assert not any(nodes.events_of(place, "kill_sent") for place in range(3))
+
+
+def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
+    started = start("stubborn", "--grace-period", 60)
+    started[1].process.send_signal(SIGINT)
+    nodes.signs("got", 6)
+    send_again(started[1].process, SIGINT)
+    assert nodes.statuses(timeout=10) == [130] * 3
+    assert all(nodes.events_of(place, "kill_sent") for place in range(3))
+
+
+def test_the_same_signal_to_every_node_is_no_second_one(nodes, start):
+    """A scheduler signals all nodes, and what node 0 makes of it may be there before the signal itself."""
+    started = start("slow")
+    started[0].process.send_signal(SIGTERM)
+    nodes.signs("saving", 6)
+    for place in (1, 2):
+        started[place].process.send_signal(SIGTERM)
+        until(lambda place=place: nodes.events_of(place, "signal_received"), "the signal")
+    (nodes.home / "signs" / "saved").touch()
+    assert nodes.statuses() == [143] * 3
+    assert not any(nodes.events_of(place, "kill_sent") for place in range(3))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_second_ctrl_c_where_all_workers_are_gone_kills_those_of_other_nodes(nodes, program, place):
+    behaviours = [f"{rank}={'polite' if rank == place else 'stubborn'}" for rank in range(3)]
+    started = nodes.static_nodes(3, "--grace-period", 60, program("behave"), *behaviours)
+    nodes.signs("ready", 3)
+    started[place].process.send_signal(SIGINT)
+    nodes.signs("got", 3)
+    until(lambda: nodes.events_of(place, "swept"), "the end of its workers")
+    send_again(started[place].process, SIGINT)
+    assert nodes.statuses(timeout=10) == [130] * 3
+
+
+def test_workers_that_ignore_the_stop_are_killed_after_the_grace_period_on_every_node(nodes, start):
+    started = start("stubborn", "--grace-period", "0.3")
+    started[0].process.send_signal(SIGTERM)
+    assert nodes.statuses() == [143] * 3
+    assert all(nodes.events_of(place, "kill_sent") for place in range(3))
+
+
+def test_a_signal_that_does_not_stop_reaches_the_workers_of_its_node_only(nodes, start):
+    started = start("polite")
+    started[1].process.send_signal(SIGUSR1)
+    assert [nodes.sign(f"got-{rank}") for rank in (2, 3)] == ["SIGUSR1", "SIGUSR1"]
+    assert not any(nodes.has_sign(f"got-{rank}") for rank in (0, 1, 4, 5))
+    started[1].process.send_signal(SIGINT)
+    assert nodes.statuses() == [130] * 3
+
+
+def test_the_timeout_of_node_0_is_that_of_the_job(nodes, program):
+    began = time.monotonic()
+    for place, seconds in enumerate(("1", "60")):
+        nodes.node(*nodes.static(2, place), "--timeout", seconds, program("behave"), "all=default")
+    assert nodes.statuses() == [124, 124]
+    assert 1 <= time.monotonic() - began < 5
+    for node in nodes.started:
+        assert node.err.splitlines()[-1].startswith("ddplaunch: stopped: --timeout of 1 s was reached"), node.err
+
+
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_the_timeout_of_another_node_is_not_counted(nodes, program, kind):
+    for place, seconds in enumerate(("60", "0.6")):
+        where = nodes.static(2, place) if kind == "static" else nodes.c10d(2)
+        nodes.node(*where, "--timeout", seconds, program("behave"), "all=done_when_told")
+        if place == 0:
+            nodes.listens(int(kind == "static"))
+    nodes.signs("ready", 2)
+    time.sleep(0.8)  # nothing is to happen
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses() == [0, 0]
+
+
+# --- while nodes are waited for
+
+
+def test_ctrl_c_while_node_0_is_looked_for_ends_at_once(nodes, program):
+    node = nodes.node(*nodes.static(2, 1), program("place"))
+    assert node.agent
+    node.process.send_signal(SIGINT)
+    assert nodes.statuses(timeout=5) == [130]
+
+
+def test_a_stop_of_node_0_while_it_waits_ends_those_who_have_come(nodes, program):
+    started = [nodes.node(*nodes.static(3, place), program("place")) for place in range(2)]
+    nodes.have_come(1)
+    started[0].process.send_signal(SIGTERM)
+    assert nodes.statuses(timeout=5) == [143] * 2
+
+
+def test_a_node_that_leaves_while_others_are_waited_for_may_come_again(nodes, program):
+    started = [nodes.node(*nodes.static(3, place), program("place")) for place in range(2)]
+    nodes.have_come(1)
+    started[1].process.send_signal(SIGINT)
+    assert nodes.statuses(started[1]) == [130]
+    again = [nodes.node(*nodes.static(3, place), program("place")) for place in (1, 2)]
+    assert nodes.statuses(started[0], *again) == [0, 0, 0]
+    assert "has left: its ddplaunch was ended" in started[0].err
+    nodes.nothing_left()
+
+
+def test_a_second_ctrl_c_ends_a_node_whose_coordinator_does_not_answer(nodes, start):
+    started = start("polite", "--heartbeat-timeout", "60s")
+    agent = started[0].agent
+    os.kill(agent, SIGSTOP)
+    started[1].process.send_signal(SIGINT)
+    until(lambda: nodes.events_of(1, "swept"), "the end of its workers")
+    send_again(started[1].process, SIGINT)
+    assert nodes.statuses(started[1], timeout=5) == [130]
+    os.kill(agent, SIGKILL)
+    assert nodes.statuses(started[2], timeout=5) == [122]
+    nodes.ends()
+    nodes.nothing_left()

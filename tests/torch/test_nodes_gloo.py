@@ -1,0 +1,62 @@
+"""Training over gloo on several nodes: it goes on from its checkpoint after a node is lost, to the same result."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from signal import SIGKILL
+
+import pytest
+
+from tests.nodes import Nodes, several
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+STEPS = 4
+
+
+def weights(nodes: Nodes, number: int) -> str:
+    """What has become of the weights, which all ranks must agree on."""
+    (found,) = set(nodes.signs("weights", number))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, request):
+    """The weights after a training with 3 agents and 2 ranks each that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        for nodes in several(tmp_path_factory.mktemp("undisturbed")):
+            program = request.path.parent.parent / "programs" / "exact_training.py"
+            (nodes.home / "signs").mkdir()
+            (nodes.home / "signs" / "go").touch()
+            nodes.static_nodes(3, "--nproc-per-node", 2, program, STEPS)
+            assert nodes.statuses(timeout=60) == [0, 0, 0], [node.err for node in nodes.started]
+            found = weights(nodes, 6)
+    return found
+
+
+def test_ranks_of_three_nodes_train_together(undisturbed):
+    assert undisturbed.rpartition("loss ")[2] != "0"
+
+
+@pytest.mark.parametrize("what", ["agent", "worker"])
+def test_a_training_that_goes_on_from_its_checkpoint_ends_as_an_undisturbed_one(
+    nodes, program, undisturbed, monkeypatch, what
+):
+    """Without the node that was lost, or on all nodes after the failure of a worker."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    flags = ("--max-restarts", int(what == "worker"), "--rdzv-conf", "last_call_timeout=60")
+    started = [
+        nodes.node(*nodes.c10d("2:3"), "--node-rank", place, *flags, program("exact_training"), STEPS)
+        for place in range(3)
+    ]
+    for rank in range(3):
+        nodes.sign(f"waiting-0-{rank}")
+    (worker,) = {event["pid"] for event in nodes.events_of(1, "worker_started")}
+    os.kill(started[1].agent if what == "agent" else worker, SIGKILL)
+    number = 2 if what == "agent" else 3
+    assert [nodes.sign(f"from-1-{rank}") for rank in range(number)] == [str(STEPS - 1)] * number
+    (nodes.home / "signs" / "go").touch()
+    assert nodes.statuses(timeout=60) == [0, 122 if what == "agent" else 0, 0]
+    assert weights(nodes, number) == undisturbed
