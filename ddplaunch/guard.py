@@ -67,10 +67,14 @@ def bury(agent: int) -> int:
     return os.waitpid(agent, 0)[1]
 
 
-def status_of(agent: int, wait_status: int) -> tuple[int, str]:
-    """Give the status of the job by how the agent ended, and what to say of it; "" if it said all itself."""
+def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
+    """Give the status of the job by how the agent ended, and what to say of it; "" if it said all itself.
+
+    `host` is named if that is said on another one.
+    """
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name
-        words = f"error: ddplaunch's agent (pid {agent}) was killed by {by}; its workers were ended with it\n"
+        where = f" on {host}" if host else ""
+        words = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
         return exitcodes.NODE_LOST, words
     return os.WEXITSTATUS(wait_status), ""

@@ -8,6 +8,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
 VARIABLE = "DDPLAUNCH_TOKEN"
+MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # where the agents of a step that ddplaunch has started meet: no secret, but as private
 _LONGEST = 4096  # bytes; a file that is longer is probably another one
 
 
@@ -29,8 +30,8 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
 
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that workers may see: all but the secret."""
-    return {name: value for name, value in env.items() if name != VARIABLE}
+    """Give the variables that workers may see: all but those by which agents find and know each other."""
+    return {name: value for name, value in env.items() if name not in (VARIABLE, MEETING_PORT)}
 
 
 def _read(path: str, asked: str) -> str:

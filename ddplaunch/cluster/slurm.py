@@ -13,9 +13,9 @@ from ddplaunch.cluster.scene import NOT_HERE, Scene
 from ddplaunch.errors import LaunchError
 from ddplaunch.hostlist import Host
 from ddplaunch.record import record
+from ddplaunch.secret import MEETING_PORT
 
 NEEDS = "SLURM_JOB_ID"
-MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # set for a step that ddplaunch has started, and wants to speak to
 
 # slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0

@@ -40,7 +40,7 @@ def main() -> int:
     order = messages.order(frame[1])
     from ddplaunch.remote.relay import Relay
 
-    relay = Relay(inlet, outlet, order.silence)
+    relay = Relay(inlet, outlet, order.silence, order.hosts[order.place])
     try:
         status = _carry_out(order, relay, inlet)
     except LaunchError as error:

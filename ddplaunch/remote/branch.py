@@ -66,7 +66,7 @@ class Branch:
         self.has_answered = False  # ddplaunch runs there, or did
         self.is_ready = False  # all is there that the job needs
         self.given_up = False  # by us: its end says nothing
-        self.nonsense = ""  # what came that is no frame
+        self.fault = ""  # for which we have ended the process
         self._unanswered: int | None = None  # beats; None: it does not answer yet
         self._selector = selector
         self._ears = ears
@@ -156,6 +156,11 @@ class Branch:
         """End the process, not what it leads to."""
         if self._child is not None and not self._has_ended:
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+
+    def break_off(self, fault: str) -> None:
+        """End the process for what it did wrong."""
+        self.fault = fault
+        self.kill()
 
     def give_up(self) -> None:
         """Wait for no answer."""
@@ -247,14 +252,13 @@ class Branch:
         data = _read(self._stdout)
         if data == b"":
             self._close_output("_stdout")
-        if data and not self.nonsense:
+        if data and not self.fault:
             if self._unanswered is not None:
                 self._unanswered = 0
             try:
                 self._heard(data)
             except FrameError as error:
-                self.nonsense = str(error)
-                self.kill()
+                self.break_off(str(error))
         return bool(data)
 
     def _heard(self, data: bytes) -> None:

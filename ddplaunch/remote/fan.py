@@ -159,8 +159,7 @@ class Fan:
         most = self._job.silence / self._beat
         for branch in self._branches:
             if branch.phase is Phase.THERE and branch.beat(heeded=not self._console.is_full) > most:
-                self._console.say(f"{branch} is silent for {self._job.silence:g} s")
-                branch.kill()
+                branch.break_off(f"silent for {self._job.silence:g} s")
 
     # --- signals
 
@@ -318,14 +317,15 @@ class Fan:
         if branch.never_started:
             trouble = troubles.no_command(job.starter, branch.never_started)
         elif branch.has_answered:
-            trouble = troubles.lost(job.starter, branch.exit_status, branch.nonsense or branch.said)
+            trouble = troubles.lost(job.starter, branch.exit_status, branch.said, branch.fault)
         else:
-            trouble = troubles.explain(job.starter, job.python, branch.exit_status, branch.nonsense or branch.said)
+            status = None if branch.fault else branch.exit_status
+            trouble = troubles.explain(job.starter, job.python, status, branch.fault or branch.said)
         if not self._fates.has_begun:
             self._in_trouble(branch, trouble)
             return
         self._fates.lost(branch.call.place, trouble)
-        if branch.said.strip() and branch is not self._branches[0]:
+        if (branch.fault or branch.said.strip()) and branch is not self._branches[0]:
             self._console.say(f"{branch}: {trouble.message}")
 
     def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:

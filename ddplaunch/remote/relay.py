@@ -28,11 +28,15 @@ _FULL = 1 << 20  # bytes waiting for the way back from which the agent's output 
 class Relay:
     """Serves one agent."""
 
-    def __init__(self, inlet: Inlet, outlet: Outlet, silence: float) -> None:
-        """Prepare to serve; `silence` is the seconds without a frame after which nobody is there any more."""
+    def __init__(self, inlet: Inlet, outlet: Outlet, silence: float, host: str) -> None:
+        """Prepare to serve; `silence` is the seconds without a frame after which nobody is there any more.
+
+        `host` is this one, as it was called.
+        """
         self._inlet = inlet
         self._outlet = outlet
         self._silence = silence
+        self._host = host
         self._silent_at = time.monotonic() + silence
         self._selector = selectors.DefaultSelector()
         self._selector.register(inlet, selectors.EVENT_READ, self._readable)
@@ -76,7 +80,7 @@ class Relay:
         self._watch_agent(False)
         while self._pass_on():
             pass
-        status, words = guard.status_of(pid, wait_status)
+        status, words = guard.status_of(pid, wait_status, self._host)
         if words:
             self._outlet.put(STDERR, words.encode())
         return status

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ddplaunch import front, hostlist, secret
-from ddplaunch.cluster import Allocation, meet, slurm
+from ddplaunch.cluster import Allocation, meet
 from ddplaunch.crew import raise_open_files
 from ddplaunch.options.write import to_argv
 from ddplaunch.remote import step
@@ -17,8 +17,8 @@ from ddplaunch.spec import JobSpec
 # options of sbatch and salloc that srun would take from the environment, though they are not meant for a step of agents
 _NOT_FOR_THE_STEP = (
     "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_CPUS_PER_GPU",
-    "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXIT_ERROR", "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND",
-    "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
+    "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_EXIT_ERROR",
+    "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
     "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
     "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
     "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
@@ -36,13 +36,15 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     Raises:
         LaunchError: nothing was started.
     """
+    for note in allocation.notes:
+        sys.stderr.write(f"ddplaunch: {note}\n")
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = meet.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
     job = step.Job(
         argv=argv(spec, allocation, sys.executable),
-        env=environment(env, token=token, port=port),
+        env=environment(env, nodes=len(allocation.start), token=token, port=port),
         host=allocation.start[0].address,
         ports=meet.ports_from(port),
         token=token,
@@ -60,7 +62,8 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
     """Give the command that starts an agent on each node.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
-    one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving.
+    one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
+    waits for no other of the job.
     """
     number = len(allocation.start)
     return (
@@ -69,6 +72,7 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
         f"--nodes={number}",
         f"--ntasks={number}",
         "--ntasks-per-node=1",
+        "--overlap",
         f"--nodelist={hostlist.compress([host.address for host in allocation.start])}",
         "--cpu-bind=none",
         "--gpu-bind=none",
@@ -85,10 +89,13 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
     )
 
 
-def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
-    """Give the variables of the step."""
+def environment(env: Mapping[str, str], *, nodes: int, token: str, port: int) -> dict[str, str]:
+    """Give the variables of a step of so many nodes."""
     kept = {name: value for name, value in env.items() if name not in _NOT_FOR_THE_STEP}
-    return {**kept, secret.VARIABLE: token, slurm.MEETING_PORT: str(port)}
+    # a step takes over how many GPUs the job asked for, which with --gpus is a number for all of its nodes
+    if "SLURM_GPUS" in env and "SLURM_GPUS_ON_NODE" in env and env.get("SLURM_JOB_NUM_NODES") != str(nodes):
+        kept["SLURM_GPUS_PER_NODE"] = env["SLURM_GPUS_ON_NODE"]
+    return {**kept, secret.VARIABLE: token, secret.MEETING_PORT: str(port)}
 
 
 def _nothing() -> None:

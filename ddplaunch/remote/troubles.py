@@ -112,13 +112,13 @@ def refused(message: str, hint: str | None, status: int) -> Trouble:
     return Trouble(message, hint, RENDEZVOUS if status == USAGE else status)
 
 
-def lost(starter: str, status: int | None, said: str) -> Trouble:
-    """Say that a host at which ddplaunch ran is gone."""
+def lost(starter: str, status: int | None, said: str, fault: str = "") -> Trouble:
+    """Say that a host at which ddplaunch ran is gone; `fault` is that for which we have ended the way there."""
     lines = "".join(f"\n  {line}" for line in said.strip().splitlines()[-_SHOWN:])
     if status == BUG:
         return Trouble(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
     command = "its agent" if starter == "simulate" else starter
-    return Trouble(f"lost: {command} ended with status {status}{lines}", None, NODE_LOST)
+    return Trouble(f"lost: {fault or f'{command} ended with status {status}'}{lines}", None, NODE_LOST)
 
 
 def cut_off() -> Trouble:

@@ -110,7 +110,7 @@ def test_with_restarts_a_lost_node_can_be_replaced(nodes, program):
     assert places(nodes, 0, 4) == TWO
     os.kill(started[1].agent, SIGKILL)
     assert nodes.statuses(started[1]) == [122]
-    started[0].says("all workers start again on 1 node, once 1 more has come")
+    started[0].says("all workers start again on 2 nodes, once 1 more has come")
     again = nodes.node(*nodes.static(2, 1), *args)
     assert places(nodes, 1, 4) == TWO
     finish(nodes)

@@ -1,0 +1,52 @@
+"""One command for all hosts: where it is typed, and how the processes by which it spans them are found."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.conftest import until
+from tests.hosts import proc
+from tests.hosts.bed import Bed
+from tests.hosts.host import Command
+from tests.hosts.job import HostsJob
+
+NODES = ("node0", "node1", "node2")
+LOGIN = "login"  # a host that is none of the job's
+HOSTS = (*NODES, LOGIN)
+
+
+def start(job: HostsJob, *args: object, nodes: str = ",".join(NODES), host: str = LOGIN, **popen: Any) -> Command:
+    """Type the command on a host."""
+    return job.start("--hosts", nodes, *args, host=host, **popen)
+
+
+def front_and_loop(bed: Bed, host: str) -> tuple[int, int]:
+    """The two processes of what was typed on a host; pids as they are outside, here as below."""
+    typed = [process for process in bed.processes(host) if "-m ddplaunch --hosts" in process.command]
+    front, loop = sorted(typed, key=lambda process: process.inside)
+    return front.pid, loop.pid
+
+
+def client(bed: Bed, host: str, node: str) -> int:
+    """The ssh on a host that leads to a node."""
+    (found,) = [process for process in bed.processes(host) if process.name == "ssh" and f" {node} exec" in process.command]
+    return found.pid
+
+
+def relay_and_agent(bed: Bed, node: str) -> tuple[int, int]:
+    """The two processes on a node above its workers."""
+    found = [process for process in bed.processes(node) if "-m ddplaunch.remote" in process.command]
+    relay, agent = sorted(found, key=lambda process: process.inside)
+    return relay.pid, agent.pid
+
+
+def workers(bed: Bed, node: str) -> list[proc.Process]:
+    """The workers of behave.py on a node."""
+    return [process for process in bed.processes(node) if "behave.py" in process.command]
+
+
+def seconds_until_no_workers(bed: Bed, *nodes: str, since: float) -> float:
+    """Wait until no worker runs on these nodes; give how long that took."""
+    until(lambda: not any(workers(bed, node) for node in nodes), "the workers to end")
+    return time.monotonic() - since

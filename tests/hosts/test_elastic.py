@@ -1,0 +1,165 @@
+"""Hosts that come, go and come back while a job runs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.conftest import until
+
+HOSTS = ["node0", "node1", "node2"]
+SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+
+
+@pytest.fixture
+def start(job, program):
+    """Start two workers on hosts that meet at an endpoint; two of three hosts are enough."""
+
+    def start(hosts, *flags, nnodes="2:3", do="goes_on_until_told"):
+        told = ["--nproc-per-node", 2, "--heartbeat-timeout", f"{SILENCE}s", "--rdzv-conf", "last_call_timeout=0.5"]
+        for host in hosts:
+            job.at_endpoint(*told, *flags, program("restarts"), do, nnodes=nnodes, hosts=[host])
+
+    return start
+
+
+@pytest.fixture
+def places(job):
+    """Wait until all workers of a generation have said where they are."""
+
+    def places(generation, number):
+        return [json.loads(job.sign(f"place-{generation}-{rank}")) for rank in range(number)]
+
+    return places
+
+
+def who(places):
+    """Rank, node rank and size of the job, as each worker has them."""
+    return [tuple(int(place[name]) for name in ("RANK", "GROUP_RANK", "WORLD_SIZE")) for place in places]
+
+
+def of_size(number):
+    return [(rank, rank // 2, number) for rank in range(number)]
+
+
+def ports(places):
+    (port,) = {place["MASTER_PORT"] for place in places}
+    return port
+
+
+def finish(job, hosts):
+    """Have all workers end, and the commands on these hosts with 0."""
+    job.put("finish")
+    results = job.wait_each(hosts=hosts)
+    assert {host: result.status for host, result in results.items()} == dict.fromkeys(hosts, 0), results
+    job.nothing_left()
+    return results
+
+
+def test_the_job_starts_with_the_least_number_of_hosts_when_nobody_comes_any_more(job, start, places):
+    began = time.monotonic()
+    start(HOSTS[:2])
+    assert who(places(0, 4)) == of_size(4)
+    assert time.monotonic() - began > 0.5, "the last call was waited for"
+    finish(job, HOSTS[:2])
+
+
+def test_a_host_that_comes_late_makes_all_start_again_with_it(job, start, places):
+    job.bed.power_cut("node2")
+    start(HOSTS[:2])
+    first = places(0, 4)
+    job.bed.boot("node2")
+    start(["node2"])
+    second = places(1, 6)
+    assert who(second) == of_size(6)
+    assert {place["MASTER_ADDR"] for place in second} == {"node0"}
+    assert ports(first) != ports(second)
+    results = finish(job, HOSTS)
+    assert "ddplaunch: node2 joins: all workers start again with it\n" in results["node0"].err
+    assert "6 workers on 3 nodes finished in " in results["node2"].err
+    assert " after " not in results["node0"].err.splitlines()[-1], "one that joins is no restart"
+
+
+@pytest.mark.parametrize("fault", ["power_cut", "crash"])
+@pytest.mark.parametrize("gone", HOSTS[1:])
+def test_a_host_that_is_lost_makes_the_others_start_again_without_it(job, start, places, gone, fault):
+    start(HOSTS)
+    assert who(places(0, 6)) == of_size(6)
+    began = time.monotonic()
+    getattr(job.bed, fault)(gone)
+    second = places(1, 4)
+    assert time.monotonic() - began < (SILENCE + 2 if fault == "power_cut" else 2)
+    assert who(second) == of_size(4)
+    left = [host for host in HOSTS if host != gone]
+    results = finish(job, left)
+    assert f"({gone}) is lost: " in results["node0"].err
+    assert "ddplaunch: all workers start again on 2 nodes\n" in results["node0"].err
+
+
+def test_the_lost_side_ends_its_workers_while_the_others_go_on(job, start, places):
+    start(HOSTS)
+    places(0, 6)
+    began = time.monotonic()
+    job.bed.cut("node1")
+    assert job.seconds_until_quiet("node1", since=began) < SILENCE + 2
+    assert job.wait(host="node1").status == 122
+    assert who(places(1, 4)) == of_size(4)
+    job.bed.join("node1")
+    start(["node1"])
+    assert who(places(2, 6)) == of_size(6)
+    finish(job, HOSTS)
+
+
+def test_with_less_than_the_least_number_of_hosts_the_job_is_over(job, start, places):
+    start(HOSTS[:2])
+    places(0, 4)
+    began = time.monotonic()
+    job.bed.crash("node1")
+    assert job.seconds_until_quiet(since=began) < 1
+    result = job.wait(host="node0")
+    assert result.status == 122
+    assert "error: node 1 (node1) was lost: connection " in result.err
+    job.nothing_left()
+
+
+def test_the_first_host_is_the_one_that_must_live(job, start, places):
+    start(HOSTS)
+    places(0, 6)
+    job.bed.power_cut("node0")
+    results = job.wait_each(hosts=HOSTS[1:])
+    assert {result.status for result in results.values()} == {122}
+    for result in results.values():
+        assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in result.err
+    job.nothing_left()
+
+
+def test_a_failure_restarts_the_workers_of_all_hosts(job, start, places):
+    start(HOSTS, "--max-restarts", 1, do="fails_when_told", nnodes=3)
+    first = places(0, 6)
+    began = time.monotonic()
+    job.put("fail-0")
+    second = places(1, 6)
+    assert time.monotonic() - began < 2
+    assert who(first) == who(second) == of_size(6)
+    assert ports(first) != ports(second)
+    results = finish(job, HOSTS)
+    assert "starting all workers again (restart 1 of 1)\n" in results["node0"].err
+    for result in results.values():
+        assert result.err.endswith(" after 1 restart\n")
+
+
+def test_a_job_of_fixed_size_waits_for_another_host_in_place_of_the_lost_one(job, program, places):
+    told = ["--nproc-per-node", 2, "--heartbeat-timeout", "2s", "--max-restarts", 1, program("restarts")]
+    job.by_hand(*told, "goes_on_until_told")
+    assert who(places(0, 6)) == of_size(6)
+    job.bed.power_cut("node1")
+    until(lambda: "once 1 more has come" in job.err("node0"), "node 0 to wait for another one")
+    assert not [it for host in ("node0", "node2") for it in job.bed.processes(host) if "-m ddplaunch" not in it.command]
+    job.bed.boot("node1")
+    job.by_hand(*told, "goes_on_until_told", hosts=["node1"])
+    second = places(1, 6)
+    assert who(second) == of_size(6)
+    results = finish(job, HOSTS)
+    assert results["node0"].err.endswith(" after 1 restart\n")

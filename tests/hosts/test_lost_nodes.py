@@ -1,0 +1,209 @@
+"""A host that is lost ends the job everywhere, also on the lost side; one that is only slow does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+
+from ddplaunch.control.tcp import TCP_RTO_MAX_MS
+
+SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+SOON = 1.0  # seconds
+HOSTS = ["node0", "node1", "node2"]
+
+
+@pytest.fixture
+def start(job, program):
+    """Start two workers of behave.py on each host, and wait until all six are ready."""
+
+    def start(*behaviours, silence=SILENCE):
+        job.by_hand("--nproc-per-node", 2, "--heartbeat-timeout", f"{silence}s", program("behave"), *behaviours)
+        job.signs("ready", 6)
+
+    return start
+
+
+def lost(host, number):
+    return f"error: node {number} ({host}) was lost: "
+
+
+def ends_in_time(job, hosts, began, within=SILENCE + 2.0):
+    """Wait until the workers on these hosts, and then the commands, have ended, in time and with 122."""
+    took = job.seconds_until_quiet(*hosts, since=began)
+    print(f"quiet {took:.2f} s after the fault: {', '.join(hosts)}")
+    results = job.wait_each(hosts=hosts)
+    assert took < within
+    assert {host: result.status for host, result in results.items()} == dict.fromkeys(hosts, 122)
+    return results
+
+
+# --- a member
+
+
+@pytest.mark.parametrize("fault", ["cut", "power_cut"])
+def test_a_member_that_falls_silent_is_lost_after_the_heartbeat_timeout(job, start, fault):
+    start()
+    began = time.monotonic()
+    getattr(job.bed, fault)("node2")
+    results = ends_in_time(job, ["node0", "node1"], began)
+    for host in ("node0", "node1"):
+        assert lost("node2", 2) + "silent for 2 s\n" in results[host].err
+        assert (job.summary_of(host)["status"], job.summary_of(host)["why"]) == (122, "node_lost")
+    assert "\n  4 other workers of the job were stopped\n" in results["node0"].err
+    assert "hint: if it is only slow, `--heartbeat-timeout 60s`; to go on without" in results["node0"].err
+    (left,) = job.events_of("node0", "node_left")
+    assert (left["host"], left["node_rank"], left["reason"]) == ("node2", 2, "silent for 2 s")
+    if fault == "cut":
+        # it has no way to know, so it has ended its workers itself
+        (alone,) = ends_in_time(job, ["node2"], began).values()
+        assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in alone.err
+        assert (job.summary_of("node2")["status"], job.summary_of("node2")["why"]) == (122, "lost")
+    job.nothing_left()
+
+
+def test_a_member_that_crashes_is_lost_at_once(job, start):
+    start()
+    began = time.monotonic()
+    job.bed.crash("node2")
+    results = ends_in_time(job, ["node0", "node1"], began, within=SOON)
+    for host in ("node0", "node1"):
+        assert lost("node2", 2) + "connection " in results[host].err
+    job.nothing_left()
+
+
+# --- the coordinator
+
+
+@pytest.mark.parametrize("fault", ["cut", "power_cut"])
+def test_each_host_ends_its_own_workers_when_the_coordinator_falls_silent(job, start, fault):
+    start()
+    began = time.monotonic()
+    getattr(job.bed, fault)("node0")
+    results = ends_in_time(job, ["node1", "node2"], began)
+    for host in ("node1", "node2"):
+        assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in results[host].err
+        assert (job.summary_of(host)["status"], job.summary_of(host)["why"]) == (122, "lost")
+    if fault == "cut":
+        (alone,) = ends_in_time(job, ["node0"], began).values()
+        assert "was lost: silent for 2 s\n" in alone.err
+        assert "then node " in alone.err
+    job.nothing_left()
+
+
+def test_each_host_ends_its_own_workers_at_once_when_the_coordinator_crashes(job, start):
+    start()
+    began = time.monotonic()
+    job.bed.crash("node0")
+    results = ends_in_time(job, ["node1", "node2"], began, within=SOON)
+    for host in ("node1", "node2"):
+        assert "error: the coordinator (node 0) was lost: connection " in results[host].err
+    job.nothing_left()
+
+
+# --- an agent
+
+
+def agent_of(bed, host):
+    """The pid of the agent on a host, here outside."""
+    agents = [process for process in bed.processes(host) if "-m ddplaunch" in process.command]
+    return max(agents, key=lambda process: process.inside).pid  # the front has started it
+
+
+@pytest.mark.parametrize("host", HOSTS[::2])
+def test_an_agent_that_is_killed_takes_its_workers_and_the_job_with_it(job, start, host):
+    number = job.bed.number(host)
+    start("all=setsid_child", f"{2 * number}=stubborn_setsid_child", f"{2 * number + 1}=stubborn")
+    began = time.monotonic()
+    os.kill(agent_of(job.bed, host), signal.SIGKILL)
+    took = job.seconds_until_quiet(since=began)
+    assert took < SOON
+    results = job.wait_each()
+    assert {result.status for result in results.values()} == {122}
+    what = lost(host, number) if number else "error: the coordinator (node 0) was lost: "
+    for each, result in results.items():
+        assert (
+            " was killed by SIGKILL; its workers were ended" if each == host else f"{what}connection "
+        ) in result.err
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("host", HOSTS[::2])
+def test_an_agent_that_hangs_counts_as_lost_and_ends_when_it_runs_again(job, start, host):
+    start()
+    began = time.monotonic()
+    agent = agent_of(job.bed, host)
+    os.kill(agent, signal.SIGSTOP)
+    ends_in_time(job, [each for each in HOSTS if each != host], began)
+    os.kill(agent, signal.SIGCONT)
+    began = time.monotonic()
+    ends_in_time(job, [host], began, within=SOON)
+    job.nothing_left()
+
+
+# --- hosts that are only slow
+
+
+def test_a_job_runs_undisturbed_with_lost_and_delayed_packets(job, start):
+    """From the first packet to the last, 5 of 100 each way between node 1 and all others."""
+    job.bed.lag("node1", 200, loss_percent=5)
+    start("all=done_when_told", silence=5)
+    time.sleep(6)  # longer than the heartbeat timeout
+    job.put("go")
+    results = job.wait_each()
+    assert {result.status for result in results.values()} == {0}
+    assert "lost" not in results["node0"].err
+    assert not job.events_of("node0", "node_left")
+    job.nothing_left()
+
+
+def sends_again_each_second():
+    """Whether this kernel can be told not to wait ever longer before it sends again what was lost."""
+    with socket.socket() as probe, suppress(OSError):
+        probe.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("host", "seconds", "silence"), [("node0", 1, 3), ("node1", 4, 6)])
+def test_a_host_may_be_cut_off_for_less_than_the_heartbeat_timeout(job, start, host, seconds, silence):
+    if seconds > silence / 2 and not sends_again_each_second():
+        pytest.skip("this kernel waits ever longer before it sends again")
+    start("all=done_when_told", silence=silence)
+    time.sleep(1.5)  # some heartbeats
+    job.bed.cut(host)
+    time.sleep(seconds)
+    job.bed.join(host)
+    time.sleep(silence + 1 - seconds)  # a host that counted as lost from the cut on would be found out by then
+    job.put("go")
+    results = job.wait_each()
+    assert {result.status for result in results.values()} == {0}
+    assert not job.events_of("node0", "node_left")
+    job.nothing_left()
+
+
+def test_a_delay_longer_than_the_heartbeat_timeout_is_the_end(job, start):
+    start()
+    began = time.monotonic()
+    job.bed.lag("node1", 1000 * (SILENCE + 0.5))
+    results = ends_in_time(job, HOSTS, began)
+    assert lost("node1", 1) + "silent for 2 s\n" in results["node2"].err
+    job.nothing_left()
+
+
+def test_a_failure_on_a_host_while_another_is_cut_off_is_told_with_what_was_lost(job, start):
+    start("2=raises_when_told")
+    began = time.monotonic()
+    job.bed.cut("node2")
+    job.put("fail-2")
+    results = {host: job.wait(host=host) for host in ("node0", "node1")}
+    assert time.monotonic() - began < SILENCE + 2
+    assert {result.status for result in results.values()} == {1}
+    for result in results.values():
+        assert "error: rank 2 on node1 failed: ValueError: boom of rank 2" in result.err
+    assert job.wait(host="node2").status == 122
+    job.nothing_left()

@@ -1,0 +1,281 @@
+"""A job over ssh ends everywhere, whoever says so and whatever breaks: the typed command, a connection, a host."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import termios
+import time
+
+import pytest
+from pexpect import fdpexpect
+
+from tests.conftest import PATIENCE, send_again, until
+from tests.hosts import over_ssh
+from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+from tests.process import terminal
+from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT
+
+SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+SOON = 5.0  # seconds; most take 0.2
+FAREWELL = 3.0  # seconds that ssh may need longer than SILENCE to find out
+
+
+@pytest.fixture(scope="module")
+def three_hosts(make_bed):
+    return make_bed(HOSTS)
+
+
+@pytest.fixture
+def told():
+    return ["--nproc-per-node", 2, "--heartbeat-timeout", f"{SILENCE}s"]
+
+
+@pytest.fixture
+def start(job, program, told):
+    """Start two workers of behave.py on each node, and wait until all six are ready."""
+
+    def start(*behaviours, flags=(), **options):
+        command = over_ssh.start(job, *told, *flags, program("behave"), *behaviours, **options)
+        job.signs("ready", 6)
+        return command
+
+    return start
+
+
+def quiet(job, *hosts, since, within):
+    """Wait until nothing of the job runs on these hosts, or on any that lives, in time."""
+    took = job.seconds_until_quiet(*hosts, since=since)
+    print(f"quiet {took:.2f} s after: {', '.join(hosts or job.bed.alive)}")
+    assert took < within
+
+
+def end(job, host=LOGIN):
+    """How the command ended."""
+    result = job.wait(host=host)
+    print(result.err)
+    return result
+
+
+# --- who types it says stop
+
+
+@pytest.mark.parametrize(("host", "name"), [(LOGIN, "INT"), ("node0", "TERM")])
+def test_a_signal_to_stop_reaches_the_workers_of_all_hosts_once(job, start, host, name):
+    command = start("all=polite", host=host)
+    signum = signal.Signals[f"SIG{name}"]
+    began = time.monotonic()
+    command.send_signal(signum)
+    quiet(job, since=began, within=SOON)
+    result = end(job, host)
+    assert result.status == 128 + signum
+    assert f"ddplaunch: stopped by SIG{name}" in result.err
+    assert "error" not in result.err
+    assert {got.removesuffix(" SIGCONT") for got in job.signs("got", 6)} == {f"SIG{name}"}
+    job.nothing_left()
+
+
+def test_a_second_one_kills(job, start):
+    command = start("all=stubborn", flags=("--grace-period", 600))
+    command.send_signal(signal.SIGINT)
+    job.signs("got", 6)
+    began = time.monotonic()
+    send_again(command, signal.SIGINT)
+    quiet(job, since=began, within=SOON)
+    result = end(job)
+    assert result.status == 130
+    assert "6 workers ended in 0." in result.err
+    assert "ranks 0-5 by SIGKILL" in result.err
+    job.nothing_left()
+
+
+def test_a_signal_for_the_workers_reaches_all_of_them_and_ends_nothing(job, start):
+    command = start("all=polite")
+    command.send_signal(signal.SIGUSR1)
+    assert job.signs("got", 6) == ["SIGUSR1"] * 6
+    command.send_signal(signal.SIGTERM)
+    assert end(job).status == 143
+    job.nothing_left()
+
+
+# --- a terminal
+
+
+class Window:
+    """A terminal in which a shell with job control runs on the login host."""
+
+    def __init__(self, job):
+        for name in ("state", "tmp", "signs"):
+            (job.home / name).mkdir(exist_ok=True)
+        self._terminal, other = os.openpty()
+        termios.tcsetwinsize(other, (24, 200))
+        own = {"HOME": str(job.bed.home), "TERM": "xterm", "PS1": PROMPT, "HISTFILE": ""}
+        env = {name: value for name, value in job.env.items() if name != "NO_COLOR"} | own
+        argv = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]
+        self.shell = job.bed.start(LOGIN, argv, env=env, cwd=job.home, stdin=other, stdout=other, stderr=other)
+        os.close(other)
+        self._screen = fdpexpect.fdspawn(self._terminal, timeout=PATIENCE, encoding="utf-8")
+        self.sees(PROMPT)
+
+    def types(self, *words):
+        """Type a line."""
+        self._screen.send(shlex.join(map(str, words)) + ENTER)
+        self.sees("\r\n")
+
+    def press(self, key):
+        """Type a key."""
+        self._screen.send(key)
+
+    def sees(self, *texts):
+        """Wait until each of these, one after another, has come; give what came before the last of them."""
+        for text in texts:
+            self._screen.expect_exact(text)
+        return self._screen.before
+
+    def close(self):
+        """Close it, as a user does who has enough."""
+        if self._terminal >= 0:
+            os.close(self._terminal)
+            self._terminal = -1
+
+
+@pytest.fixture
+def window(job):
+    """A terminal on the login host."""
+    window = Window(job)
+    with window.shell:
+        yield window
+        window.close()
+
+
+@pytest.fixture
+def typed(job, window, program, told):
+    """Type the command there, and give the workers when all are ready."""
+
+    def typed(*behaviours):
+        window.types(*job.argv("--hosts", ",".join(NODES), *told, program("behave"), *behaviours))
+        job.signs("ready", 6)
+        return [worker.pid for node in NODES for worker in over_ssh.workers(job.bed, node)]
+
+    return typed
+
+
+def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job, window, typed):
+    workers = typed()
+    assert len(workers) == 6
+    window.press(CTRL_Z)
+    window.sees("Stopped", PROMPT)
+    until(lambda: terminal.stopped(workers), "all workers to stop")
+    time.sleep(SILENCE + 1)
+    window.types("fg")
+    until(lambda: terminal.running(workers), "all workers to go on")
+    window.press(CTRL_C)
+    shown = window.sees("stopped by SIGINT (Ctrl-C)")
+    colours = re.findall(r"\x1b\[0;(\d+)m\[(\d)\] \x1b\[mKeyboardInterrupt\r\n", shown)
+    assert sorted(rank for _, rank in colours) == list("012345")
+    assert len({colour for colour, _ in colours}) == 6
+    window.sees(PROMPT)
+    window.types("echo", "$?")
+    job.nothing_left()
+
+
+def test_a_terminal_that_is_closed_ends_the_job(job, window, typed):
+    typed("all=polite")
+    began = time.monotonic()
+    window.close()
+    quiet(job, since=began, within=SOON)
+    assert {got.removesuffix(" SIGCONT") for got in job.signs("got", 6)} == {"SIGHUP"}
+    job.nothing_left()
+
+
+# --- what was typed, or what it has started, is killed
+
+
+@pytest.mark.parametrize(("host", "who"), [(LOGIN, "front"), ("node0", "loop")])
+def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, start, host, who):
+    start("all=stubborn", host=host, flags=("--grace-period", "0.3s"))
+    front, loop = over_ssh.front_and_loop(job.bed, host)
+    began = time.monotonic()
+    os.kill(front if who == "front" else loop, signal.SIGKILL)
+    quiet(job, since=began, within=SOON)
+    assert end(job, host).status == (-signal.SIGKILL if who == "front" else 122)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("who", ["client", "relay", "agent"])
+@pytest.mark.parametrize("node", ["node0", "node2"])
+def test_what_leads_to_the_workers_of_a_host_is_killed(job, start, node, who):
+    number = job.bed.number(node)
+    start(f"{2 * number}=setsid_child")
+    if who == "client":
+        victim = over_ssh.client(job.bed, LOGIN, node)
+    else:
+        relay, agent = over_ssh.relay_and_agent(job.bed, node)
+        victim = relay if who == "relay" else agent
+    began = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    quiet(job, since=began, within=SOON)
+    result = end(job)
+    assert result.status == 122
+    assert node in result.err.partition("\n")[2], "it is named"
+    if who == "agent":
+        assert re.search(rf"error: ddplaunch's agent on {node} \(pid \d+\) was killed by SIGKILL", result.err)
+    if node == "node2":
+        assert "error: node 2 (node2) was lost: " in result.err
+    job.nothing_left()
+
+
+# --- a host is lost
+
+
+def test_a_login_host_that_is_cut_off_leaves_no_worker_behind(job, start):
+    start()
+    began = time.monotonic()
+    job.bed.cut(LOGIN)
+    quiet(job, *NODES, since=began, within=SILENCE + SOON)
+    result = end(job)
+    assert result.status == 122
+    assert all(node in result.err for node in NODES)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("fault", ["cut", "power_cut", "crash"])
+def test_a_host_that_is_lost_ends_the_job(job, start, fault):
+    start()
+    began = time.monotonic()
+    getattr(job.bed, fault)("node2")
+    quiet(job, since=began, within=SILENCE + SOON)
+    result = end(job)
+    assert result.status == 122
+    assert "error: node 2 (node2) was lost: " + ("connection" if fault == "crash" else "silent for 2 s") in result.err
+    assert (job.summary_of("node0")["status"], job.summary_of("node0")["why"]) == (122, "node_lost")
+    job.nothing_left()
+
+
+def test_the_first_host_that_is_lost_ends_the_job(job, start):
+    start()
+    began = time.monotonic()
+    job.bed.power_cut("node0")
+    quiet(job, "node1", "node2", since=began, within=SILENCE + SOON)
+    quiet(job, since=began, within=SILENCE + SOON + FAREWELL)
+    result = end(job)
+    assert result.status == 122
+    assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in result.err
+    assert "error: node0: " in result.err
+    job.nothing_left()
+
+
+def test_a_host_whose_relay_hangs_is_lost(job, start):
+    start()
+    relay, _ = over_ssh.relay_and_agent(job.bed, "node2")
+    time.sleep(1)  # it has answered once
+    began = time.monotonic()
+    os.kill(relay, signal.SIGSTOP)
+    quiet(job, "node0", "node1", LOGIN, since=began, within=SILENCE + SOON)
+    result = end(job)
+    assert result.status == 122
+    assert "ddplaunch: node2: lost: silent for 2 s\n" in result.err
+    os.kill(relay, signal.SIGCONT)
+    job.nothing_left(patience=10)

@@ -1,0 +1,146 @@
+"""What ssh or a host lacks is one error that names the host and the remedy, before any worker is started anywhere."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Result, until
+from tests.hosts import over_ssh
+from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+
+
+@pytest.fixture(scope="module")
+def three_hosts(make_bed):
+    return make_bed(HOSTS)
+
+
+@pytest.fixture
+def ssh_config(bed) -> Iterator[Path]:
+    """The user's own, on all hosts."""
+    path = bed.home / ".ssh" / "config"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def refused(job, program) -> Callable[..., Result]:
+    """Type a command that cannot be carried out; give how it ended."""
+
+    def refused(*args, **options) -> Result:
+        over_ssh.start(job, *(args or (program("behave"),)), **options)
+        result = job.wait(host=LOGIN)
+        print(f"{result.seconds:.1f} s\n{result.err}")
+        assert result.status == 121
+        error = result.err.removeprefix("ddplaunch: waiting for 1 of 3 nodes: node 1 (node1)\n")
+        assert error.startswith("error: ")
+        assert (error.count("error: "), error.count("hint: "), result.out) == (1, 1, "")
+        job.nothing_left()
+        assert not list(job.home.glob("signs/*")), "a worker was started"
+        return result
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "remedy"),
+    [
+        ("Port 1", "it refuses connections for ssh", "is sshd running there?"),
+        ("UserKnownHostsFile /dev/null", "ssh does not know its host key", "type `ssh node1` once"),
+        ("UserKnownHostsFile {wrong}", "its host key is not the one that ssh knows", "`ssh-keygen -R node1`"),
+        ("IdentityFile none", "ssh is not let in without a password", "`ssh-copy-id node1` puts your key there"),
+        ("HostName nowhere", "no host of this name is known", "`ssh node1` has to work without a question"),
+        ("HostName 192.0.2.1", "it cannot be reached", "is it up?"),
+    ],
+    ids=["no-sshd", "unknown-key", "other-key", "no-key", "unknown-name", "no-way"],
+)
+def test_a_host_to_which_ssh_finds_no_way(job, ssh_config, refused, config, message, remedy):
+    wrong = job.home / "known_hosts"
+    wrong.write_text(f"node1 {(job.bed.home / '.ssh' / 'id_ed25519.pub').read_text()}")
+    ssh_config.write_text(f"Host node1\n {config.format(wrong=wrong)}\n")
+    result = refused()
+    assert f"error: node1: {message}\n" in result.err
+    assert remedy in result.err.partition("hint: ")[2]
+
+
+def test_a_host_that_is_down(job, refused):
+    job.bed.power_cut("node1")
+    job.bed.run(LOGIN, ["ip", "neigh", "flush", "all"])  # else ssh knows its card and waits for an answer
+    result = refused()
+    assert "error: node1: it cannot be reached\n" in result.err
+    assert "hint: is it up?" in result.err
+
+
+def test_hosts_that_lack_different_things_are_all_named(ssh_config, refused):
+    ssh_config.write_text("Host node0\n Port 1\n")
+    assert "error: node0: it refuses connections for ssh\n  node8, node9: no host of this name is known\n" in refused(
+        nodes="node0,node1,node8,node9"
+    ).err
+
+
+def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
+    bed = job.bed
+    bed.power_cut("node1")
+    command = over_ssh.start(job, program("behave"))
+    until(lambda: [it for it in bed.processes("node2") if "ddplaunch.remote" in it.command], "an answer of node 2")
+    assert over_ssh.client(bed, LOGIN, "node1")
+    began = time.monotonic()
+    command.send_signal(signal.SIGINT)
+    result = job.wait(host=LOGIN)
+    print(f"{time.monotonic() - began:.1f} s\n{result.err}")
+    assert (result.status, result.err) == (130, "ddplaunch: stopped by SIGINT before the workers were started\n")
+    job.nothing_left(patience=10)
+
+
+# --- the interpreter
+
+
+def test_an_interpreter_without_ddplaunch(job, program, refused):
+    venv.create(job.home / "bare", symlinks=True)
+    python = job.home / "bare" / "bin" / "python"
+    result = refused("--remote-python", python, program("behave"))
+    assert f"error: {', '.join(NODES)}: {python} there has no ddplaunch\n" in result.err
+    assert f"hint: `{python} -m pip install ddplaunch==" in result.err
+
+
+def test_an_interpreter_that_only_some_hosts_have(job, program, refused):
+    wrapper = job.bed.path("node0", "/srv/python")
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    result = refused("--remote-python", "/srv/python", program("behave"))
+    assert "error: node1, node2: /srv/python does not exist there\n" in result.err
+    assert "--remote-python PATH" in result.err
+
+
+def test_an_interpreter_that_cannot_be_executed(program, refused):
+    result = refused("--remote-python", "/etc/hostname", program("behave"))
+    assert "/etc/hostname cannot be executed there\n" in result.err
+
+
+# --- the job's own files
+
+
+def test_a_folder_that_one_host_lacks(job, refused):
+    for host in (LOGIN, "node0", "node2"):
+        folder = job.bed.path(host, "/srv/work")
+        folder.mkdir()
+        (folder / "train.py").touch()
+    result = refused("train.py", cwd=Path("/srv/work"))
+    assert "error: node1: /srv/work: no such file or directory\n" in result.err
+    assert "hint: ddplaunch runs on each host in the folder where it is typed\n" in result.err
+
+
+def test_a_script_that_one_host_lacks(job, refused):
+    for host in HOSTS:
+        job.bed.path(host, "/srv/jobs").mkdir()
+        if host != "node1":
+            (job.bed.path(host, "/srv/jobs") / "train.py").touch()
+    result = refused("train.py", cwd=Path("/srv/jobs"))
+    assert "error: node1: train.py does not exist\n" in result.err
+    assert "hint: paths are taken from /srv/jobs\n" in result.err
