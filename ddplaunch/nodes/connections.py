@@ -68,6 +68,16 @@ class Connections:
         if (connection := self._connections.get(id)) is not None:
             connection.peer.send(payload)
 
+    def ask_all(self) -> None:
+        """Ask everybody now whether it is there."""
+        if self._connections:
+            self._beat_at = self._clock()
+
+    @property
+    def all_answer(self) -> bool:
+        """Whether nobody owes an answer."""
+        return all(connection.pulse.unanswered == 0 for connection in self._connections.values())
+
     def offset(self, id: int) -> float:
         """What has to be added to this peer's times to get ours, in seconds."""
         return self._connections[id].pulse.offset if id in self._connections else 0.0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ddplaunch import coordinate
 from ddplaunch.control import messages
 from ddplaunch.coordinate import OWN, Member
+from ddplaunch.coordinate.seating import why_refused
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import USAGE
 from ddplaunch.nodes.connections import Connections
@@ -45,6 +46,7 @@ class Coordinator:
         self._own: Link | None = None
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
+        self._at_the_door: dict[int, Member] = {}
         self._traces: dict[str, Traces] = {}  # of this generation, by host
         self._reservation: Reservation | None = None
         self._over_at: float | None = None
@@ -70,7 +72,7 @@ class Coordinator:
                 self._watcher_spoke(message)
             case messages.Hello() if id not in self._hellos:
                 self._hellos[id] = message = readable(message)
-                self._feed(coordinate.Joined(_member(id, message), self._clock()))
+                self._welcome(_member(id, message))
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
             case messages.Hello() | messages.Watch():
@@ -79,6 +81,24 @@ class Coordinator:
                 self._connections.expel(id, "did not say hello first")
             case _:
                 self.hear(id, message)
+
+    def _welcome(self, member: Member) -> None:
+        """Take a member; where its place is taken only after all others have answered once more.
+
+        A host may be back after a power cut, or a pod started anew, before it was missed.
+        """
+        if why_refused(self._state, member) is None:
+            self._feed(coordinate.Joined(member, self._clock()))
+        else:
+            self._at_the_door[member.id] = member
+            self._connections.ask_all()
+
+    def _let_in(self) -> None:
+        """Take, or refuse, whoever waits at the door, as far as that is clear."""
+        for id, member in list(self._at_the_door.items()):
+            if why_refused(self._state, member) is None or self._connections.all_answer:
+                del self._at_the_door[id]
+                self._feed(coordinate.Joined(member, self._clock()))
 
     def _watcher_spoke(self, message: messages.ToCoordinator) -> None:
         now = self._clock()
@@ -110,6 +130,7 @@ class Coordinator:
 
     def _gone(self, id: int, reason: str) -> None:
         self._hellos.pop(id, None)
+        self._at_the_door.pop(id, None)
         if self._over_at is not None:
             return  # they go as they were told to
         if id in self._watchers:
@@ -128,6 +149,8 @@ class Coordinator:
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
         self._connections.expire(now)
+        if self._at_the_door:
+            self._let_in()
         if self._state.deadline is not None and now >= self._state.deadline:
             self._feed(coordinate.DeadlineReached(now))
 

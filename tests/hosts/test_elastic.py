@@ -163,3 +163,15 @@ def test_a_job_of_fixed_size_waits_for_another_host_in_place_of_the_lost_one(job
     assert who(second) == of_size(6)
     results = finish(job, HOSTS)
     assert results["node0"].err.endswith(" after 1 restart\n")
+
+
+def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program, places):
+    """Its reset is heard of only by the heartbeat, and then its new agent is there already."""
+    told = ["--nproc-per-node", 2, "--heartbeat-timeout", "4s", "--max-restarts", 1, program("restarts")]
+    job.by_hand(*told, "goes_on_until_told")
+    places(0, 6)
+    job.bed.power_cut("node1")
+    job.bed.boot("node1")
+    job.by_hand(*told, "goes_on_until_told", hosts=["node1"])
+    assert who(places(1, 6)) == of_size(6)
+    finish(job, HOSTS)
