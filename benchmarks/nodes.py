@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from bed import Bed, Figure, best, program
@@ -101,16 +102,13 @@ def _free_ports(number: int) -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             first = probe.getsockname()[1]
-        held = []
-        try:
-            for port in range(first, first + number):
-                held.append(socket.create_server(("127.0.0.1", port)))
+        with ExitStack() as held:
+            try:
+                for port in range(first, first + number):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
             return int(first)
-        except OSError:
-            pass
-        finally:
-            for one in held:
-                one.close()
 
 
 def _listens(port: int) -> None:

@@ -8,7 +8,9 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
 VARIABLE = "DDPLAUNCH_TOKEN"
-MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # where the agents of a step that ddplaunch has started meet: no secret, but as private
+MEETING_PORT = (
+    "DDPLAUNCH_MEETING_PORT"  # where the agents of a step that ddplaunch has started meet: no secret, but as private
+)
 _LONGEST = 4096  # bytes; a file that is longer is probably another one
 
 

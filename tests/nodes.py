@@ -53,7 +53,7 @@ class Node:
 
     def says(self, words: str) -> None:
         """Wait until it has written this to stderr."""
-        until(lambda: words in self.err, f"{words!r} in {self.err!r}")
+        until(lambda: words in self.err, f"{words!r} in {self.err!r}", ENOUGH)
 
 
 @dataclass

@@ -50,6 +50,7 @@ class Coordinator:
         self._traces: dict[str, Traces] = {}  # of this generation, by host
         self._reservation: Reservation | None = None
         self._over_at: float | None = None
+        self._last_word: messages.Quit | None = None
         self._connections = Connections(
             terms, selector, said=self._said, gone=self._gone, refused=self._refused, clock=clock
         )
@@ -75,6 +76,8 @@ class Coordinator:
                 self._welcome(_member(id, message))
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
+                if self._last_word is not None:
+                    self._tell((id,), self._last_word)
             case messages.Hello() | messages.Watch():
                 self._connections.expel(id, "said hello twice")
             case _ if id not in self._hellos:
@@ -111,14 +114,16 @@ class Coordinator:
                 self._tell(list(self._hellos), message)
 
     def hear(self, id: int, message: messages.ToCoordinator) -> None:
-        """Take what a member says."""
+        """Take what a member says; who was refused, or is at the door yet, has nothing to say."""
+        if id not in self._state.members:
+            return
         now = self._clock()
         match message:
             case messages.Stopping(why, signum):
                 self._feed(coordinate.NodeStopping(id, _WHYS.get(why, coordinate.Why.FAILED), signum, now))
             case messages.Killing():
                 self._feed(coordinate.NodeKilling(id, now))
-            case messages.Ended(generation) if generation == self._state.generation and id in self._state.members:
+            case messages.Ended(generation) if generation == self._state.generation:
                 host = self._hellos[id].seat.host
                 offset = self._connections.offset(id)
                 self._traces[host] = Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder)
@@ -212,11 +217,9 @@ class Coordinator:
     def _dismiss(self, status: int, error: str) -> None:
         words = self._voice.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
-        ids = [id for id in self._connections.ids if id in self._watchers or id in self._hellos]
         self._over_at = self._clock() + FAREWELL
-        for stranger in set(self._connections.ids) - set(ids):
-            self._connections.drop(stranger)
-        self._tell(ids, messages.Quit(status, why, words))
+        self._last_word = messages.Quit(status, why, words)
+        self._tell(list(self._connections.ids), self._last_word)  # also to who has come too late to say what it is
         assert self._own is not None
         self._own.take(messages.Quit(status, why, ""))
 

@@ -7,14 +7,15 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from platform import python_version
 
 from ddplaunch import __version__, coordinate, secret
 from ddplaunch.cluster import Allocation, Meeting
 from ddplaunch.control import messages
+from ddplaunch.control.dialer import Target
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.errors import LaunchError
 from ddplaunch.nodes.coordinator import Coordinator
@@ -24,7 +25,6 @@ from ddplaunch.nodes.own_link import OwnLink
 from ddplaunch.nodes.terms import Terms
 from ddplaunch.plan import Plan
 from ddplaunch.process.network import is_own
-from ddplaunch.process.port import reserve
 from ddplaunch.record import record, replace
 from ddplaunch.report.joint import Joint
 from ddplaunch.report.teller import Teller
@@ -44,27 +44,24 @@ class Way:
 
 
 def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> Way:
-    """Settle who is the coordinator; may look a name up, and see whether somebody listens there already.
+    """Settle how this agent finds the others; may look a name up.
 
     Raises:
-        LaunchError: the token cannot be read, or another agent here is the coordinator though this one should be.
+        LaunchError: the token cannot be read.
     """
     meeting = allocation.meeting
     assert meeting is not None
     # without a token this is all that tells a job from another that meets on the same host; agents that we start have one
     port = "" if allocation.start else str(meeting.ports[0])
     job = "\0".join((allocation.identity, spec.rdzv_id or "", port))
-    secret_key = key(secret.find(spec, env), job)
-    if meeting.coordinator is None:
-        meeting = _settled(meeting, secret_key)
-    elif meeting.coordinator:
-        _check_alone(meeting, secret_key)
+    if meeting.coordinator is None and not _is_here(meeting.addresses[0]):
+        meeting = replace(meeting, coordinator=False)
     return Way(
         spec=spec,
         allocation=allocation,
         draft=draft,
         meeting=meeting,
-        key=secret_key,
+        key=key(secret.find(spec, env), job),
         facts=messages.Facts(
             ddplaunch=__version__,
             python=python_version(),
@@ -79,23 +76,14 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
     """Make the agent's way to the others, in its loop.
 
     Raises:
-        LaunchError: no port is free to listen on.
+        LaunchError: no port is free to listen on, or another agent here is what this one should be.
     """
-    told, meeting = way.allocation.meeting, way.meeting
-    assert told is not None
-    while meeting.coordinator:
-        try:
-            coordinator = Coordinator(_terms(way, meeting), _voice(way, teller), selector, time.monotonic)
-        except LaunchError:
-            if told.coordinator is not None or meeting.ports == told.ports:
-                raise
-            # another agent on this host, of this job or not, has taken the port meanwhile
-            meeting = _settled(told, way.key)
-        else:
-            ears.listening(coordinator.port)
-            own = OwnLink(ears, coordinator, time.monotonic)
-            coordinator.join(own, _hello(way, meeting.addresses[0]))
-            return Nodes(own)
+    coordinator = _coordinator(way, _voice(way, teller), selector)
+    if coordinator is not None:
+        ears.listening(coordinator.port)
+        own = OwnLink(ears, coordinator, time.monotonic)
+        coordinator.join(own, _hello(way, way.meeting.addresses[0]))
+        return Nodes(own)
     link = NetworkLink(
         ears,
         selector,
@@ -106,15 +94,50 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
         patience=way.spec.rdzv_timeout,
         clock=time.monotonic,
     )
-    link.aim(told.addresses, told.ports)
+    link.aim(way.meeting.addresses, way.meeting.ports)
     return Nodes(link)
+
+
+def _coordinator(way: Way, voice: Joint, selector: selectors.BaseSelector) -> Coordinator | None:
+    """Be the coordinator, if that is this agent, or if it is the first of the job on the host where all meet.
+
+    A port is tried by listening there: whoever only looked whether it is free would keep it from others meanwhile.
+
+    Raises:
+        LaunchError: no port is free, or another agent of the job listens already where this one should.
+    """
+    ports, key = way.meeting.ports, way.key
+    if way.meeting.coordinator:
+        coordinator = Coordinator(_terms(way, ports), voice, selector, time.monotonic)
+        before = ports[: ports.index(coordinator.port)] if coordinator.port in ports else ()
+        if before and answers(key, [_target(way.meeting, port) for port in before]):
+            coordinator.close()
+            raise LaunchError(
+                "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
+                hint="give each node a rank of its own with --node-rank",
+            )
+        return coordinator
+    if way.meeting.coordinator is False:
+        return None
+    for port in ports:
+        with suppress(LaunchError):
+            return Coordinator(_terms(way, (port,)), voice, selector, time.monotonic)
+        if answers(key, [_target(way.meeting, port)]):
+            return None
+    return Coordinator(_terms(way, ports), voice, selector, time.monotonic)  # or the error says which ports are taken
+
+
+def _target(meeting: Meeting, port: int) -> Target:
+    """Where another agent on this host would listen."""
+    address = meeting.listen or "127.0.0.1"
+    return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
 
 
 def _voice(way: Way, teller: Teller) -> Joint:
     return Joint(teller, timeout=way.spec.timeout, max_restarts=way.spec.max_restarts)
 
 
-def _terms(way: Way, meeting: Meeting) -> Terms:
+def _terms(way: Way, ports: Sequence[int]) -> Terms:
     spec, allocation = way.spec, way.allocation
     least, most = (allocation.task.world_size,) * 2 if allocation.task is not None else allocation.nnodes
     return Terms(
@@ -131,8 +154,8 @@ def _terms(way: Way, meeting: Meeting) -> Terms:
         address=allocation.address or spec.local_addr,
         port=allocation.port or 0,
         key=way.key,
-        listen=meeting.listen,
-        ports=meeting.ports,
+        listen=way.meeting.listen,
+        ports=ports,
         silence=spec.heartbeat_timeout,
     )
 
@@ -155,45 +178,13 @@ def _host(allocation: Allocation) -> str:
     return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else socket.gethostname()
 
 
-def _settled(meeting: Meeting, key: Key) -> Meeting:
-    """Settle who is the coordinator: the first agent of the job on the host whose address it is."""
-    host = meeting.addresses[0]
+def _is_here(host: str) -> bool:
+    """Whether a name or address is this host's own."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return replace(meeting, coordinator=False)  # the name may be known later
-    if not any(is_own(str(address[0])) for *_, address in found):
-        return replace(meeting, coordinator=False)
-    for port in meeting.ports:
-        if _is_free(port):
-            return replace(meeting, coordinator=True, ports=(port,))
-        if answers(key, [(family, (address[0], port)) for family, *_, address in found]):
-            return replace(meeting, coordinator=False)
-    return replace(meeting, coordinator=True)  # the error says which ports are taken
-
-
-def _check_alone(meeting: Meeting, key: Key) -> None:
-    """See whether another agent on this host is the coordinator already.
-
-    Raises:
-        LaunchError: it is.
-    """
-    address = meeting.listen or "127.0.0.1"
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    taken = list(takewhile(lambda port: not _is_free(port), meeting.ports))
-    if taken and answers(key, [(family, (address, port)) for port in taken]):
-        raise LaunchError(
-            "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
-            hint="give each node a rank of its own with --node-rank",
-        )
-
-
-def _is_free(port: int) -> bool:
-    try:
-        reserve(port).release()
-    except LaunchError:
-        return False
-    return True
+        return False  # the name may be known later
+    return any(is_own(str(address[0])) for *_, address in found)
 
 
 def _digest(spec: JobSpec) -> str:

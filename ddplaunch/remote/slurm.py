@@ -18,7 +18,8 @@ from ddplaunch.spec import JobSpec
 _NOT_FOR_THE_STEP = (
     "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_CPUS_PER_GPU",
     "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_EXIT_ERROR",
-    "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
+    "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT",
+    "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
     "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
     "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
     "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
@@ -44,7 +45,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
     job = step.Job(
         argv=argv(spec, allocation, sys.executable),
-        env=environment(env, nodes=len(allocation.start), token=token, port=port),
+        env=environment(env, token=token, port=port),
         host=allocation.start[0].address,
         ports=meet.ports_from(port),
         token=token,
@@ -89,13 +90,24 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
     )
 
 
-def environment(env: Mapping[str, str], *, nodes: int, token: str, port: int) -> dict[str, str]:
-    """Give the variables of a step of so many nodes."""
+def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
+    """Give the variables of the step."""
     kept = {name: value for name, value in env.items() if name not in _NOT_FOR_THE_STEP}
-    # a step takes over how many GPUs the job asked for, which with --gpus is a number for all of its nodes
-    if "SLURM_GPUS" in env and "SLURM_GPUS_ON_NODE" in env and env.get("SLURM_JOB_NUM_NODES") != str(nodes):
-        kept["SLURM_GPUS_PER_NODE"] = env["SLURM_GPUS_ON_NODE"]
+    # --gpus is a number for all nodes of the job, which a step would ask for again and, in some versions, not be given
+    if "SLURM_GPUS" in env and (each := _gpus_on_node(env)):
+        kept["SLURM_GPUS_PER_NODE"] = each
     return {**kept, secret.VARIABLE: token, secret.MEETING_PORT: str(port)}
+
+
+def _gpus_on_node(env: Mapping[str, str]) -> str | None:
+    """How many GPUs of a job with --gpus are on each of its nodes: the shell of salloc, which is on none, can only divide."""
+    if here := env.get("SLURM_GPUS_ON_NODE"):
+        return here
+    kind, colon, number = env["SLURM_GPUS"].rpartition(":")
+    nodes = env.get("SLURM_JOB_NUM_NODES", "")
+    if number.isdecimal() and nodes.isdecimal() and int(nodes) and int(number) % int(nodes) == 0:
+        return f"{kind}{colon}{int(number) // int(nodes)}"
+    return None
 
 
 def _nothing() -> None:

@@ -24,7 +24,9 @@ from ddplaunch.nodes.link import NetworkLink
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start, why_not_started
 from ddplaunch.record import record
 
-FAREWELL = 10.0  # seconds from the end of the grace period until srun is told to end the step
+WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
+FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
+LAST_WAIT = 2.0  # seconds from then until srun, which waits for a node that does not answer, is ended itself
 FOREVER = float("inf")
 
 
@@ -77,7 +79,9 @@ class Step:
         self._quit: messages.Quit | None = None
         self._signum = 0  # the first signal to stop
         self._signalled_at = 0.0
+        self._untold = False  # whether the coordinator is yet to hear of that signal
         self._gone_by: float | None = None
+        self._is_ending = False  # whether srun was told to end the step
 
     def run(self) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
@@ -111,6 +115,7 @@ class Step:
         for ready, _ in self._selector.select(patience):
             if still.get(ready.fd) is ready:
                 ready.data()
+        self._tell()
         now = time.monotonic()
         self._link.expire(now)
         if self._gone_by is not None and now >= self._gone_by:
@@ -152,16 +157,29 @@ class Step:
         elif not self._signum:
             self._stop(signum)
         elif escalates and not (signum == self._signum and time.monotonic() - self._signalled_at < supervise.ECHO):
-            self._link.send(messages.Killing())
-            self._expect_the_end(FAREWELL)
+            self._kill()
 
     def _stop(self, signum: int) -> None:
-        self._signum, self._signalled_at = signum, time.monotonic()
-        if self._link.is_reached:
-            self._link.send(messages.Stopping("SIGNALLED", signum))
+        self._signum, self._signalled_at, self._untold = signum, time.monotonic(), True
+        self._tell()
+        if (
+            self._untold
+        ):  # the step waits for its nodes; or its workers have just started, and may have something to save
+            self._expect_the_end(WELCOME)
+
+    def _tell(self) -> None:
+        """Tell the coordinator of the signal, as soon as it is reached."""
+        if self._untold and self._link.is_reached:
+            self._untold, self._gone_by = False, None
+            self._link.send(messages.Stopping("SIGNALLED", self._signum))
             self._expect_the_end(self._job.grace_period + FAREWELL)
+
+    def _kill(self) -> None:
+        if self._untold:
+            self._end_step()
         else:
-            self._end_step()  # no worker can run yet
+            self._link.send(messages.Killing())
+            self._expect_the_end(FAREWELL)
 
     def _expect_the_end(self, within: float) -> None:
         by = time.monotonic() + within
@@ -169,8 +187,9 @@ class Step:
 
     def _end_step(self) -> None:
         """Have srun end the step; the second time srun itself is ended."""
-        os.kill(self._srun, signal.SIGKILL if self._gone_by == FOREVER else signal.SIGTERM)
-        self._gone_by = time.monotonic() + FAREWELL
+        os.kill(self._srun, signal.SIGKILL if self._is_ending else signal.SIGTERM)
+        self._is_ending = True
+        self._gone_by = time.monotonic() + LAST_WAIT
 
     # --- the end
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from tests.conftest import until
 from tests.hosts import proc
 from tests.hosts.bed import Bed
 from tests.hosts.host import Command
@@ -30,7 +28,9 @@ def front_and_loop(bed: Bed, host: str) -> tuple[int, int]:
 
 def client(bed: Bed, host: str, node: str) -> int:
     """The ssh on a host that leads to a node."""
-    (found,) = [process for process in bed.processes(host) if process.name == "ssh" and f" {node} exec" in process.command]
+    (found,) = [
+        process for process in bed.processes(host) if process.name == "ssh" and f" {node} exec" in process.command
+    ]
     return found.pid
 
 
@@ -44,9 +44,3 @@ def relay_and_agent(bed: Bed, node: str) -> tuple[int, int]:
 def workers(bed: Bed, node: str) -> list[proc.Process]:
     """The workers of behave.py on a node."""
     return [process for process in bed.processes(node) if "behave.py" in process.command]
-
-
-def seconds_until_no_workers(bed: Bed, *nodes: str, since: float) -> float:
-    """Wait until no worker runs on these nodes; give how long that took."""
-    until(lambda: not any(workers(bed, node) for node in nodes), "the workers to end")
-    return time.monotonic() - since

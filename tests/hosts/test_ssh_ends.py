@@ -73,7 +73,8 @@ def test_a_signal_to_stop_reaches_the_workers_of_all_hosts_once(job, start, host
     assert result.status == 128 + signum
     assert f"ddplaunch: stopped by SIG{name}" in result.err
     assert "error" not in result.err
-    assert {got.removesuffix(" SIGCONT") for got in job.signs("got", 6)} == {f"SIG{name}"}
+    for got in job.signs("got", 6):
+        assert [each for each in got.split() if each != "SIGCONT"] == [f"SIG{name}"]
     job.nothing_left()
 
 
@@ -86,7 +87,7 @@ def test_a_second_one_kills(job, start):
     quiet(job, since=began, within=SOON)
     result = end(job)
     assert result.status == 130
-    assert "6 workers ended in 0." in result.err
+    assert "ddplaunch: killing the workers at once\n" in result.err
     assert "ranks 0-5 by SIGKILL" in result.err
     job.nothing_left()
 
@@ -177,7 +178,8 @@ def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job,
     assert sorted(rank for _, rank in colours) == list("012345")
     assert len({colour for colour, _ in colours}) == 6
     window.sees(PROMPT)
-    window.types("echo", "$?")
+    window.press("exit $?" + ENTER)
+    assert window.shell.wait(PATIENCE) == 130
     job.nothing_left()
 
 
@@ -186,7 +188,8 @@ def test_a_terminal_that_is_closed_ends_the_job(job, window, typed):
     began = time.monotonic()
     window.close()
     quiet(job, since=began, within=SOON)
-    assert {got.removesuffix(" SIGCONT") for got in job.signs("got", 6)} == {"SIGHUP"}
+    for got in job.signs("got", 6):
+        assert [name for name in got.split() if name != "SIGCONT"] == ["SIGHUP"]
     job.nothing_left()
 
 
@@ -237,8 +240,10 @@ def test_a_login_host_that_is_cut_off_leaves_no_worker_behind(job, start):
     quiet(job, *NODES, since=began, within=SILENCE + SOON)
     result = end(job)
     assert result.status == 122
-    assert all(node in result.err for node in NODES)
+    assert all(f"{node}: lost: " in result.err for node in NODES)
     job.nothing_left()
+    job.bed.join(LOGIN)
+    job.bed.run(LOGIN, ["ip", "neigh", "flush", "all"])  # else what it asked in vain makes the next question fail too
 
 
 @pytest.mark.parametrize("fault", ["cut", "power_cut", "crash"])
@@ -267,15 +272,14 @@ def test_the_first_host_that_is_lost_ends_the_job(job, start):
     job.nothing_left()
 
 
-def test_a_host_whose_relay_hangs_is_lost(job, start):
+def test_an_ssh_that_hangs_is_given_up_and_its_host_is_lost(job, start):
     start()
-    relay, _ = over_ssh.relay_and_agent(job.bed, "node2")
-    time.sleep(1)  # it has answered once
+    time.sleep(1)  # the host has answered once
     began = time.monotonic()
-    os.kill(relay, signal.SIGSTOP)
-    quiet(job, "node0", "node1", LOGIN, since=began, within=SILENCE + SOON)
+    os.kill(over_ssh.client(job.bed, LOGIN, "node2"), signal.SIGSTOP)
+    quiet(job, since=began, within=SILENCE + SOON)
     result = end(job)
     assert result.status == 122
     assert "ddplaunch: node2: lost: silent for 2 s\n" in result.err
-    os.kill(relay, signal.SIGCONT)
-    job.nothing_left(patience=10)
+    assert "error: node 2 (node2) was lost: " in result.err
+    job.nothing_left()

@@ -35,7 +35,7 @@ def refused(job, program) -> Callable[..., Result]:
 
     def refused(*args, **options) -> Result:
         over_ssh.start(job, *(args or (program("behave"),)), **options)
-        result = job.wait(host=LOGIN)
+        result: Result = job.wait(host=LOGIN)
         print(f"{result.seconds:.1f} s\n{result.err}")
         assert result.status == 121
         error = result.err.removeprefix("ddplaunch: waiting for 1 of 3 nodes: node 1 (node1)\n")
@@ -79,9 +79,10 @@ def test_a_host_that_is_down(job, refused):
 
 def test_hosts_that_lack_different_things_are_all_named(ssh_config, refused):
     ssh_config.write_text("Host node0\n Port 1\n")
-    assert "error: node0: it refuses connections for ssh\n  node8, node9: no host of this name is known\n" in refused(
-        nodes="node0,node1,node8,node9"
-    ).err
+    assert (
+        "error: node0: it refuses connections for ssh\n  node8, node9: no host of this name is known\n"
+        in refused(nodes="node0,node1,node8,node9").err
+    )
 
 
 def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):

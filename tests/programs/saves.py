@@ -6,7 +6,7 @@ import threading
 
 from signs import RANK, all_ready, put
 
-SECONDS = 2.0
+SECONDS = 1.0
 told = threading.Event()
 got = []
 

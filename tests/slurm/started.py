@@ -1,0 +1,75 @@
+"""The ways in which people start a job in Slurm, and a cluster that signals tasks as those do that use cgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.slurm import cluster as the_cluster
+from tests.slurm.cluster import CTL, Cluster
+from tests.slurm.job import Batch, SlurmJob
+
+NODES, EACH = 3, 2
+RANKS = NODES * EACH
+BEHAVE = PROGRAMS / "behave.py"
+SAVES = PROGRAMS / "saves.py"
+
+# what stands before and after `ddplaunch` in a batch script, and the tasks for each node that are asked for
+WAYS = {
+    "a task for each node": ("srun", f"--nproc-per-node {EACH}", 1),
+    "a task for each rank": ("srun", "", EACH),
+    "a step of its own": ("", f"--nproc-per-node {EACH}", 4),
+}
+TASK = " -m ddplaunch.remote.task "  # how a task of the step that ddplaunch starts looks
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+
+
+def batch(job: SlurmJob, way: str, program: Path, *args: str, flags: str = "", options: tuple[str, ...] = ()) -> Batch:
+    """Submit a script that starts 2 workers on each of 3 nodes in one of these ways; its status is the command's."""
+    before, after, tasks = WAYS[way]
+    line = f"{before} {job.ddplaunch} {after} {flags} {program} {' '.join(args)}"
+    return job.sbatch(line, f"--nodes={NODES}", f"--ntasks-per-node={tasks}", *options)
+
+
+def ready(job: SlurmJob, batch: Batch, number: int = RANKS) -> None:
+    """Wait until all workers run."""
+    try:
+        job.signs("ready", number)
+    except AssertionError as error:
+        error.add_note(batch.output())
+        raise
+
+
+def front(job: SlurmJob, host: str = CTL, has: str = " -m ddplaunch ") -> int:
+    """The pid of the command that the user typed on a host, or with another `has` of a task there: it has no parent like it."""
+    found = [p.pid for p in job.cluster.bed.processes(host) if p.name.startswith("python") and has in p.command]
+    return next(pid for pid in found if parent(pid) not in found)
+
+
+def agent(job: SlurmJob, host: str) -> int:
+    """The pid of the agent of a task on a host: the child of its front."""
+    found = [p.pid for p in job.cluster.bed.processes(host) if p.name.startswith("python") and TASK in p.command]
+    return next(pid for pid in found if parent(pid) in found)
+
+
+def parent(pid: int) -> int:
+    """The pid of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.fixture(scope="module")
+def one_cluster(can_be_made: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that signals the processes which Slurm started itself and no others, as one with proctrack/cgroup does.
+
+    With proctrack/linuxproc signals go to all that descends from these too: workers get them past ddplaunch.
+    """
+    conf = tmp_path_factory.mktemp("conf") / "slurm.conf"
+    conf.write_text(the_cluster.CONF.read_text().replace("proctrack/linuxproc", "proctrack/pgid"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(the_cluster, "CONF", conf)
+        made = Cluster()
+    yield made
+    made.close()

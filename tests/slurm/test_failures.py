@@ -1,0 +1,74 @@
+"""What fails in Slurm: a worker, an agent, the command, srun, a node. All ends, once and everywhere, with the right status."""
+
+from __future__ import annotations
+
+import os
+from signal import SIGKILL
+
+import pytest
+
+from tests.conftest import until
+from tests.slurm.cluster import NODES as NAMES
+from tests.slurm.job import SlurmJob
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, agent, batch, front, one_cluster, ready
+
+__all__ = ["one_cluster"]
+
+
+@EVERY_WAY
+def test_a_worker_that_fails_on_one_node_ends_all_and_gives_the_status(job: SlurmJob, way: str) -> None:
+    failed = batch(job, way, BEHAVE, "3=exit3")
+    assert (failed.wait(), failed.exit_code()) == ("FAILED", 3), failed.output()
+    assert failed.output().count("error: rank 3 on node2 failed") == 1, failed.output()
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_an_agent_that_is_killed_ends_all_nodes(job: SlurmJob, host: str) -> None:
+    running = batch(job, "a step of its own", BEHAVE, "all=polite")
+    ready(job, running)
+    os.kill(agent(job, host), SIGKILL)
+    assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
+    job.nothing_left(10)
+
+
+def test_a_command_that_is_killed_takes_its_workers_with_it(job: SlurmJob) -> None:
+    command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?", f"--nodes={NODES}")
+    job.signs("ready", RANKS)
+    os.kill(front(job), SIGKILL)
+    assert job.wait(command=command).out == "137\n"
+    job.nothing_left(10)
+
+
+def test_an_srun_that_is_killed_takes_the_workers_with_it(job: SlurmJob) -> None:
+    command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?", f"--nodes={NODES}")
+    job.signs("ready", RANKS)
+    os.kill(min(process.pid for process in job.cluster.bed.processes("ctl") if process.name == "srun"), SIGKILL)
+    assert int(job.wait(command=command).out) in (122, 137)
+    job.nothing_left(10)
+
+
+@pytest.mark.parametrize("way", ["a task for each node", "a step of its own"])
+def test_a_node_that_is_lost_ends_the_others_and_is_named(job: SlurmJob, way: str) -> None:
+    running = batch(job, way, BEHAVE, "all=polite", flags="--heartbeat-timeout 2", options=("--no-kill",))
+    ready(job, running)
+    job.cluster.bed.power_cut("node3")
+    until(lambda: "is lost" in running.output(), "the loss to be told", 20)
+    assert "node3" in running.output()
+    until(lambda: not [p for host in NAMES[:2] for p in job.cluster.bed.processes(host) if p.command.endswith("all=polite")
+                       and "bootstrap" in p.command], "the workers to be gone", 20)  # fmt: skip
+    if way == "a step of its own":  # srun itself waits until Slurm has missed the node
+        assert (running.wait(), running.exit_code()) == ("FAILED", 122), running.output()
+    else:
+        running.cancel()
+    job.cluster.bed.boot("node3")
+
+
+def test_a_job_goes_on_while_slurmd_of_a_node_is_away(job: SlurmJob) -> None:
+    running = batch(job, "a step of its own", BEHAVE, "all=done_when_told")
+    ready(job, running)
+    job.cluster.kill_slurmd("node2")
+    job.cluster.start_slurmd("node2")
+    (job.home / "signs" / "go").touch()
+    assert running.wait() == "COMPLETED", running.output()
+    job.nothing_left()

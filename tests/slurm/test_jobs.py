@@ -1,0 +1,245 @@
+"""Jobs in Slurm: the ways to start one, what the workers are told, several at once, and what cannot work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.fake_nvml import made_up
+from tests.slurm.job import Batch, SlurmJob
+from tests.slurm.started import EACH, EVERY_WAY, NODES, RANKS, batch, one_cluster
+
+__all__ = ["one_cluster"]
+
+PLACE = PROGRAMS / "place.py"
+TOGETHER = PROGRAMS / "together.py"
+
+
+def places(job: SlurmJob) -> list[dict[str, str]]:
+    """The variables that workers have put up, by rank."""
+    files = sorted((job.home / "signs").glob("place-*"), key=lambda path: int(path.name.removeprefix("place-")))
+    return [json.loads(file.read_text())["variables"] for file in files]
+
+
+def seats(job: SlurmJob) -> list[tuple[str, ...]]:
+    """Where each worker was, and what it was told about that."""
+    names = ("SLURMD_NODENAME", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    return [tuple(place[name] for name in names) for place in places(job)]
+
+
+def expected(nodes: int = NODES, each: int = EACH) -> list[tuple[str, ...]]:
+    """What `seats` should be."""
+    world = nodes * each
+    return [
+        (f"node{rank // each + 1}", f"{rank}", f"{rank % each}", f"{rank // each}", f"{world}", f"{each}")
+        for rank in range(world)
+    ]
+
+
+def done(batch: Batch) -> str:
+    """Wait until a job has ended well, and give its output."""
+    assert batch.wait() == "COMPLETED", batch.output()
+    return batch.output()
+
+
+def refused(job: SlurmJob, script: str, *options: str) -> str:
+    """Run a script that should end with the status of wrong usage and start nothing; give its output."""
+    failed = job.sbatch(script, *options)
+    assert (failed.wait(), failed.exit_code()) == ("FAILED", 2), failed.output()
+    assert not places(job)
+    return failed.output()
+
+
+# --- the ways to start
+
+
+@EVERY_WAY
+def test_workers_are_told_who_and_where_they_are(job: SlurmJob, way: str) -> None:
+    output = done(batch(job, way, PLACE))
+    assert seats(job) == expected()
+    for name, value in (("MASTER_ADDR", "node1"), ("GLOO_SOCKET_IFNAME", "eth0")):
+        assert {place[name] for place in places(job)} == {value}
+    for name in ("MASTER_PORT", "DDPLAUNCH_RUN_ID"):
+        assert len({place[name] for place in places(job)}) == 1
+    assert not [name for place in places(job) for name in place if "TOKEN" in name or "MEETING" in name]
+    assert f"{RANKS} workers on {NODES} nodes finished" in output
+    job.nothing_left()
+
+
+def test_the_shell_of_an_allocation_starts_them_too(job: SlurmJob) -> None:
+    result = job.salloc(f"{job.ddplaunch} --nproc-per-node {EACH} {PLACE}", f"--nodes={NODES}")
+    assert result.status == 0, result
+    assert seats(job) == expected()
+    job.nothing_left()
+
+
+# --- how many nodes and workers
+
+
+def test_one_node_needs_no_step(job: SlurmJob) -> None:
+    done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1"))
+    assert seats(job) == expected(nodes=1)
+    assert "SLURM_STEP_ID" not in places(job)[0]
+    job.nothing_left()
+
+
+def test_one_node_from_the_shell_of_an_allocation_elsewhere(job: SlurmJob) -> None:
+    result = job.salloc(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1")
+    assert result.status == 0, result
+    assert seats(job) == expected(nodes=1)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_fewer_nodes_than_there_are(job: SlurmJob, nodes: int) -> None:
+    # --gpus is a number for the whole job, which two of three nodes do not have
+    options = ("--nodes=3", "--gpus=12", "--exclusive")
+    done(job.sbatch(f"{job.ddplaunch} --nnodes {nodes} --nproc-per-node 2 {PLACE}", *options))
+    assert seats(job) == expected(nodes)
+    job.nothing_left()
+
+
+def test_a_step_on_some_nodes_of_a_job_is_a_job_of_these(job: SlurmJob) -> None:
+    done(job.sbatch(f"srun --nodes=2 --ntasks=2 {job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3"))
+    assert seats(job) == expected(2)
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "has"),
+    [
+        ("{} --nnodes 4", "--nnodes 4", "3 nodes: node[1-3]"),
+        ("srun {} --nnodes 2", "--nnodes 2", "3 nodes"),
+        ("srun --ntasks=6 --overcommit {} --nproc-per-node 3", "--nproc-per-node 3", "once for each rank"),
+        ("{} --node-rank 1", "--node-rank 1", "ddplaunch starts all nodes"),
+    ],
+)
+def test_what_disagrees_with_the_allocation_is_refused(job: SlurmJob, command: str, asked: str, has: str) -> None:
+    output = refused(job, f"{command.format(job.ddplaunch)} {PLACE}", "--nodes=3")
+    assert asked in output
+    assert has in output
+    assert "hint: " in output
+    job.nothing_left()
+
+
+OTHER_REASONS = (
+    ("--ntasks=5", "--hint=nomultithread", "--job-name=bash"),
+    ("--ntasks-per-node=2", "--gpus-per-task=2", "--cpus-per-task=3"),
+    ("--ntasks-per-node=4", "--distribution=cyclic", "--exclusive", "--mem=1000", "--gpu-bind=single:1", "--gpus=12"),
+)
+
+
+@pytest.mark.parametrize("options", OTHER_REASONS, ids=" ".join)
+def test_options_of_the_script_that_are_for_other_things_change_nothing(
+    job: SlurmJob, options: tuple[str, ...]
+) -> None:
+    done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3", *options))
+    assert seats(job) == expected()
+    job.nothing_left()
+
+
+def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
+    tools = job.home / "tools"
+    tools.mkdir()
+    (tools / "srun").symlink_to("/usr/bin/srun")
+    ddplaunch, path = job.ddplaunch, shlex.quote(str(tools))
+    done(job.sbatch(f"PATH={path} {ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3"))
+    assert seats(job) == expected()
+    job.nothing_left()
+
+
+def test_a_step_that_cannot_be_started_is_an_error_that_says_why(job: SlurmJob) -> None:
+    failed = job.sbatch(f"PATH=/nowhere {job.ddplaunch} {PLACE}", "--nodes=3")
+    assert (failed.wait(), failed.exit_code()) == ("FAILED", 127)
+    assert "srun" in failed.output()
+    assert "hint: " in failed.output()
+    job.nothing_left()
+
+
+def test_a_heterogeneous_job_uses_its_first_part_and_says_so(job: SlurmJob) -> None:
+    output = done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=2", ":", "--nodes=1"))
+    assert seats(job) == expected(2)
+    assert "only the first of the 2 parts of this heterogeneous job is used" in output
+    job.nothing_left()
+
+
+# --- several at once
+
+
+def test_two_elements_of_an_array_run_at_once_on_the_same_nodes(job: SlurmJob) -> None:
+    script = f"{job.ddplaunch} --nproc-per-node 1 {TOGETHER} $SLURM_ARRAY_TASK_ID 0 1"
+    array = job.sbatch(script, "--nodes=2", "--array=0-1")
+    for index in (0, 1):
+        done(array.element(index))
+    job.nothing_left()
+
+
+def test_two_jobs_and_two_steps_of_each_run_at_once_on_the_same_nodes(job: SlurmJob) -> None:
+    def script(*names: str) -> str:
+        started = "".join(
+            f'{job.ddplaunch} --nproc-per-node 1 {TOGETHER} {name} a b c d & pids="$pids $!"\n' for name in names
+        )
+        return f"{started}for pid in $pids; do wait $pid || exit; done\n"
+
+    jobs = [job.sbatch(script(*names), "--nodes=2") for names in ("ab", "cd")]
+    for one in jobs:
+        done(one)
+    job.nothing_left()
+
+
+# --- GPUs
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Something in place of NVML."""
+    return made_up.library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def gpus(library: Path, tmp_path: Path) -> dict[str, str]:
+    """The variables by which nodes have four GPUs each."""
+    return made_up.machine(library, tmp_path / "site", "H200 H200 H200 H200")
+
+
+def bound(job: SlurmJob) -> list[tuple[Any, ...]]:
+    """What each worker was told about GPUs."""
+    names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "DDPLAUNCH_DEVICE")
+    return [tuple(place.get(name) for name in names) for place in places(job)]
+
+
+def test_there_is_a_worker_for_each_gpu_that_was_granted(job: SlurmJob, gpus: dict[str, str]) -> None:
+    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=3", env=gpus))
+    assert seats(job) == expected(2, 3)
+    assert bound(job) == [(f"{n}", "0,1,2", f"cuda:{n}") for n in range(3)] * 2
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gpus-per-node=4 --gpu-bind=single:1"])
+def test_a_task_that_sees_one_gpu_is_told_that_this_is_the_first(
+    job: SlurmJob, gpus: dict[str, str], options: str
+) -> None:
+    done(job.sbatch(f"srun --ntasks-per-node=4 --ntasks=8 {options} {job.ddplaunch} {PLACE}", "--nodes=2",
+                    "--gpus-per-node=4", "--exclusive", env=gpus))  # fmt: skip
+    assert seats(job) == expected(2, 4)
+    assert bound(job) == [(f"{n}", f"{n}", "cuda:0") for n in range(4)] * 2
+    job.nothing_left()
+
+
+def test_tasks_that_see_all_gpus_have_one_each(job: SlurmJob, gpus: dict[str, str]) -> None:
+    done(job.sbatch(f"srun --ntasks-per-node=4 {job.ddplaunch} {PLACE}", "--nodes=2", "--ntasks-per-node=4",
+                    "--gpus-per-node=4", env=gpus))  # fmt: skip
+    assert bound(job) == [(f"{n}", "0,1,2,3", f"cuda:{n}") for n in range(4)] * 2
+    job.nothing_left()
+
+
+def test_gpus_without_a_driver_are_none(job: SlurmJob) -> None:
+    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=2"))
+    assert seats(job) == expected(2, 1)
+    assert {device for _, _, device in bound(job)} == {"cpu"}
+    job.nothing_left()

@@ -1,0 +1,137 @@
+"""Signals in Slurm: how often workers get them, and that nobody kills workers that save."""
+
+from __future__ import annotations
+
+import os
+import time
+from signal import SIGINT, SIGTERM, SIGUSR1
+
+import pytest
+
+from ddplaunch.supervise import ECHO
+from tests.conftest import until
+from tests.slurm.job import SlurmJob
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, batch, front, one_cluster, ready
+
+__all__ = ["one_cluster"]
+
+
+def got(job: SlurmJob, number: int = RANKS) -> list[list[str]]:
+    """The signals that each worker has had, but for the SIGCONT that Slurm sends with every one."""
+    paths = [job.home / "signs" / f"got-{rank}" for rank in range(number)]
+    names = [path.read_text().split() if path.exists() else [] for path in paths]
+    return [[name for name in some if name != "SIGCONT"] for some in names]
+
+
+def saved(job: SlurmJob) -> list[bool]:
+    """Which workers were given the time to save."""
+    return [job.has_sign(f"saved-{rank}") for rank in range(RANKS)]
+
+
+def all_got(job: SlurmJob, *names: str) -> None:
+    """Wait until each worker has had these signals, and no other."""
+    until(lambda: all(len(some) >= len(names) for some in got(job)), f"{names} to reach all")
+    assert got(job) == [list(names)] * RANKS
+
+
+# --- of Slurm
+
+
+@EVERY_WAY
+def test_a_signal_for_the_tasks_reaches_each_worker_once_and_the_job_goes_on(job: SlurmJob, way: str) -> None:
+    running = batch(job, way, BEHAVE, "all=polite")
+    ready(job, running)
+    running.cancel("--signal=USR1")
+    all_got(job, "SIGUSR1")
+    running.cancel("--signal=USR2")
+    all_got(job, "SIGUSR1", "SIGUSR2")
+    assert running.state() == "RUNNING"
+    running.cancel()
+    assert running.wait() == "CANCELLED"
+    job.nothing_left(10)
+    assert got(job) == [["SIGUSR1", "SIGUSR2", "SIGTERM"]] * RANKS
+
+
+@EVERY_WAY
+def test_workers_of_a_cancelled_job_may_save(job: SlurmJob, way: str) -> None:
+    running = batch(job, way, SAVES)
+    ready(job, running)
+    running.cancel()
+    assert running.wait() == "CANCELLED"
+    job.nothing_left(10)
+    assert saved(job) == [True] * RANKS
+    assert got(job) == [["SIGTERM"]] * RANKS
+
+
+@pytest.mark.parametrize("script", ["exec {}", "trap 'kill -USR1 $!' USR1\n{} &\nwait $!\nwait $!"])
+def test_a_signal_for_the_script_alone_is_passed_on_by_whoever_hears_it(job: SlurmJob, script: str) -> None:
+    command = f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite"
+    running = job.sbatch(script.format(command), f"--nodes={NODES}", "--time=2", "--signal=B:USR1@100")
+    ready(job, running)
+    running.cancel("--batch", "--signal=USR1")
+    all_got(job, "SIGUSR1")
+    running.cancel()
+    running.wait("CANCELLED")
+    job.nothing_left(10)
+
+
+# --- of people
+
+
+def test_a_ctrl_c_in_the_shell_of_an_allocation_reaches_each_worker_once(job: SlurmJob) -> None:
+    command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {SAVES}; echo $?", f"--nodes={NODES}")
+    job.signs("ready", RANKS)
+    os.kill(front(job), SIGINT)
+    result = job.wait(command=command)
+    assert (result.out, saved(job), got(job)) == ("130\n", [True] * RANKS, [["SIGINT"]] * RANKS), result
+    assert result.err.count("stopped by SIGINT") == 1
+    job.nothing_left()
+
+
+def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
+    command = job.start_salloc(
+        f"{job.ddplaunch} --grace-period 600 --nproc-per-node 2 {BEHAVE} all=stubborn; echo $?", f"--nodes={NODES}"
+    )
+    job.signs("ready", RANKS)
+    pid = front(job)
+    os.kill(pid, SIGINT)
+    all_got(job, "SIGINT")
+    time.sleep(2 * ECHO)  # as much later as a second one that is meant
+    os.kill(pid, SIGINT)
+    assert job.wait(command=command).out == "130\n"
+    job.nothing_left()
+
+
+def test_srun_is_not_told_to_end_while_workers_save(job: SlurmJob) -> None:
+    command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {SAVES}; echo $?", f"--nodes={NODES}")
+    job.signs("ready", RANKS)
+    os.kill(front(job), SIGTERM)
+    result = job.wait(command=command)
+    assert (result.out, saved(job), got(job)) == ("143\n", [True] * RANKS, [["SIGTERM"]] * RANKS), result
+    assert "srun: forcing" not in result.err
+    job.nothing_left()
+
+
+def test_a_stop_before_anything_runs_ends_the_step(job: SlurmJob) -> None:
+    """Its node is taken by another job, so that the step waits."""
+    hold = "until [ -e $DDP_TEST_DIR/go ]; do sleep 0.05; done"
+    command = job.start_salloc(
+        f"srun --nodes=1 --exclusive sh -c 'touch $DDP_TEST_DIR/held; {hold}' & "
+        f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?; touch $DDP_TEST_DIR/go; wait",
+        "--nodes=3",
+    )
+    job.sign("held")
+    os.kill(front(job), SIGINT)
+    assert job.wait(command=command).out == "130\n"
+    job.nothing_left()
+
+
+def test_a_signal_for_the_command_in_a_script_reaches_workers_of_all_nodes(job: SlurmJob) -> None:
+    running = batch(job, "a step of its own", BEHAVE, "all=polite")
+    ready(job, running)
+    os.kill(front(job, "node1"), SIGUSR1)
+    all_got(job, "SIGUSR1")
+    os.kill(front(job, "node1"), SIGTERM)
+    assert (running.wait(), running.exit_code()) == ("FAILED", 143)
+    assert got(job) == [["SIGUSR1", "SIGTERM"]] * RANKS
+    job.nothing_left()
