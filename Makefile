@@ -16,7 +16,7 @@ demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
 
 test: .venv/test ## run the tests
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
 	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

@@ -221,9 +221,14 @@ def program() -> Callable[[str], Path]:
     return lambda name: PROGRAMS / f"{name}.py"
 
 
-def send_again(process: subprocess.Popen[str], signum: int) -> None:
-    """Send a signal once more, so much later that it is meant, and no copy such as timeout(1) sends."""
+def let_the_echo_die() -> None:
+    """Wait until the same signal is meant, and no copy such as timeout(1) sends."""
     time.sleep(2 * ECHO)
+
+
+def send_again(process: subprocess.Popen[str], signum: int) -> None:
+    """Send a signal once more, as a second one."""
+    let_the_echo_die()
     process.send_signal(signum)
 
 

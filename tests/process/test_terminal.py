@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import let_the_echo_die, until
 from tests.process.terminal import (
     CTRL_A,
     CTRL_BACKSLASH,
@@ -85,6 +85,7 @@ def test_a_key_reaches_workers_through_ddplaunch_only_and_the_second_one_kills(j
     for rank in range(2):
         until(lambda rank=rank: "SIGUSR1" in got(job, rank), "SIGUSR1")
         assert got(job, rank) == [name, "SIGUSR1"]
+    let_the_echo_die()
     terminal.press(key)
     terminal.sees("killing the workers at once")
     assert terminal.status() == status
