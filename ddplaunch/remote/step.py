@@ -79,6 +79,7 @@ class Step:
         self._quit: messages.Quit | None = None
         self._signum = 0  # the first signal to stop
         self._signalled_at = 0.0
+        self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
         self._untold = False  # whether the coordinator is yet to hear of that signal
         self._gone_by: float | None = None
         self._is_ending = False  # whether srun was told to end the step
@@ -153,7 +154,8 @@ class Step:
 
     def _signalled(self, signum: int, escalates: bool) -> None:
         if signum not in self._job.stops:
-            self._link.send(messages.Forward(signum))
+            self._forwards.append(signum)
+            self._tell()
         elif not self._signum:
             self._stop(signum)
         elif escalates and not (signum == self._signum and time.monotonic() - self._signalled_at < supervise.ECHO):
@@ -162,14 +164,18 @@ class Step:
     def _stop(self, signum: int) -> None:
         self._signum, self._signalled_at, self._untold = signum, time.monotonic(), True
         self._tell()
-        if (
-            self._untold
-        ):  # the step waits for its nodes; or its workers have just started, and may have something to save
+        # the step waits for its nodes; or its workers have just started, and may have something to save
+        if self._untold:
             self._expect_the_end(WELCOME)
 
     def _tell(self) -> None:
-        """Tell the coordinator of the signal, as soon as it is reached."""
-        if self._untold and self._link.is_reached:
+        """Tell the coordinator of signals, as soon as it is reached."""
+        if not self._link.is_reached:
+            return
+        for signum in self._forwards:
+            self._link.send(messages.Forward(signum))
+        self._forwards.clear()
+        if self._untold:
             self._untold, self._gone_by = False, None
             self._link.send(messages.Stopping("SIGNALLED", self._signum))
             self._expect_the_end(self._job.grace_period + FAREWELL)
