@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ddplaunch import tcpbind
 from ddplaunch.errors import LaunchError
 
 CLOSED = "connection closed"
@@ -61,7 +62,7 @@ def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.so
     for port in ports:
         sock, at = _socket(address)
         try:
-            _bind(sock, (at, port))
+            tcpbind.bind(sock, at, port)
             sock.listen(backlog)
         except OSError as error:
             sock.close()
@@ -85,40 +86,7 @@ def _socket(address: str | None) -> tuple[socket.socket, str]:
     """A socket of the right family, and the address in its terms."""
     if address is not None:
         return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    try:
-        both = socket.socket(socket.AF_INET6)
-    except OSError:  # a kernel without IPv6
-        return socket.socket(socket.AF_INET), ""
-    both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    return both, ""
-
-
-def _bind(sock: socket.socket, address: tuple[str, int]) -> None:
-    try:
-        # without SO_REUSEADDR, with which we would sit down on the port that another job has reserved
-        sock.bind(address)
-    except OSError as error:
-        # connections of an earlier job that the kernel has not forgotten are nobody's; a reservation is not listed
-        if error.errno != errno.EADDRINUSE or not _is_listed(address[1]):
-            raise
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    else:
-        # what accepted sockets leave behind will not keep the next job from the port
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-
-def _is_listed(port: int) -> bool:
-    """Whether any socket with this port listens, is connected or was (proc_net_tcp in the kernel's documentation)."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, "rb") as file:
-                next(file)
-                if any(int(line.split()[1].rpartition(b":")[2], 16) == port for line in file):
-                    return True
-        except OSError:
-            pass  # a kernel without IPv6
-    return False
+    return tcpbind.for_all_addresses(), ""
 
 
 def error_of(sock: socket.socket) -> OSError | None:

@@ -47,7 +47,7 @@ class Coordinator:
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
         self._at_the_door: dict[int, Member] = {}
-        self._traces: dict[str, Traces] = {}  # of this generation, by host
+        self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._reservation: Reservation | None = None
         self._over_at: float | None = None
         self._last_word: messages.Quit | None = None
@@ -126,7 +126,8 @@ class Coordinator:
             case messages.Ended(generation) if generation == self._state.generation:
                 host = self._hellos[id].seat.host
                 offset = self._connections.offset(id)
-                self._traces[host] = Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder)
+                traces = Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder)
+                self._traces.update(dict.fromkeys((end.rank for end in message.exits), traces))
                 failed = message.start_failure
                 start_failure = (
                     coordinate.StartFailed(failed.rank, host, failed.reason, failed.status) if failed else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from ddplaunch import tcpbind
 from ddplaunch.errors import LaunchError
 
 
@@ -30,9 +31,9 @@ def reserve(port: int = 0) -> Reservation:
     Raises:
         LaunchError: the port is taken, or may not be bound by this user.
     """
-    bound = _socket()
+    bound = tcpbind.for_all_addresses()
     try:
-        _bind(bound, port)
+        tcpbind.bind(bound, "", port)
     except OSError as error:
         bound.close()
         if error.errno == errno.EACCES:
@@ -46,43 +47,6 @@ def reserve(port: int = 0) -> Reservation:
     return Reservation(bound)
 
 
-def _bind(bound: socket.socket, port: int) -> None:
-    try:
-        # without SO_REUSEADDR, since with it two reservations would share a port
-        bound.bind(("", port))
-    except OSError as error:
-        # connections of an earlier job that the kernel has not forgotten are nobody's; a reservation is not listed
-        if error.errno != errno.EADDRINUSE or not _is_listed(port):
-            raise
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("", port))
-    else:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lets the TCPStore in
-
-
-def _is_listed(port: int) -> bool:
-    """Whether any socket with this port listens, is connected or was (proc_net_tcp in the kernel's documentation)."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, "rb") as file:
-                next(file)
-                if any(int(line.split()[1].rpartition(b":")[2], 16) == port for line in file):
-                    return True
-        except OSError:
-            pass  # a kernel without IPv6
-    return False
-
-
-def _socket() -> socket.socket:
-    """A socket for all addresses: both families where the kernel has IPv6, as the TCPStore binds it."""
-    try:
-        both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    except OSError:
-        return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    return both
-
-
 def _by_whom(port: int) -> str:
     """Name the process that holds a port, as far as this user may see it."""
     import psutil  # 20 ms, and only an error needs it
@@ -93,7 +57,11 @@ def _by_whom(port: int) -> str:
         if connection.laddr and connection.laddr.port == port and connection.pid
     ]
     if not holders:
-        return "" if _is_listed(port) else ": a process holds it without listening, as ddplaunch does for another job"
+        return (
+            ""
+            if tcpbind.is_listed(port)
+            else ": a process holds it without listening, as ddplaunch does for another job"
+        )
     holder = min(holders, key=lambda connection: connection.status != psutil.CONN_LISTEN)
     try:
         command = " ".join(psutil.Process(holder.pid).cmdline())

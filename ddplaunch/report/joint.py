@@ -42,7 +42,7 @@ class Joint:
                 member = before.members[id]
                 self._teller.tell("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
 
-    def failed(self, state: State, traces: Mapping[str, Traces], wait: float) -> None:
+    def failed(self, state: State, traces: Mapping[int, Traces], wait: float) -> None:
         """Tell that a generation failed and another follows."""
         first = state.failure
         self._teller.tell(
@@ -56,7 +56,7 @@ class Joint:
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} come" if lacking > 0 else ""
         self._teller.say(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
-    def ended(self, state: State, traces: Mapping[str, Traces], error: str) -> str:
+    def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> str:
         """Tell how the job ended; give the words for the other nodes. `error` is of its own kind, with its hint."""
         if error:
             self._teller.write(error)
@@ -86,7 +86,7 @@ class Joint:
                 return render_timeout(self._timeout or 0.0, state.exits)
         return None
 
-    def _failure(self, state: State, traces: Mapping[str, Traces]) -> str:
+    def _failure(self, state: State, traces: Mapping[int, Traces]) -> str:
         first, start_failure = state.failure, state.start_failure
         if start_failure is not None:
             who = f"rank {start_failure.rank} on {start_failure.host}"
@@ -99,7 +99,7 @@ class Joint:
         return verdict(
             first,
             state.exits,
-            traces.get(first.host, _NO_TRACES),
+            traces.get(first.rank, _NO_TRACES),
             interpreter=plan.interpreter if plan is not None else None,
             debugging=False,
             cwd=self._teller.cwd,
