@@ -6,7 +6,7 @@ TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
-.PHONY: help demo test test-gpu check lint format bench test-deps clean
+.PHONY: help demo test test-gpu check lint docs format bench test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -21,13 +21,16 @@ test: .venv/test ## run the tests
 test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
 	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
-check: lint test ## all that CI runs: lint and test
+check: lint docs test ## all that CI runs: lint, docs and test
 
 lint: .venv/test ## check format, style, types and which module imports which
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
+
+docs: .venv/test ## build the documentation into site/, without a warning or not at all
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 format: .venv/test ## put the code into its format
 	.venv/bin/ruff check --fix --select I .
@@ -51,7 +54,7 @@ test-deps: ## install the Debian packages that the tests use (root)
 	fi
 
 clean: ## remove the environment and what the tools left
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # a stamp is newer than what it was installed from, so a second `make` installs nothing
