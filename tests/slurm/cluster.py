@@ -43,11 +43,14 @@ def poll(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> 
 
 
 class Cluster:
-    """The controller and its nodes."""
+    """The controller and its nodes.
 
-    def __init__(self) -> None:
+    settings: what slurm.conf says otherwise here, by its names.
+    """
+
+    def __init__(self, *, settings: Mapping[str, str] | None = None) -> None:
         files: Files = {
-            "/etc/slurm/slurm.conf": (CONF.read_text(), 0o644),
+            "/etc/slurm/slurm.conf": (_conf(settings or {}), 0o644),
             "/etc/slurm/gres.conf": (f"Name=gpu File=/run/gpu[0-{GPUS - 1}]\n", 0o644),
             MUNGE_KEY: (secrets.token_hex(64), 0o600),
         }
@@ -200,6 +203,11 @@ class Cluster:
             if state.startswith(("drain", "down")):
                 self.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
         self.wait_nodes("idle")
+
+
+def _conf(settings: Mapping[str, str]) -> str:
+    kept = [line for line in CONF.read_text().splitlines() if line.partition("=")[0] not in settings]
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in settings.items())]) + "\n"
 
 
 def _path(daemon: str) -> str:

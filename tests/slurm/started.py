@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.slurm import cluster as the_cluster
 from tests.slurm.cluster import CTL, Cluster
 from tests.slurm.job import Batch, SlurmJob
 
@@ -61,15 +60,11 @@ def parent(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def one_cluster(can_be_made: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def one_cluster(can_be_made: None) -> Iterator[Cluster]:
     """A cluster that signals the processes which Slurm started itself and no others, as one with proctrack/cgroup does.
 
     With proctrack/linuxproc signals go to all that descends from these too: workers get them past ddplaunch.
     """
-    conf = tmp_path_factory.mktemp("conf") / "slurm.conf"
-    conf.write_text(the_cluster.CONF.read_text().replace("proctrack/linuxproc", "proctrack/pgid"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(the_cluster, "CONF", conf)
-        made = Cluster()
+    made = Cluster(settings={"ProctrackType": "proctrack/pgid"})
     yield made
     made.close()
