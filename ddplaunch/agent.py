@@ -73,6 +73,7 @@ class Agent:
         self._hearing = Hearing(
             self._selector,
             tie.signals[0],
+            stops=job.policy.stop_signals,
             feed=self.feed,
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,
@@ -311,7 +312,7 @@ class Agent:
             stopped = True
 
         self._valve.mind(None, True, _now())
-        self._hearing.only_stops(self._job.policy.stop_signals, stop)
+        self._hearing.only_stops(stop)
         while self._outbox.size:
             ready = self._selector.select(HASTE if stopped else None)
             if not ready:

@@ -1,4 +1,7 @@
-"""What the agent hears besides its workers: signals that the front passes on or that come to it directly, the end of children."""
+"""What a loop behind the front hears: signals that the front passes on or that come to it directly, the end of children.
+
+What a signal means is decided here for the agent and for the loops of `remote` alike; what follows from it, by each of them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,30 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 
 from ddplaunch import supervise
+
+ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) and pkill -f send it twice
+
+
+class Repeats:
+    """Tells who sends a signal to stop again from one that only comes twice. Pure: the time comes with the signal."""
+
+    def __init__(self, stops: frozenset[int]) -> None:
+        self._stops = stops
+        self._came: dict[int, float] = {}
+
+    def take(self, signum: int, at: float, *, direct: bool) -> supervise.SignalReceived | None:
+        """Give the event that this signal is, None if it is but an echo.
+
+        One that came `direct` to this process is perhaps a copy of the front's, so never a second one that kills.
+        """
+        if signum in self._stops:
+            if at - self._came.get(signum, -inf) < ECHO:
+                return None
+            self._came[signum] = at
+        return supervise.SignalReceived(signum, at, escalates=not direct)
 
 
 class Hearing:
@@ -19,13 +44,19 @@ class Hearing:
         selector: selectors.BaseSelector,
         from_front: int,
         *,
+        stops: frozenset[int],
         feed: Callable[[supervise.Event], None],
         child_ended: Callable[[], None],
         front_lost: Callable[[], None],
     ) -> None:
-        """`from_front` is the pipe of the front; `front_lost` is called once when it has ended."""
+        """`from_front` is the pipe of the front, `stops` are the signals that ask for the end.
+
+        `front_lost` is called once, when the front has ended.
+        """
         self._selector = selector
         self._from_front = from_front
+        self._stops = stops
+        self._repeats = Repeats(stops)
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost
@@ -42,12 +73,12 @@ class Hearing:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
         self._selector.register(self._from_front, selectors.EVENT_READ, self._front_spoke)
 
-    def only_stops(self, stops: frozenset[int], stopped: Callable[[], None]) -> None:
+    def only_stops(self, stopped: Callable[[], None]) -> None:
         """Hear the front only if it wants the end, or ends itself: there is nothing left to be signalled."""
 
         def hear() -> None:
             numbers = os.read(self._from_front, 256)
-            if stops.intersection(numbers):
+            if self._stops.intersection(numbers):
                 stopped()
             if not numbers:
                 self._lose_front()
@@ -56,12 +87,11 @@ class Hearing:
             self._selector.modify(self._from_front, selectors.EVENT_READ, hear)
 
     def _signalled(self, numbers: bytes) -> None:
-        """Hear signals sent to this process itself: perhaps copies of the front's, so never a second one that kills."""
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._child_ended()
             else:
-                self._feed(supervise.SignalReceived(signum, time.monotonic(), escalates=False))
+                self._came(signum, direct=True)
 
     def _front_spoke(self) -> None:
         numbers = os.read(self._from_front, 256)
@@ -70,7 +100,12 @@ class Hearing:
             self._feed(supervise.FrontLost(time.monotonic()))
         for signum in numbers:
             if signum != signal.SIGCHLD:  # the front's child is this process
-                self._feed(supervise.SignalReceived(signum, time.monotonic()))
+                self._came(signum, direct=False)
+
+    def _came(self, signum: int, *, direct: bool) -> None:
+        event = self._repeats.take(signum, time.monotonic(), direct=direct)
+        if event is not None:
+            self._feed(event)
 
     def _lose_front(self) -> None:
         self._selector.unregister(self._from_front)

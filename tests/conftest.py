@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.supervise import ECHO
+from ddplaunch.hearing import ECHO
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago

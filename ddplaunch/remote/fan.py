@@ -6,14 +6,13 @@ It stands where the agent of a job of one node stands, behind the same front. Wh
 from __future__ import annotations
 
 import gc
-import os
 import selectors
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from ddplaunch import __version__, exitcodes
+from ddplaunch import __version__, exitcodes, supervise
+from ddplaunch.hearing import Hearing
 from ddplaunch.link import Outbox, Tie
 from ddplaunch.process.start import handled_signals
 from ddplaunch.record import record
@@ -25,7 +24,6 @@ from ddplaunch.remote.fates import Fates
 from ddplaunch.remote.frames import MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameError
 from ddplaunch.remote.troubles import Trouble
 from ddplaunch.spec import Fault
-from ddplaunch.supervise import ECHO
 
 AT_A_TIME = 64  # hosts that are called and have not answered
 SETTLE = 1.0  # seconds after a trouble in which others are waited for, to name them together
@@ -65,9 +63,16 @@ class Fan:
     def __init__(self, job: Job, tie: Tie) -> None:
         now = time.monotonic()
         self._job = job
-        self._signals_from_front = tie.signals[0]
         self._selector = selectors.DefaultSelector()
         self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet)
+        self._hearing = Hearing(
+            self._selector,
+            tie.signals[0],
+            stops=job.stops,
+            feed=self._heard,
+            child_ended=_nothing,
+            front_lost=self._console.abandon,
+        )
         self._fates = Fates([call.host for call in job.calls], job.least)
         self._branches = tuple(Branch(call, self._selector, self) for call in job.calls)
         self._chaos = Chaos(job.chaos, [partial(_pid, branch) for branch in self._branches], self._console.say)
@@ -75,8 +80,7 @@ class Fan:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._signum = 0  # the first signal to stop
-        self._signalled_at = 0.0
-        self._stops = 0  # how many the user has sent
+        self._hurries = False  # the user has sent a second one
         self._ending = False  # no host is called any more
         self._front_lost = False
         self._beat_at = now + self._beat
@@ -86,7 +90,8 @@ class Fan:
 
     def run(self) -> int:
         """Run the loop until every branch is gone and all output taken; give the job's exit status."""
-        self._listen()
+        self._hearing.listen(self._job.signals)
+        self._handled = handled_signals()
         self._call()
         while any(branch.phase is not Phase.GONE for branch in self._branches):
             self._wait()
@@ -99,18 +104,6 @@ class Fan:
         return verdict.status
 
     # --- the loop
-
-    def _listen(self) -> None:
-        ours, wakeup = os.pipe()
-        for fd in (ours, wakeup):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        for signum in self._job.signals:
-            signal.signal(signum, _nothing)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._handled = handled_signals()
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256), direct=True))
-        self._selector.register(self._signals_from_front, selectors.EVENT_READ, self._front_spoke)
 
     def _wait(self) -> None:
         self._console.mind(self._branches)
@@ -163,43 +156,31 @@ class Fan:
 
     # --- signals
 
-    def _front_spoke(self) -> None:
-        numbers = os.read(self._signals_from_front, 256)
-        if numbers:
-            self._signalled(numbers, direct=False)
-            return
-        self._selector.unregister(self._signals_from_front)
-        self._front_lost = True
-        self._console.abandon()
-        self._hang_up()
+    def _heard(self, event: supervise.Event) -> None:
+        match event:
+            case supervise.SignalReceived(signum, _, escalates):
+                self._pass_on(signum, escalates)
+            case supervise.FrontLost():
+                self._front_lost = True
+                self._hang_up()
 
-    def _signalled(self, numbers: bytes, *, direct: bool) -> None:
-        """Pass signals on; one that came `direct` to this process is perhaps a copy of the front's."""
-        for signum in numbers:
-            if signum in self._job.signals:
-                self._pass_on(signum, direct)
-
-    def _pass_on(self, signum: int, direct: bool) -> None:
-        stops, is_first, now = signum in self._job.stops, False, time.monotonic()
-        if stops and signum == self._signum and now - self._signalled_at < ECHO:
-            return
+    def _pass_on(self, signum: int, escalates: bool) -> None:
+        stops, is_first = signum in self._job.stops, not self._signum
         if stops:
-            is_first, self._signalled_at = not self._signum, now
             self._signum = self._signum or signum
-            self._stops += not direct
+            self._hurries = self._hurries or (escalates and not is_first)
             self._console.hurry()
             if self._branches[0].phase is Phase.THERE:
                 self._call_nobody()
             else:
                 self._hang_up()
-            if self._stops > 1:
+            if self._hurries:
                 self._expect_the_end(HURRY)
         for branch in self._branches:
             if branch.phase is Phase.THERE:
                 # the coordinator tells the others too, and what it says first makes ours no second one
-                again = self._stops > 1 or (is_first and branch is self._branches[0])
-                urgent = not direct and (not stops or again)
-                branch.send(SIGNAL if urgent else NUDGE, bytes([signum]))
+                again = self._hurries or (is_first and branch is self._branches[0])
+                branch.send(SIGNAL if escalates and (not stops or again) else NUDGE, bytes([signum]))
 
     # --- calling and hanging up
 
@@ -347,5 +328,5 @@ def _pid(branch: Branch) -> int | None:
     return branch.pid
 
 
-def _nothing(_signum: int, _frame: object) -> None:
-    """Only there so that the wakeup descriptor is written to."""
+def _nothing() -> None:
+    """The end of what leads to a host is seen by its pidfd."""

@@ -62,7 +62,12 @@ class Step:
         self._outbox = Outbox(tie.output[1])
         self._selector = selectors.DefaultSelector()
         self._hearing = Hearing(
-            self._selector, tie.signals[0], feed=self.feed, child_ended=_nothing, front_lost=self._outbox.abandon
+            self._selector,
+            tie.signals[0],
+            stops=job.stops,
+            feed=self.feed,
+            child_ended=_nothing,
+            front_lost=self._outbox.abandon,
         )
         self._link = NetworkLink(
             self,
@@ -78,7 +83,6 @@ class Step:
         self._wait_status: int | None = None
         self._quit: messages.Quit | None = None
         self._signum = 0  # the first signal to stop
-        self._signalled_at = 0.0
         self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
         self._untold = False  # whether the coordinator is yet to hear of that signal
         self._gone_by: float | None = None
@@ -158,11 +162,11 @@ class Step:
             self._tell()
         elif not self._signum:
             self._stop(signum)
-        elif escalates and not (signum == self._signum and time.monotonic() - self._signalled_at < supervise.ECHO):
+        elif escalates:
             self._kill()
 
     def _stop(self, signum: int) -> None:
-        self._signum, self._signalled_at, self._untold = signum, time.monotonic(), True
+        self._signum, self._untold = signum, True
         self._tell()
         # the step waits for its nodes; or its workers have just started, and may have something to save
         if self._untold:

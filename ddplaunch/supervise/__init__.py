@@ -39,11 +39,10 @@ from ddplaunch.supervise.events import (
     WorkerStarted,
 )
 from ddplaunch.supervise.state import Phase, Policy, State
-from ddplaunch.supervise.step import ECHO, KILL_PATIENCE, LINGER, SETTLE, SWEEP_GRACE, Result, begin, step
+from ddplaunch.supervise.step import KILL_PATIENCE, LINGER, SETTLE, SWEEP_GRACE, Result, begin, step
 from ddplaunch.supervise.why import Why
 
 __all__ = [
-    "ECHO",
     "KILL_PATIENCE",
     "LINGER",
     "SETTLE",

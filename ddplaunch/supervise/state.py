@@ -44,7 +44,6 @@ class State:
     phase: Phase = Phase.RUNNING
     why: Why | None = None
     signum: int = 0  # that asked the job to stop
-    signalled_at: float = float("-inf")  # when it came
     generation: int = 0
     short_lives: int = 0  # generations in a row that failed at once
     pending: frozenset[int] = frozenset()  # not started yet

@@ -46,7 +46,6 @@ from ddplaunch.supervise.why import Why
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
-ECHO = 0.02  # seconds in which the same signal is no second one: timeout(1) and pkill -f send it twice
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 Result = tuple[State, tuple[Action, ...]]
@@ -169,19 +168,19 @@ def _signalled(state: State, event: SignalReceived) -> Result:
         return state, (Forward(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
         return state, (Forward(signum, state.alive),) if state.alive else ()
-    if signum == state.signum and at - state.signalled_at < ECHO:
-        return state, ()
     if _going(state):
-        if _idle(state) and state.why is Why.SIGNALLED and event.escalates:
+        if _idle(state) and state.why is Why.SIGNALLED:
+            if not event.escalates:
+                return state, ()
             if 0 in state.policy.ranks:
                 return state, (Hurry(),)
             # the coordinator is elsewhere, and may not answer any more
             ended, actions = _end(replace(state, dismissed=exitcodes.of_signal(state.signum)))
             return ended, (Hurry(), *actions)
-        return _stop(replace(state, signum=signum, signalled_at=at), Why.SIGNALLED, signum, at)
+        return _stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if state.why is Why.TOLD and not state.signum:
         # a scheduler sends it to all nodes, and the coordinator has heard of that from another one first
-        return replace(state, signum=signum, signalled_at=at), (Announce(Why.SIGNALLED, signum),)
+        return replace(state, signum=signum), (Announce(Why.SIGNALLED, signum),)
     if not event.escalates or signum == SIGHUP == state.signum:
         return state, ()  # the kernel and the shell both tell of a closed terminal
     state, actions = _hurried(state, at)

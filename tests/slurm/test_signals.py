@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.supervise import ECHO
+from ddplaunch.hearing import ECHO
 from tests.conftest import until
 from tests.slurm.job import SlurmJob
 from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, batch, front, one_cluster, ready

@@ -498,12 +498,6 @@ def test_the_same_signal_from_another_node_and_here_is_one():
     assert after(*told, SignalReceived(SIGTERM, 1.5), policy=OTHERS)[1] == [Kill(ALL), Hurry()]
 
 
-@pytest.mark.parametrize("before", [FIRST, (), (*FIRST, ToldToStop(SIGTERM, 0.9))], ids=["running", "idle", "told"])
-def test_a_signal_that_is_sent_twice_at_once_is_one(before):
-    once = (*before, SignalReceived(SIGTERM, 1.0))
-    assert elsewhere(*once, SignalReceived(SIGTERM, 1.0 + supervise.ECHO / 2)) == (elsewhere(*once)[0], [])
-
-
 def test_somebody_at_another_node_who_does_not_want_to_wait_is_obeyed():
     assert after(*FIRST, ToldToStop(SIGINT, 1.0), ToldToKill(1.1), policy=OTHERS)[1] == [Kill(ALL)]
     sweeping = (*FIRST, ToldToStop(SIGINT, 1.0), *ENDS, LEFT)

@@ -1,0 +1,53 @@
+"""Histories of signals and what they are taken for; no process, no clock."""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGTERM, SIGUSR1
+
+import pytest
+
+from ddplaunch.hearing import ECHO, Repeats
+from ddplaunch.supervise import SignalReceived
+
+STOPS = frozenset({SIGINT, SIGTERM})
+SOON = ECHO / 2
+
+Came = tuple[float, int, str]
+
+
+def heard(*history: Came) -> list[SignalReceived]:
+    """The events that these signals are, each with its time and the way it came."""
+    repeats = Repeats(STOPS)
+    events = [repeats.take(signum, at, direct=way == "direct") for at, signum, way in history]
+    return [event for event in events if event is not None]
+
+
+@pytest.mark.parametrize("first", ["front", "direct"])
+@pytest.mark.parametrize("second", ["front", "direct"])
+def test_a_stop_signal_that_comes_twice_at_once_is_one(first, second):
+    assert heard((1.0, SIGTERM, first), (1.0 + SOON, SIGTERM, second)) == heard((1.0, SIGTERM, first))
+
+
+def test_a_later_one_is_a_second_one():
+    assert heard((1.0, SIGINT, "front"), (1.0 + ECHO + SOON, SIGINT, "front")) == [
+        SignalReceived(SIGINT, 1.0),
+        SignalReceived(SIGINT, 1.0 + ECHO + SOON),
+    ]
+
+
+def test_who_sends_without_a_pause_is_not_taken_for_an_echo_for_ever():
+    many = [(1.0 + tenth * ECHO / 10, SIGTERM, "front") for tenth in range(25)]
+    assert len(heard(*many)) == 3
+
+
+def test_another_stop_signal_is_no_echo():
+    assert len(heard((1.0, SIGINT, "front"), (1.0 + SOON, SIGTERM, "front"))) == 2
+
+
+def test_signals_that_do_not_stop_all_count():
+    assert len(heard((1.0, SIGUSR1, "front"), (1.0 + SOON, SIGUSR1, "front"))) == 2
+
+
+def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
+    _, copy = heard((1.0, SIGINT, "front"), (9.0, SIGINT, "direct"))
+    assert not copy.escalates
