@@ -1,0 +1,81 @@
+"""The example of all collectives, through the real command."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Job
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "collectives.py"
+LONG = 180.0  # seconds; three imports of torch on two busy cores
+TABLE = """\
+broadcast      rank 0  00 01 02 -> 00 01 02
+               rank 1  10 11 12 -> 00 01 02
+               rank 2  20 21 22 -> 00 01 02
+reduce         rank 0  00 01 02 -> 30 33 36
+               rank 1  10 11 12 -> ?
+               rank 2  20 21 22 -> ?
+all_reduce     rank 0  00 01 02 -> 30 33 36
+               rank 1  10 11 12 -> 30 33 36
+               rank 2  20 21 22 -> 30 33 36
+gather         rank 0  00 01 02 -> 00 01 02 10 11 12 20 21 22
+               rank 1  10 11 12 -> -
+               rank 2  20 21 22 -> -
+all_gather     rank 0  00 01 02 -> 00 01 02 10 11 12 20 21 22
+               rank 1  10 11 12 -> 00 01 02 10 11 12 20 21 22
+               rank 2  20 21 22 -> 00 01 02 10 11 12 20 21 22
+scatter        rank 0  00 01 02 -> 00
+               rank 1  - -> 01
+               rank 2  - -> 02
+reduce_scatter rank 0  00 01 02 -> 30
+               rank 1  10 11 12 -> 33
+               rank 2  20 21 22 -> 36
+all_to_all     rank 0  00 01 02 -> 00 10 20
+               rank 1  10 11 12 -> 01 11 21
+               rank 2  20 21 22 -> 02 12 22
+9 collectives over gloo: the right result on all 3 ranks
+"""
+
+
+def test_three_ranks_hold_what_a_pencil_gives(job: Job) -> None:
+    result = job.run("--output", "rank0", "--nproc-per-node", 3, EXAMPLE, "--late", 0.1, timeout=LONG)
+    job.nothing_left()
+    assert result.status == 0, result.err
+    promised = [
+        f"{line.split('->')[0]}-> ?" if line.endswith("(undefined)") else line
+        for line in result.out.replace("[0] ", "").splitlines()
+    ]
+    assert promised == TABLE.splitlines()
+
+
+def test_a_wrong_result_ends_the_job(job: Job) -> None:
+    program = job.home / "wrong.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r})\n"
+        "import collectives\n"
+        "from collectives import Outcome\n"
+        "collectives.join()\n"
+        "rank = collectives.dist.get_rank()\n"
+        "collectives.check('reduce', Outcome(None, collectives.mine('cpu'), [0, 1]))\n"
+        "collectives.dist.barrier()\n"
+    )
+    result = job.run("--nproc-per-node", 2, program, timeout=LONG)
+    job.nothing_left()
+    assert result.status == 1
+    assert "RuntimeError: reduce: rank 1 has [10, 11], and should have [0, 1]" in result.err
+
+
+def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
+    env = Job(tmp_path).env
+    one = subprocess.run(
+        [sys.executable, str(EXAMPLE)], env=env, capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert (one.returncode, one.stderr) == (0, "")
+    assert one.stdout.endswith("9 collectives over gloo: the right result on all 1 ranks\n")
