@@ -229,6 +229,11 @@ def _check_together(settled: Mapping[str, Settled]) -> None:
         raise _not_together(alone, nodes, "nodes that do not talk cannot agree on their number: leave one out")
     if alone and restarts and restarts.value and (most > 1 or "hosts" in settled or "hostfile" in settled):
         raise _not_together(alone, restarts, "nodes that do not talk cannot start again together: leave one out")
+    notices = settled.get("requeue_on")
+    if alone and notices:
+        raise _not_together(
+            alone, notices, "nodes that do not talk cannot know that all workers have left: leave one out"
+        )
     if chaos := settled.get("chaos"):
         if "simulate" not in settled:
             raise LaunchError(f"{chaos.given}: only simulated nodes are broken on purpose", hint="add --simulate")
@@ -262,6 +267,8 @@ def _remarks(settled: Mapping[str, Settled]) -> Iterable[str]:
     for one in settled.values():
         if one.given.option.no_effect:
             yield f"{one.given} has no effect: {one.given.option.no_effect}"
+    if (most := settled.get("max_requeues")) and "requeue_on" not in settled:
+        yield f"{most.given} has no effect: --requeue-on says after which signals a job goes back into the queue"
     backend = settled.get("rdzv_backend")
     if backend and backend.value.startswith("etcd"):
         yield f"{backend.given} has no effect: no etcd server is asked"

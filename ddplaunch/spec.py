@@ -118,6 +118,8 @@ class JobSpec:
     timeout: float | None = None  # seconds the whole job may take
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
+    requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers left after one goes back into the queue
+    max_requeues: int = 10
     debug_rank: int | None = None
     chaos: tuple[Fault, ...] = ()  # what to break, and when
 

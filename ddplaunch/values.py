@@ -245,6 +245,17 @@ def signals(value: str) -> tuple[Signals, ...]:
     return tuple(found)
 
 
+def notices(value: str) -> tuple[Signals, ...]:
+    """Read signals that may announce the end of a job; those that say something else to a process may not."""
+    found = signals(value)
+    for signum in found:
+        if signum in (Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH):
+            raise BadValue(
+                f"{signum.name} is no notice of the end", hint="name what your job asks Slurm for: USR1, TERM"
+            )
+    return found
+
+
 def write_signals(found: Sequence[Signals]) -> str:
     """Write signals so that `signals` reads the same."""
     return ",".join(signum.name for signum in found)

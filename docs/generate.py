@@ -47,7 +47,8 @@ _VARIABLES = {
     "`--master-port` names one",
     "TORCHELASTIC_RUN_ID": "the name of the run, or what `--rdzv-id` says; that it is set tells "
     "`torch.distributed.is_torchelastic_launched()` and others of a job like torchrun's",
-    "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again: 0 at first",
+    "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again: 0 at first; in Slurm every requeue of the job "
+    "counts too (SLURM_RESTART_COUNT)",
     "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says",
     "TORCHELASTIC_USE_AGENT_STORE": "`False`: rank 0 hosts the store at MASTER_PORT",
     "TORCHELASTIC_ERROR_FILE": "the file for the exception that ends the worker. ddplaunch's bootstrap writes it, and so "
@@ -71,6 +72,7 @@ _SOMETIMES = {
     "ZE_AFFINITY_MASK": "the same on Intel GPUs",
     "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, be it "
     "to nothing",
+    "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
     "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
 }
 # in the order in which they are asked

@@ -50,5 +50,6 @@ class Allocation:
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
     task: Task | None = None
     nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
+    requeues: int = 0  # how often the cluster has started this job again
     identity: str = ""  # what its agents know the job by, and no other job has: "slurm 84.0"; "" where there is nothing
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

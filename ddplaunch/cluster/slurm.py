@@ -12,7 +12,7 @@ from ddplaunch.cluster.meeting import met
 from ddplaunch.cluster.scene import NOT_HERE, Scene
 from ddplaunch.errors import LaunchError
 from ddplaunch.hostlist import Host
-from ddplaunch.record import record
+from ddplaunch.record import record, replace
 from ddplaunch.secret import MEETING_PORT
 
 NEEDS = "SLURM_JOB_ID"
@@ -44,7 +44,8 @@ def discover(scene: Scene) -> Allocation | None:
     if job is None:
         return None
     step = step_id(scene)
-    return _outside(scene, job) if step is None else _inside(scene, job, step)
+    found = _outside(scene, job) if step is None else _inside(scene, job, step)
+    return replace(found, requeues=scene.number("SLURM_RESTART_COUNT") or 0)
 
 
 def step_id(scene: Scene) -> int | None:

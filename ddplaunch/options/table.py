@@ -91,6 +91,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=values.signals, listed=True,
            write=values.write_signals, field="stop_signals", example="SIGTERM,SIGINT",
            help="Signals that stop the job; each reaches the workers as it came."),
+    Option(name="requeue_on", group=_SUPERVISION, metavar="LIST", parse=values.notices, listed=True,
+           write=values.write_signals, example="SIGUSR1",
+           help="Signals that announce the end of a Slurm job: once all workers have left after one of them and none has "
+                "failed, the job goes back into the queue, and the exit status is 128 + the signal."),
+    Option(name="max_requeues", group=_SUPERVISION, parse=values.number(0), example="10",
+           help="How often a job may go back into the queue, Slurm's own requeues counted: 10, if it is not given."),
 
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=values.one_of(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", help="What the workers print is shown with the rank before each line (prefix), as it is "

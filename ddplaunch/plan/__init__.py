@@ -52,6 +52,7 @@ class Plan:
     pin: str
     interpreter: str | None  # that runs the program; None: it is no Python program
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
+    requeues: int = 0  # how often the cluster has started this job again
     reasons: Mapping[str, str] = NOTHING  # decided value -> why, in words
     notes: tuple[str, ...] = ()  # what a reader of the plan should know
 

@@ -129,6 +129,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
         pin=how,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
+        requeues=allocation.requeues,
         reasons={
             "workers": workers_reason,
             "devices": _devices_reason(spec, owned, node.hardware),
@@ -212,6 +213,8 @@ def _common(
         "DDPLAUNCH_RUN_ID": run_id,
         "DDPLAUNCH_BACKEND": backend,
     }
+    if spec.requeue_on:
+        common["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
         common[name] = caller.get(name, "1")
     common["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)

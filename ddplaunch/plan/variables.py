@@ -40,7 +40,8 @@ def of_generation(
     method = {"env": "env://", "tcp": f"tcp://{address}:{port}"}.get(plan.init_method)
     return {
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        # a checkpoint is there to go on from, whoever has started the job again
+        "TORCHELASTIC_RESTART_COUNT": str(plan.requeues + generation),
         "TORCHELASTIC_ERROR_FILE": error_file,
         "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
         "DDPLAUNCH_LOG_DIR": log_dir,

@@ -42,6 +42,12 @@ def test_a_task_for_each_rank_is_one_worker(name: str, task: Task) -> None:
     assert node.meeting.coordinator is (task.rank == 0)
 
 
+@pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc", "slurm-node-1", "slurm-rank-5"])
+def test_it_is_known_how_often_slurm_has_started_the_job_again(name: str) -> None:
+    assert found(captured(name)).requeues == 0
+    assert found(captured(name, SLURM_RESTART_COUNT="2")).requeues == 2
+
+
 def test_nodes_may_have_different_numbers_of_tasks() -> None:
     """`srun -N3 -n7` packs the first node."""
     layout = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "5,1(x2)"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from signal import Signals
 from typing import Any
 
 import pytest
@@ -180,6 +181,12 @@ def test_the_variables_of_the_job_say_what_was_asked() -> None:
     assert variables["A"] == "1"
     assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert variables["DDPLAUNCH_RUN_ID"] == variables["TORCHELASTIC_RUN_ID"] == "run-1"
+
+
+def test_workers_know_which_signals_are_notices() -> None:
+    told = plan(spec(requeue_on=(Signals.SIGUSR1, Signals.SIGTERM)), node()).workers[0].variables
+    assert told["DDPLAUNCH_NOTICE_SIGNALS"] == "SIGUSR1,SIGTERM"
+    assert "DDPLAUNCH_NOTICE_SIGNALS" not in plan(spec(), node()).workers[0].variables
 
 
 def test_torchruns_name_of_the_job_is_its_own() -> None:

@@ -63,6 +63,11 @@ def test_a_generation_has_a_port_a_number_and_files_of_its_own() -> None:
     }
 
 
+def test_a_job_that_the_cluster_has_started_again_counts_that_as_a_restart() -> None:
+    assert generation(plan(requeues=2), 3)["TORCHELASTIC_RESTART_COUNT"] == "5"
+    assert generation(plan(requeues=2, init_method="file:/m"), 3)["DDPLAUNCH_INIT_METHOD"] == "file:///m.run-1.3"
+
+
 @pytest.mark.parametrize(
     ("method", "address", "written"),
     [

@@ -304,6 +304,13 @@ CONFLICTS = [
         ),
     ),
     (
+        "--no-control --requeue-on USR1",
+        (
+            "error: --no-control and --requeue-on USR1 do not go together\n\n"
+            "hint: nodes that do not talk cannot know that all workers have left: leave one out\n"
+        ),
+    ),
+    (
         "--hosts a,b --hostfile hosts.txt",
         (
             "error: --hosts a,b and --hostfile hosts.txt do not go together\n\n"
@@ -465,6 +472,10 @@ REMARKS = [
         "--rdzv-conf keep_alive_interval=9",
         "keep_alive_interval in --rdzv-conf keep_alive_interval=9 has no effect: "
         "--heartbeat-timeout says when a node is lost",
+    ),
+    (
+        "--max-requeues 3",
+        "--max-requeues 3 has no effect: --requeue-on says after which signals a job goes back into the queue",
     ),
     ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
     ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: no etcd server is asked"),
