@@ -48,6 +48,7 @@ class Job:
     output: Callable[[Outbox, Plan | None], Output]
     teller: Callable[[Outbox], Teller]
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
+    sent_again: frozenset[int]  # of which a second one means no hurry
     nodes: Callable[[Agent, Teller, selectors.BaseSelector], Nodes] | None = None  # several nodes
 
 
@@ -74,6 +75,7 @@ class Agent:
             self._selector,
             tie.signals[0],
             stops=job.policy.stop_signals,
+            sent_again=job.sent_again,
             feed=self.feed,
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,

@@ -20,8 +20,10 @@ ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeou
 class Repeats:
     """Tells who sends a signal to stop again from one that only comes twice. Pure: the time comes with the signal."""
 
-    def __init__(self, stops: frozenset[int]) -> None:
+    def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
+        """`sent_again` are signals that somebody sends more than once without being impatient."""
         self._stops = stops
+        self._calm = sent_again | {signal.SIGHUP}  # the kernel and the shell both tell of a closed terminal
         self._came: dict[int, float] = {}
 
     def take(self, signum: int, at: float, *, direct: bool) -> supervise.SignalReceived | None:
@@ -33,7 +35,7 @@ class Repeats:
             if at - self._came.get(signum, -inf) < ECHO:
                 return None
             self._came[signum] = at
-        return supervise.SignalReceived(signum, at, escalates=not direct)
+        return supervise.SignalReceived(signum, at, escalates=not direct and signum not in self._calm)
 
 
 class Hearing:
@@ -45,18 +47,19 @@ class Hearing:
         from_front: int,
         *,
         stops: frozenset[int],
+        sent_again: frozenset[int] = frozenset(),
         feed: Callable[[supervise.Event], None],
         child_ended: Callable[[], None],
         front_lost: Callable[[], None],
     ) -> None:
-        """`from_front` is the pipe of the front, `stops` are the signals that ask for the end.
+        """`from_front` is the pipe of the front; `front_lost` is called once, when that has ended.
 
-        `front_lost` is called once, when the front has ended.
+        `stops` are the signals that ask for the end, `sent_again` those of which a second one means no hurry.
         """
         self._selector = selector
         self._from_front = from_front
         self._stops = stops
-        self._repeats = Repeats(stops)
+        self._repeats = Repeats(stops, sent_again)
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost

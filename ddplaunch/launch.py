@@ -120,6 +120,7 @@ def carry_out(
         output=stage.output,
         teller=stage.teller,
         signals=signals,
+        sent_again=allocation.sent_again,
         nodes=_nodes(spec, allocation, draft, env) if several else None,
     )
     # what takes time and nobody waits for is done while the workers start

@@ -51,5 +51,6 @@ class Allocation:
     task: Task | None = None
     nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
     requeues: int = 0  # how often the cluster has started this job again
+    sent_again: frozenset[int] = frozenset()  # signals to stop that its scheduler itself may send more than once
     identity: str = ""  # what its agents know the job by, and no other job has: "slurm 84.0"; "" where there is nothing
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

@@ -6,6 +6,8 @@ everywhere, and is not read.
 
 from __future__ import annotations
 
+from signal import SIGTERM
+
 from ddplaunch import hostlist
 from ddplaunch.cluster import Allocation, Task, agree, local, meet, starting
 from ddplaunch.cluster.meeting import met
@@ -16,6 +18,9 @@ from ddplaunch.record import record, replace
 from ddplaunch.secret import MEETING_PORT
 
 NEEDS = "SLURM_JOB_ID"
+
+# at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
+_SENT_AGAIN = frozenset({SIGTERM})
 
 # slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -45,7 +50,7 @@ def discover(scene: Scene) -> Allocation | None:
         return None
     step = step_id(scene)
     found = _outside(scene, job) if step is None else _inside(scene, job, step)
-    return replace(found, requeues=scene.number("SLURM_RESTART_COUNT") or 0)
+    return replace(found, requeues=scene.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN)
 
 
 def step_id(scene: Scene) -> int | None:

@@ -52,6 +52,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         name="\0".join(("", spec.rdzv_id or "", str(port))),
         signals=signals,
         stops=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+        sent_again=allocation.sent_again,
         silence=spec.heartbeat_timeout,
         grace_period=spec.grace_period,
         open_files=raise_open_files(),

@@ -42,6 +42,7 @@ class Job:
     name: str  # what the agents know the job by besides
     signals: frozenset[int]
     stops: frozenset[int]
+    sent_again: frozenset[int]  # of which a second one means no hurry
     silence: float  # seconds after which a silent coordinator counts as lost
     grace_period: float  # seconds
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
@@ -65,6 +66,7 @@ class Step:
             self._selector,
             tie.signals[0],
             stops=job.stops,
+            sent_again=job.sent_again,
             feed=self.feed,
             child_ended=_nothing,
             front_lost=self._outbox.abandon,

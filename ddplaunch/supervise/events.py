@@ -47,7 +47,7 @@ class SignalReceived:
 
     signum: int
     at: float
-    escalates: bool = True  # a second one kills; False for a copy of a signal that we may have had already
+    escalates: bool = True  # a second one kills; False if it is nobody's hurry, as a copy of one that we have had
 
 
 @record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from ddplaunch import backoff, exitcodes
 from ddplaunch.first_failure import follows
@@ -180,11 +180,18 @@ def _signalled(state: State, event: SignalReceived) -> Result:
         return _stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if state.why is Why.TOLD and not state.signum:
         # a scheduler sends it to all nodes, and the coordinator has heard of that from another one first
-        return replace(state, signum=signum), (Announce(Why.SIGNALLED, signum),)
-    if not event.escalates or signum == SIGHUP == state.signum:
-        return state, ()  # the kernel and the shell both tell of a closed terminal
+        return replace(state, signum=signum, halted=True), (Announce(Why.SIGNALLED, signum),)
+    if not event.escalates:
+        return _told_to_end(state, signum)
     state, actions = _hurried(state, at)
     return state, (*actions, *((Hurry(),) if state.policy.coordinated else ()))
+
+
+def _told_to_end(state: State, signum: int) -> Result:
+    """Go on with the stop that is under way, whatever its reason is, and begin nothing after it."""
+    if state.halted or state.why in _NO_FURTHER:
+        return state, ()
+    return replace(state, halted=True), (Announce(Why.SIGNALLED, signum),) if state.policy.coordinated else ()
 
 
 def _hurried(state: State, at: float) -> Result:

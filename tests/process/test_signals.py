@@ -8,8 +8,9 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 
 import pytest
 
-from tests.conftest import send_again
+from tests.conftest import send_again, until
 
+SLURM_JOB = {"SLURM_JOB_ID": "84", "SLURM_JOB_NODELIST": "localhost"}
 STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
 
 
@@ -51,6 +52,31 @@ def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
         job.sign(f"got-{rank}")
     send_again(process, signum)
     assert job.wait().status == status
+    job.nothing_left()
+
+
+def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, start):
+    """As at the end of the grace time of a preemption; a node alone in its job needs no Slurm to be tried."""
+    process = start("all=slow", options=("--grace-period", "600"), env=SLURM_JOB)
+    process.send_signal(SIGTERM)
+    for rank in range(3):
+        job.sign(f"saving-{rank}")
+    send_again(process, SIGTERM)
+    until(lambda: len(job.events("signal_received")) == 2, "the second signal")
+    (job.home / "signs" / "saved").touch()
+    result = job.wait()
+    assert (result.status, job.events("kill_sent")) == (143, [])
+    assert "killing" not in result.err
+    job.nothing_left()
+
+
+def test_the_second_ctrl_c_in_a_slurm_job_kills_at_once(job, start):
+    process = start("all=stubborn", options=("--grace-period", "600"), env=SLURM_JOB)
+    process.send_signal(SIGTERM)
+    for rank in range(3):
+        job.sign(f"got-{rank}")
+    process.send_signal(SIGINT)
+    assert job.wait().status == 143
     job.nothing_left()
 
 
@@ -117,8 +143,6 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(job, start):
 def test_a_signal_while_workers_are_still_being_started(job, program):
     process = job.start("--nproc-per-node", 64, program("behave"), "all=default")
     job.process = process
-    from tests.conftest import until
-
     until(
         lambda: list(job.home.glob("state/ddplaunch/runs/*/events.jsonl")) and job.events("worker_started"), "a start"
     )

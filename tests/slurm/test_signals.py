@@ -102,10 +102,14 @@ def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
     job.nothing_left()
 
 
-def test_srun_is_not_told_to_end_while_workers_save(job: SlurmJob) -> None:
+def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_kill_them(job: SlurmJob) -> None:
     command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {SAVES}; echo $?", f"--nodes={NODES}")
     job.signs("ready", RANKS)
-    os.kill(front(job), SIGTERM)
+    pid = front(job)
+    os.kill(pid, SIGTERM)
+    all_got(job, "SIGTERM")
+    time.sleep(2 * ECHO)  # as much later as a second one that is meant
+    os.kill(pid, SIGTERM)
     result = job.wait(command=command)
     assert (result.out, saved(job), got(job)) == ("143\n", [True] * RANKS, [["SIGTERM"]] * RANKS), result
     assert "srun: forcing" not in result.err

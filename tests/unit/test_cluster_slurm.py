@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from signal import SIGTERM
 from typing import Any
 
 import pytest
@@ -240,3 +241,8 @@ def test_ports_of_a_job_are_none_that_linux_or_torchrun_gives_away(job: int, ste
 def test_neighbours_among_jobs_and_steps_have_different_ports(job: int, distance: int) -> None:
     assert not set(meet.ports_of(job)) & set(meet.ports_of(job + distance))
     assert not set(meet.ports_of(job)) & set(meet.ports_of(job, distance))
+
+
+@pytest.mark.parametrize("name", ["slurm-node-0", "slurm-rank-5", "slurm-batch", "slurm-salloc"])
+def test_a_second_sigterm_may_be_slurms_own_however_the_job_was_started(name: str) -> None:
+    assert found(captured(name)).sent_again == {SIGTERM}

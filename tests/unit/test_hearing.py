@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from signal import SIGINT, SIGTERM, SIGUSR1
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
 from ddplaunch.hearing import ECHO, Repeats
 from ddplaunch.supervise import SignalReceived
 
-STOPS = frozenset({SIGINT, SIGTERM})
+STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
 SOON = ECHO / 2
 
 Came = tuple[float, int, str]
 
 
-def heard(*history: Came) -> list[SignalReceived]:
+def heard(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[SignalReceived]:
     """The events that these signals are, each with its time and the way it came."""
-    repeats = Repeats(STOPS)
+    repeats = Repeats(STOPS, sent_again)
     events = [repeats.take(signum, at, direct=way == "direct") for at, signum, way in history]
     return [event for event in events if event is not None]
 
@@ -51,3 +51,15 @@ def test_signals_that_do_not_stop_all_count():
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
     _, copy = heard((1.0, SIGINT, "front"), (9.0, SIGINT, "direct"))
     assert not copy.escalates
+
+
+@pytest.mark.parametrize("sent_again", [frozenset(), frozenset({SIGTERM})], ids=["anywhere", "in a Slurm job"])
+def test_a_closed_terminal_that_is_told_of_twice_is_no_hurry(sent_again):
+    history = ((1.0, SIGHUP, "front"), (2.0, SIGHUP, "front"))
+    assert [event.escalates for event in heard(*history, sent_again=sent_again)] == [False, False]
+
+
+def test_what_a_scheduler_sends_again_is_no_hurry_and_ctrl_c_still_is():
+    history = ((1.0, SIGTERM, "front"), (9.0, SIGTERM, "front"), (9.5, SIGINT, "front"))
+    assert [event.escalates for event in heard(*history)] == [True, True, True]
+    assert [event.escalates for event in heard(*history, sent_again=frozenset({SIGTERM}))] == [False, False, True]

@@ -363,9 +363,30 @@ def test_the_front_of_a_job_that_is_suspended_while_it_stops_is_lost():
     assert state.deadline == 61.0
 
 
-def test_a_closed_terminal_that_is_told_twice_is_no_second_signal():
-    assert after(*STARTED, SignalReceived(SIGHUP, 1.0), SignalReceived(SIGHUP, 1.1))[1] == []
-    assert after(*STARTED, SignalReceived(SIGHUP, 1.0), SignalReceived(SIGTERM, 1.1))[1] == [Kill(ALL)]
+def calm(signum: int, at: float) -> SignalReceived:
+    """One that is nobody's hurry."""
+    return SignalReceived(signum, at, escalates=False)
+
+
+@pytest.mark.parametrize("signum", [SIGHUP, SIGTERM], ids=lambda signum: signum.name)
+def test_signals_without_hurry_leave_the_grace_period_however_many_come_and_one_with_it_kills(signum):
+    """Of a closed terminal the kernel and the shell tell; Slurm sends SIGTERM before and after the grace time of its own."""
+    history = (*STARTED, calm(signum, 1.0), calm(signum, 4.0), calm(SIGTERM, 7.0))
+    state, actions = after(*history)
+    assert actions == []
+    assert (state.phase, state.deadline) == (Phase.STOPPING, 11.0)
+    assert after(*history, SignalReceived(SIGINT, 8.0))[1] == [Kill(ALL)]
+    ends = [ended(rank, 9.0, stopped_with=signum, stopped_at=1.0) for rank in ALL]
+    assert after(*history, *ends, LEFT, calm(SIGTERM, 9.5))[1] == []
+    assert after(*history, *ends, NOTHING_LEFT)[1] == [Exit(128 + signum)]
+
+
+def test_a_signal_without_hurry_after_a_failure_kills_nobody_and_means_no_restart():
+    policy = replace(POLICY, max_restarts=9)
+    history = (*STARTED, ended(1, code=3), calm(SIGTERM, 1.1))
+    assert after(*history, policy=policy)[1] == []
+    rest = [ended(rank, 1.2, stopped_with=SIGTERM, stopped_at=1.0) for rank in (0, 2)]
+    assert after(*history, *rest, NOTHING_LEFT, policy=policy)[1] == [Exit(3)]
 
 
 def test_sigcont_to_a_job_that_is_not_suspended_is_forwarded():
@@ -496,6 +517,18 @@ def test_the_same_signal_from_another_node_and_here_is_one():
     assert actions == [Announce(Why.SIGNALLED, SIGTERM)]
     assert state.deadline == 11.0
     assert after(*told, SignalReceived(SIGTERM, 1.5), policy=OTHERS)[1] == [Kill(ALL), Hurry()]
+
+
+def test_a_signal_without_hurry_while_this_node_stops_for_another_reason_is_announced_once():
+    """So the coordinator begins nothing after the stop; nobody is killed, here or elsewhere."""
+    failed = (*FIRST, ended(1, code=3), calm(SIGTERM, 1.1))
+    assert after(*failed, policy=OTHERS)[1] == [Announce(Why.SIGNALLED, SIGTERM)]
+    assert after(*failed, calm(SIGTERM, 4.0), policy=OTHERS)[1] == []
+    told = (*FIRST, ToldToStop(SIGTERM, 1.0), calm(SIGTERM, 1.1))
+    assert after(*told, policy=OTHERS)[1] == [Announce(Why.SIGNALLED, SIGTERM)]
+    assert after(*told, calm(SIGTERM, 4.0), policy=OTHERS)[1] == []
+    own = (*FIRST, calm(SIGTERM, 1.0), calm(SIGTERM, 4.0))
+    assert after(*own, policy=OTHERS)[1] == []
 
 
 def test_somebody_at_another_node_who_does_not_want_to_wait_is_obeyed():
