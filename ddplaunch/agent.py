@@ -164,12 +164,13 @@ class Agent:
                     self.feed(supervise.WorkerRaised(raised, what, now))
         self.feed(supervise.WorkerExited(exit, now))
 
-    def _look_around(self, signum: int = 0) -> None:
+    def _look_around(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and say what there is."""
         left = [process for process in descendants(os.getpid()) if process.pid not in self._pids]
         if signum:
             for process in left:
-                signal_process(process, signum)
+                if not (sparing and process.tidies_up):
+                    signal_process(process, signum)
         self.feed(supervise.Swept(tuple(map(str, left)), _now()))
 
     @property
@@ -234,8 +235,8 @@ class Agent:
         match action:
             case supervise.Start(generation):
                 self._new_crew(generation)
-            case supervise.Sweep(signum):
-                self._look_around(signum)
+            case supervise.Sweep(signum, sparing):
+                self._look_around(signum, sparing)
             case supervise.Retry(wait):
                 self._teller.failed(self._state, self._bury(now), wait)
             case supervise.Report():

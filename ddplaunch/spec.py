@@ -108,6 +108,8 @@ class JobSpec:
     backend: str = "auto"  # "auto", "nccl", "gloo", "mpi", "xccl", "ucc"
     init_method: str = "env"  # "env", "tcp", "file:PATH"
 
+    sharing_strategy: str | None = None  # of torch.multiprocessing: "file_descriptor", "file_system"; None: torch's own
+
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
     role: str = "default"

@@ -74,6 +74,7 @@ _SOMETIMES = {
     "to nothing",
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
     "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
+    "DDPLAUNCH_SHARING_STRATEGY": "what `--sharing-strategy` says; torch.multiprocessing is told when it is imported",
 }
 # in the order in which they are asked
 _CLUSTERS = {

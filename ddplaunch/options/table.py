@@ -12,6 +12,7 @@ _CPU_BINDS = ("none", "cores", "numa")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl", "ucc")
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
+_SHARING = ("file_descriptor", "file_system")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
 _CLUSTERS = ("static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local")
 _SIMULATIONS = ("divide", "share")
@@ -75,6 +76,10 @@ OPTIONS: tuple[Option, ...] = (
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=values.number(0, 65535), example="29500",
            help="Port to meet at: MASTER_PORT. Not given, or 0: a free one is reserved."),
+    Option(name="sharing_strategy", group=_GROUP, metavar="HOW", parse=values.one_of(*_SHARING), choices=_SHARING,
+           example="file_system",
+           help="How torch.multiprocessing shares CPU tensors between processes: file_descriptor (torch's default) keeps "
+                "a file open for each, file_system keeps names in /dev/shm instead."),
 
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=values.number(0), example="3",
            help="How often all workers are started anew after a failure."),

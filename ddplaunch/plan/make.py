@@ -215,6 +215,8 @@ def _common(
     }
     if spec.requeue_on:
         common["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
+    if spec.sharing_strategy:
+        common["DDPLAUNCH_SHARING_STRATEGY"] = spec.sharing_strategy
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
         common[name] = caller.get(name, "1")
     common["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)

@@ -1,4 +1,4 @@
-"""How a worker is bound to the devices that it owns, and what it will call them. Pure; `worker/pin.py` does it."""
+"""How a worker is bound to the devices that it owns, and what it will call them. Pure; `worker/torch_settings.py` does it."""
 
 from __future__ import annotations
 

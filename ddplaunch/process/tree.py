@@ -8,6 +8,9 @@ from collections.abc import Collection, Iterator
 
 from ddplaunch.record import record
 
+# They end when the last process that they serve has; ended before, they leave what it shared in /dev/shm.
+_TIDYING = ("torch_shm_manag",)  # torch/lib/libshm/manager.cpp; a name in /proc has 15 characters
+
 
 @record
 class Process:
@@ -18,6 +21,11 @@ class Process:
     state: str  # "R", "S", "D" (uninterruptible sleep), "Z" (dead, not yet reaped), ...
     parent: int
     started: int  # clock ticks after boot: tells it from a later process with the same pid
+
+    @property
+    def tidies_up(self) -> bool:
+        """Whether it removes what others left, and then ends by itself."""
+        return self.name in _TIDYING
 
     def __str__(self) -> str:
         sleep = " in uninterruptible sleep" if self.state == "D" else ""

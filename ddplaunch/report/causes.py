@@ -251,7 +251,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "too many open files",
         _says(r"Too many open files|received 0 items of ancdata"),
-        "raise `ulimit -n`, or call torch.multiprocessing.set_sharing_strategy('file_system') in the script",
+        "raise the hard limit (`ulimit -Hn`; ddplaunch raises the soft one to it), or try `--sharing-strategy file_system`",
     ),
     Row(
         "module not found",

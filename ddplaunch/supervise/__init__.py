@@ -39,7 +39,16 @@ from ddplaunch.supervise.events import (
     WorkerStarted,
 )
 from ddplaunch.supervise.state import Phase, Policy, State
-from ddplaunch.supervise.step import KILL_PATIENCE, LINGER, SETTLE, SWEEP_GRACE, Result, begin, step
+from ddplaunch.supervise.step import (
+    KILL_PATIENCE,
+    LINGER,
+    SETTLE,
+    SWEEP_GRACE,
+    TIDY_PATIENCE,
+    Result,
+    begin,
+    step,
+)
 from ddplaunch.supervise.why import Why
 
 __all__ = [
@@ -47,6 +56,7 @@ __all__ = [
     "LINGER",
     "SETTLE",
     "SWEEP_GRACE",
+    "TIDY_PATIENCE",
     "Action",
     "Announce",
     "Begun",

@@ -41,6 +41,7 @@ class Sweep:
     """Look for processes that workers left behind, signal those found, answer `Swept` now and whenever one ends."""
 
     signum: int
+    sparing: bool = True  # not those that tidy up behind others and then end by themselves
 
 
 @record

@@ -52,6 +52,7 @@ class State:
     raised: tuple[tuple[int, WorkerError], ...] = ()
     start_failure: StartFailed | None = None
     swept_with: int = 0  # the signal of the last sweep
+    sparing: bool = False  # whether it left some time to those that tidy up behind others
     left: tuple[str, ...] = ()  # processes that the last sweep found
     generation_at: float = 0.0  # when this generation began
     phase_deadline: float | None = None  # when this phase has waited long enough

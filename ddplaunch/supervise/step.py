@@ -45,6 +45,9 @@ from ddplaunch.supervise.why import Why
 
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
+TIDY_PATIENCE = (
+    3.0  # seconds for those that tidy up behind others: torch's manager of shared memory ends 2 s after its users
+)
 KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
@@ -148,7 +151,7 @@ def _counted(state: State, at: float) -> Result:
             # the grace period is one for all: the rest of it is for what workers left behind
             return _sweep(state, state.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
         if state.phase is Phase.KILLING:
-            return _sweep(state, SIGKILL, at + KILL_PATIENCE)
+            return _sweep(state, SIGKILL, at + TIDY_PATIENCE)
     return state, ()
 
 
@@ -201,7 +204,7 @@ def _hurried(state: State, at: float) -> Result:
     if state.phase is Phase.STOPPING:
         return _kill(state, at)
     if state.phase is Phase.SWEEPING:
-        return _sweep(state, SIGKILL, at + KILL_PATIENCE)
+        return _sweep(state, SIGKILL, at + KILL_PATIENCE, sparing=False)
     return state, ()
 
 
@@ -262,8 +265,9 @@ def _kill(state: State, at: float) -> Result:
     return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_PATIENCE), (Kill(state.policy.ranks),)
 
 
-def _sweep(state: State, signum: int, deadline: float) -> Result:
-    return replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, swept_with=signum), (Sweep(signum),)
+def _sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
+    state = replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, swept_with=signum, sparing=sparing)
+    return state, (Sweep(signum, sparing),)
 
 
 def _deadline(state: State, at: float) -> Result:
@@ -281,9 +285,11 @@ def _deadline(state: State, at: float) -> Result:
         case Phase.STOPPING:
             return _kill(state, at)
         case Phase.KILLING:
-            return _sweep(replace(state, alive=frozenset()), SIGKILL, at)
+            return _sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING if state.swept_with != SIGKILL:
-            return _sweep(state, SIGKILL, at + KILL_PATIENCE)
+            return _sweep(state, SIGKILL, at + TIDY_PATIENCE)
+        case Phase.SWEEPING if state.sparing:
+            return _sweep(state, SIGKILL, at + KILL_PATIENCE - TIDY_PATIENCE, sparing=False)
         case Phase.SWEEPING:
             # uninterruptible sleep: nobody can end it, so it is named instead of waited for
             ended, actions = _swept(replace(state, halted=True), at)

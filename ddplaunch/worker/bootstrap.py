@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
+sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 
 
 def load(name: str) -> "dict[str, Any]":
@@ -46,8 +47,12 @@ def forget() -> None:
 
 os.register_at_fork(after_in_child=forget)
 
-if pinned:
-    load("pin")["pin"](pinned)
+if pinned or sharing:
+    settings = load("torch_settings")
+    if pinned:
+        settings["pin"](pinned)
+    if sharing:
+        settings["share"](sharing)
 program = load("program")
 run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
 try:

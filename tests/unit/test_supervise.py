@@ -236,6 +236,8 @@ def test_what_workers_left_behind_is_stopped_then_killed_then_named():
     history = (*clean, DeadlineReached(2.0))
     assert after(*history)[1] == [Sweep(SIGKILL)]
     assert after(*history, NOTHING_LEFT)[1] == [Exit(0)]
+    history = (*history, LEFT, DeadlineReached(2.0 + supervise.TIDY_PATIENCE))
+    assert after(*history)[1] == [Sweep(SIGKILL, sparing=False)]
     end = after(*history, LEFT, DeadlineReached(2.0 + supervise.KILL_PATIENCE))[1]
     assert end == [Say("could not be ended: pid 7 (sleep)"), Exit(0)]
 
@@ -248,12 +250,12 @@ def test_after_a_stop_what_is_left_shares_the_one_grace_period():
 
 def test_a_stop_signal_while_sweeping_kills_what_is_left():
     history = (*STARTED, ended(0), ended(1), ended(2), LEFT, SignalReceived(SIGINT, 1.5))
-    assert after(*history)[1] == [Sweep(SIGKILL)]
+    assert after(*history)[1] == [Sweep(SIGKILL, sparing=False)]
 
 
 def test_a_worker_that_survives_sigkill_does_not_hold_the_command_for_ever():
     history = (*STARTED, SignalReceived(SIGINT, 1.0), SignalReceived(SIGINT, 1.1), DeadlineReached(6.1))
-    assert after(*history)[1] == [Sweep(SIGKILL)]
+    assert after(*history)[1] == [Sweep(SIGKILL, sparing=False)]
     stuck = Swept(("pid 101 (python) in uninterruptible sleep",), 6.1)
     say, leave = after(*history, stuck, DeadlineReached(6.1))[1]
     assert isinstance(say, Say)
@@ -312,7 +314,7 @@ def test_a_stop_signal_during_the_stop_after_a_failure_means_no_restart():
 def test_a_stop_signal_while_what_is_left_is_swept_means_no_restart():
     policy = replace(POLICY, max_restarts=9)
     history = (*FAILED_ONCE[:-1], LEFT, SignalReceived(SIGINT, 1.1))
-    assert after(*history, policy=policy)[1] == [Sweep(SIGKILL)]
+    assert after(*history, policy=policy)[1] == [Sweep(SIGKILL, sparing=False)]
     assert after(*history, NOTHING_LEFT, policy=policy)[1] == [Exit(3)]
 
 
@@ -534,7 +536,7 @@ def test_a_signal_without_hurry_while_this_node_stops_for_another_reason_is_anno
 def test_somebody_at_another_node_who_does_not_want_to_wait_is_obeyed():
     assert after(*FIRST, ToldToStop(SIGINT, 1.0), ToldToKill(1.1), policy=OTHERS)[1] == [Kill(ALL)]
     sweeping = (*FIRST, ToldToStop(SIGINT, 1.0), *ENDS, LEFT)
-    assert after(*sweeping, ToldToKill(5.1), policy=OTHERS)[1] == [Sweep(SIGKILL)]
+    assert after(*sweeping, ToldToKill(5.1), policy=OTHERS)[1] == [Sweep(SIGKILL, sparing=False)]
 
 
 def test_a_kill_that_overtakes_the_stop_ends_nothing():

@@ -1,8 +1,9 @@
-"""Makes one device the current one of this process when torch first uses its kind, and no earlier. Imports no torch.
+"""Sets what torch is to start with, when the program imports it: the current device, how tensors are shared. Imports no torch.
 
-The script's own choice wins. torch runs the calls that were queued for the start of CUDA before anything else that starts it
-goes on: `torch.cuda.set_device`, `with torch.cuda.device(...)` and a seed come after ours. If the script has changed which
-devices are visible, numbers mean other devices than ours did, and nothing is done.
+The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: torch runs the
+calls that were queued for the start of CUDA before anything else that starts it goes on: `torch.cuda.set_device`, `with
+torch.cuda.device(...)` and a seed come after ours. If the script has changed which devices are visible, numbers mean other
+devices than ours did, and nothing is done.
 """
 
 import os
@@ -38,10 +39,26 @@ def pin(device: str) -> None:
             pass
 
     name = f"torch.{kind}"
+    _when_imported(name, queue)
+
+
+def share(strategy: str) -> None:
+    """Make `strategy` the way in which torch.multiprocessing shares CPU tensors, unless the program names another."""
+
+    def choose(module: "Any") -> None:
+        try:
+            module.set_sharing_strategy(strategy)
+        except Exception:  # noqa: BLE001, S110 - a torch without it
+            pass
+
+    _when_imported("torch.multiprocessing", choose)
+
+
+def _when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
     if name in sys.modules:  # a .pth file or sitecustomize imported it
-        queue(sys.modules[name])
+        then(sys.modules[name])
     else:
-        sys.meta_path.insert(0, AfterImport(name, queue))
+        sys.meta_path.insert(0, AfterImport(name, then))
 
 
 class AfterImport:

@@ -1,4 +1,4 @@
-"""A worker's own device is the current one when its program first uses CUDA, unless the program chooses itself."""
+"""What torch starts with in a worker, unless the program chooses itself: its own device, the way to share tensors."""
 
 from __future__ import annotations
 
@@ -165,9 +165,36 @@ def test_a_program_without_torch_sees_no_error_of_ours(torch: Torch) -> None:
 def test_nothing_of_it_stays_once_torch_is_imported(torch: Torch) -> None:
     source = """
         import os, sys, torch
-        print([finder for finder in sys.meta_path if type(finder).__module__ == "pin"])
+        print([finder for finder in sys.meta_path if type(finder).__module__ == "torch_settings"])
         print(sorted(vars(torch.cuda.__loader__)), torch.cuda.__spec__.loader is torch.cuda.__loader__)
         print(os.environ.get("DDPLAUNCH_PIN_DEVICE"))
         print(os.popen('echo "${DDPLAUNCH_PIN_DEVICE-unset}"').read().strip())
         """
     assert torch.run(source) == ["[]", "['name', 'path'] True", "None", "unset"]
+
+
+SHARING = """
+    import torch.multiprocessing
+    print(torch.multiprocessing.asked)
+    """
+
+
+def sharing(torch: Torch, source: str) -> list[str]:
+    """What a program prints whose worker was told to share by names."""
+    torch.write("torch/multiprocessing.py", "asked = []; set_sharing_strategy = asked.append")
+    return torch.run(dedent(source), device="", DDPLAUNCH_SHARING_STRATEGY="file_system")
+
+
+def test_the_way_to_share_tensors_is_set_when_torch_is_imported(torch: Torch) -> None:
+    assert sharing(torch, SHARING) == ["['file_system']"]
+
+
+def test_a_program_that_chooses_how_to_share_chooses_last(torch: Torch) -> None:
+    own = "import torch.multiprocessing as mp; mp.set_sharing_strategy('file_descriptor')"
+    assert sharing(torch, own + dedent(SHARING)) == ["['file_system', 'file_descriptor']"]
+
+
+def test_a_torch_that_cannot_share_is_left_alone(torch: Torch) -> None:
+    torch.write("torch/multiprocessing.py", "def set_sharing_strategy(name): raise AssertionError(name)")
+    source = "import torch.multiprocessing; print('goes on')"
+    assert torch.run(source, device="", DDPLAUNCH_SHARING_STRATEGY="file_system") == ["goes on"]

@@ -1,0 +1,29 @@
+"""--sharing-strategy is what torch.multiprocessing uses in every worker."""
+
+from __future__ import annotations
+
+import pytest
+
+SHARES = """
+import torch
+from torch import multiprocessing
+
+def double(tensor):
+    tensor *= 2
+
+if __name__ == "__main__":
+    tensor = torch.ones(3).share_memory_()
+    child = multiprocessing.get_context("fork").Process(target=double, args=(tensor,))
+    child.start()
+    child.join()
+    print(multiprocessing.get_sharing_strategy(), tensor.tolist())
+"""
+
+
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_workers_share_tensors_in_the_way_that_was_asked_for(job, tmp_path, strategy):
+    (tmp_path / "shares.py").write_text(SHARES)
+    result = job.run("--nproc-per-node", 2, "--sharing-strategy", strategy, tmp_path / "shares.py")
+    assert result.status == 0, result.err
+    assert sorted(result.out.splitlines()) == [f"[{rank}] {strategy} [2.0, 2.0, 2.0]" for rank in range(2)]
+    job.nothing_left()
