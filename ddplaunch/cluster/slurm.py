@@ -1,17 +1,22 @@
 """Slurm: a step that started us, once for each node or once for each rank; or an allocation in which nothing started yet.
 
 SLURM_STEP_ID alone tells them apart: a batch script has SLURM_PROCID=0 and SLURM_NTASKS=n too. HOSTNAME is the first node's
-everywhere, and is not read.
+everywhere, and is not read. Neither are job names, nor any file or command of Slurm: a container may have none of them.
+
+A heterogeneous job has several components, each with nodes of its own. In Slurm 22.05 a step over several of them has its
+nodes, and the tasks of each, listed by name, but SLURM_NODEID and SLURM_PROCID count from component to component. A salloc
+of such a job sets no variable about all of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from signal import SIGTERM
 
 from ddplaunch import hostlist
 from ddplaunch.cluster import Allocation, Task, agree, local, meet, starting
 from ddplaunch.cluster.meeting import met
-from ddplaunch.cluster.scene import NOT_HERE, Scene
+from ddplaunch.cluster.scene import NOT_HERE, Scene, printable
 from ddplaunch.errors import LaunchError
 from ddplaunch.hostlist import Host
 from ddplaunch.record import record, replace
@@ -24,6 +29,7 @@ _SENT_AGAIN = frozenset({SIGTERM})
 
 # slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_MOST_COMPONENTS = 128  # of a heterogeneous job: MAX_HET_JOB_COMPS in slurm.h
 
 
 @record(kw_only=True)
@@ -60,18 +66,32 @@ def step_id(scene: Scene) -> int | None:
 
 
 def job_hosts(scene: Scene) -> tuple[str, ...]:
-    """Give the nodes of the job.
+    """Give the nodes of the job, of all its components.
 
     Raises:
         LaunchError: the list is missing, or none.
     """
-    return _hosts(scene, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    if parts := components(scene.env):
+        return tuple(host for part in parts for host in part)
+    return _hosts(scene.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+
+
+def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    """Give the nodes of each component of a heterogeneous job; () for any other.
+
+    Raises:
+        LaunchError: a list is missing, or none.
+    """
+    text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
+    size = int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else 0
+    if not 0 < size <= _MOST_COMPONENTS:
+        raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=NOT_HERE)
+    names = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
+    return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
 
 def _outside(scene: Scene, job: int) -> Allocation:
     """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
-    het = scene.number("SLURM_HET_SIZE") or 1
-    notes = [f"only the first of the {het} parts of this heterogeneous job is used"] if het > 1 else []
     return starting.allocate(
         scene,
         "slurm",
@@ -79,7 +99,6 @@ def _outside(scene: Scene, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=scene.value("SLURMD_NODENAME"),
-        notes=notes,
     )
 
 
@@ -97,7 +116,9 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
     once_per_node = set(step.per_node) == {1}
     if not once_per_node:
         agree.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    own = step.hosts[0] if count > 1 else meet.LOOPBACK
+    own = (step.hosts[0] if count > 1 else meet.LOOPBACK,)
+    # tasks were put on nodes as somebody listed them: only the coordinator itself knows that rank 0 is on its node
+    anywhere = not once_per_node and scene.value("SLURM_DISTRIBUTION") == "arbitrary"
     told = scene.number(MEETING_PORT)
     return met(
         scene.spec,
@@ -105,10 +126,10 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
         nnodes=nnodes if once_per_node else (count, count),
         node_rank=node_rank,
         hosts=step.hosts,
-        addresses=(own,),
+        addresses=step.hosts if anywhere and count > 1 else own,
         reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
         ports=meet.ports_of(job, number) if told is None else meet.ports_from(told),
-        coordinator=step.rank == 0,
+        coordinator=(step.node if once_per_node else step.rank) == 0,
         task=None if once_per_node else _task(step),
         identity=f"slurm {job}.{number}" if told is None else "",
     )
@@ -131,14 +152,16 @@ def _step(scene: Scene, job: int, number: int) -> _Step:
     Raises:
         LaunchError: they contradict each other.
     """
-    hosts = _hosts(scene, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    named = _hosts(scene.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     tasks = scene.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    layout = scene.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(hosts)})"
+    layout = scene.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"
+    counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
+    hosts, per_node = _in_order(components(scene.env), named, counts)
     step = _Step(
         name=f"step {number} of Slurm job {job}",
         hosts=hosts,
         tasks=tasks,
-        per_node=hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE"),
+        per_node=per_node,
         node=scene.needed("SLURM_NODEID"),
         rank=scene.needed("SLURM_PROCID"),
         local_rank=scene.needed("SLURM_LOCALID"),
@@ -152,8 +175,19 @@ def _step(scene: Scene, job: int, number: int) -> _Step:
     return step
 
 
-def _hosts(scene: Scene, *names: str) -> tuple[str, ...]:
-    name = next((name for name in names if scene.env.get(name)), None)
+def _in_order(
+    components: tuple[tuple[str, ...], ...], hosts: tuple[str, ...], counts: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Put the nodes of a step, and the numbers of their tasks, into the order in which SLURM_NODEID counts them."""
+    places = {host: place for place, host in enumerate(host for part in components for host in part)}
+    if len(counts) != len(hosts) or not places.keys() >= set(hosts):
+        return hosts, counts
+    pairs = sorted(zip(hosts, counts, strict=True), key=lambda pair: places[pair[0]])
+    return tuple(host for host, _ in pairs), tuple(count for _, count in pairs)
+
+
+def _hosts(env: Mapping[str, str], *names: str) -> tuple[str, ...]:
+    name = next((name for name in names if env.get(name)), None)
     if name is None:
         raise LaunchError(f"{names[0]} is not set, though this is a Slurm job", hint=NOT_HERE)
-    return hostlist.expand(scene.env[name], name)
+    return hostlist.expand(env[name], name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from ddplaunch import front, hostlist, secret
 from ddplaunch.cluster import Allocation, meet
+from ddplaunch.cluster.slurm import components
 from ddplaunch.crew import raise_open_files
 from ddplaunch.options.write import to_argv
 from ddplaunch.remote import step
+from ddplaunch.remote.colons import sheltered
 from ddplaunch.spec import JobSpec
 
 # options of sbatch and salloc that srun would take from the environment, though they are not meant for a step of agents
@@ -24,6 +27,8 @@ _NOT_FOR_THE_STEP = (
     "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
     "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
 )  # fmt: skip
+# what the name of a variable ends with that is for one component of a heterogeneous job; PACK was the word until Slurm 20.02
+_OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
 # what the agents find by themselves, or are told in another way
 _OF_HERE = frozenset((
     "cluster", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone",
@@ -44,7 +49,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     token = os.urandom(32).hex()
     signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
     job = step.Job(
-        argv=argv(spec, allocation, sys.executable),
+        argv=argv(spec, allocation, sys.executable, components(env)),
         env=environment(env, token=token, port=port),
         host=allocation.start[0].address,
         ports=meet.ports_from(port),
@@ -60,22 +65,35 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     return front.run(partial(step.run, job), signals, spec.stop_signals, meanwhile=_nothing)
 
 
-def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
+def argv(
+    spec: JobSpec, allocation: Allocation, python: str, components: Sequence[Collection[str]] = ()
+) -> tuple[str, ...]:
     """Give the command that starts an agent on each node.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
     one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
-    waits for no other of the job.
+    waits for no other of the job. Of a heterogeneous job, srun is told apart what each of its `components` has to do.
     """
-    number = len(allocation.start)
+    hosts = [host.address for host in allocation.start]
+    command = (python, "-P", "-m", "ddplaunch.remote.task", *sheltered(to_argv(spec, without=_OF_HERE)))
+    if not components:
+        return ("srun", *_on(hosts), *command)
+    words: list[str] = []
+    for number, component in enumerate(components):
+        if chosen := [host for host in hosts if host in component]:
+            words += (":" if words else "srun", f"--het-group={number}", *_on(chosen), *command)
+    return tuple(words)
+
+
+def _on(hosts: Sequence[str]) -> tuple[str, ...]:
+    """The options of srun for one agent on each of these nodes."""
     return (
-        "srun",
         "--quiet",
-        f"--nodes={number}",
-        f"--ntasks={number}",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
         "--overlap",
-        f"--nodelist={hostlist.compress([host.address for host in allocation.start])}",
+        f"--nodelist={hostlist.compress(hosts)}",
         "--cpu-bind=none",
         "--gpu-bind=none",
         "--mem-bind=none",
@@ -83,29 +101,29 @@ def argv(spec: JobSpec, allocation: Allocation, python: str) -> tuple[str, ...]:
         "--wait=0",
         "--input=none",
         "--export=ALL",
-        python,
-        "-P",
-        "-m",
-        "ddplaunch.remote.task",
-        *to_argv(spec, without=_OF_HERE),
     )
 
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
     """Give the variables of the step."""
-    kept = {name: value for name, value in env.items() if name not in _NOT_FOR_THE_STEP}
+    kept = {name: value for name, value in env.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
     # --gpus is a number for all nodes of the job, which a step would ask for again and, in some versions, not be given
-    if "SLURM_GPUS" in env and (each := _gpus_on_node(env)):
-        kept["SLURM_GPUS_PER_NODE"] = each
+    for name in env:
+        part = name.removeprefix("SLURM_GPUS")
+        if part != name and (not part or _OF_COMPONENT.fullmatch(part)) and (each := _gpus_on_node(env, part)):
+            kept[f"SLURM_GPUS_PER_NODE{part}"] = each
     return {**kept, secret.VARIABLE: token, secret.MEETING_PORT: str(port)}
 
 
-def _gpus_on_node(env: Mapping[str, str]) -> str | None:
-    """How many GPUs of a job with --gpus are on each of its nodes: the shell of salloc, which is on none, can only divide."""
-    if here := env.get("SLURM_GPUS_ON_NODE"):
+def _gpus_on_node(env: Mapping[str, str], component: str) -> str | None:
+    """How many GPUs of a job with --gpus, or of a component of it, are on each of its nodes.
+
+    The shell of salloc, which is on none, can only divide; a batch script knows about the nodes of its own component.
+    """
+    if not component and (here := env.get("SLURM_GPUS_ON_NODE")):
         return here
-    kind, colon, number = env["SLURM_GPUS"].rpartition(":")
-    nodes = env.get("SLURM_JOB_NUM_NODES", "")
+    kind, colon, number = env[f"SLURM_GPUS{component}"].rpartition(":")
+    nodes = env.get(f"SLURM_JOB_NUM_NODES{component}", "")
     if number.isdecimal() and nodes.isdecimal() and int(nodes) and int(number) % int(nodes) == 0:
         return f"{kind}{colon}{int(number) // int(nodes)}"
     return None

@@ -161,10 +161,63 @@ def test_a_step_that_cannot_be_started_is_an_error_that_says_why(job: SlurmJob) 
     job.nothing_left()
 
 
-def test_a_heterogeneous_job_uses_its_first_part_and_says_so(job: SlurmJob) -> None:
-    output = done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=2", ":", "--nodes=1"))
-    assert seats(job) == expected(2)
-    assert "only the first of the 2 parts of this heterogeneous job is used" in output
+def test_arguments_of_the_script_arrive_as_they_were_typed(job: SlurmJob) -> None:
+    """For srun a colon by itself begins another component."""
+    (job.home / "says.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    words = ["a", ":", "", "b c", "--nodes=7", "%t", "$HOME", "'"]
+    output = done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 1 says.py {shlex.join(words)}", "--nodes=2"))
+    assert output.count(repr(words)) == 2, output
+    job.nothing_left()
+
+
+# --- heterogeneous jobs
+
+# the first component is on the last node, with GPUs and tasks of its own
+COMPONENTS = ("--nodelist=node3", "--gpus=2", "--cpus-per-task=2", ":", "--nodelist=node[1-2]")
+HETEROGENEOUS = ("--ntasks-per-node=2", *COMPONENTS)
+
+
+def in_turn(each: int) -> list[tuple[str, ...]]:
+    """What `seats` should be where nodes count from component to component."""
+    hosts = [host for host in ("node3", "node1", "node2") for _ in range(each)]
+    return [(host, *seat[1:]) for host, seat in zip(hosts, expected(3, each), strict=True)]
+
+
+@pytest.mark.parametrize(("before", "options"), [("", HETEROGENEOUS), ("srun --het-group=0,1", COMPONENTS)])
+def test_a_heterogeneous_job_is_one_job_on_the_nodes_of_all_components(
+    job: SlurmJob, before: str, options: tuple[str, ...]
+) -> None:
+    done(job.sbatch(f"{before} {job.ddplaunch} --nproc-per-node 2 {PLACE}", *options))
+    assert seats(job) == in_turn(2)
+    assert {place["MASTER_ADDR"] for place in places(job)} == {"node3"}
+    job.nothing_left()
+
+
+def test_a_task_for_each_rank_of_a_heterogeneous_job(job: SlurmJob) -> None:
+    """Its components have different numbers of tasks."""
+    done(job.sbatch(f"srun --het-group=0,1 {job.ddplaunch} {PLACE}", *HETEROGENEOUS))
+    places = [(host, rank, local_rank, node_rank) for host, rank, local_rank, node_rank, _, _ in seats(job)]
+    first = [("node3", "0", "0", "0"), ("node3", "1", "1", "0")]
+    assert places == [*first, ("node1", "2", "0", "1"), ("node2", "3", "0", "2")]
+    job.nothing_left()
+
+
+def test_the_shell_of_a_heterogeneous_allocation_starts_all_components(job: SlurmJob) -> None:
+    result = job.salloc(f"{job.ddplaunch} --nnodes 2 --nproc-per-node 2 {PLACE}", *HETEROGENEOUS)
+    assert result.status == 0, result
+    assert seats(job) == [(*seat[:4], "4", "2") for seat in in_turn(2)[:4]]
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(("after", "each"), [("--nproc-per-node 2", 1), ("", 2)])
+def test_tasks_may_be_put_on_nodes_in_any_order(job: SlurmJob, after: str, each: int) -> None:
+    hosts = [host for host in ("node3", "node1", "node2") for _ in range(each)]
+    (job.home / "hosts").write_text("\n".join(hosts) + "\n")
+    done(job.sbatch(f"export SLURM_HOSTFILE=hosts\nsrun --distribution=arbitrary {job.ddplaunch} {after} {PLACE}",
+                    "--nodes=3", "--ntasks-per-node=2"))  # fmt: skip
+    assert {(seat[0], seat[3]) for seat in seats(job)} == {("node1", "0"), ("node2", "1"), ("node3", "2")}
+    first = seats(job)[0][0]
+    assert first == ("node1" if after else "node3")
     job.nothing_left()
 
 

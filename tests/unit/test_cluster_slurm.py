@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster import Task, meet
+from ddplaunch.cluster import Allocation, Task, meet
 from ddplaunch.errors import LaunchError
 from ddplaunch.hostlist import Host
 from tests.unit.environments import captured, found
@@ -113,9 +113,83 @@ def test_some_nodes_of_an_allocation_may_be_used() -> None:
     assert found(captured("slurm-batch"), nnodes=(2, 4)).nnodes == (2, 3)
 
 
-def test_parts_of_a_heterogeneous_job_are_said_to_be_left_out() -> None:
-    job = found(captured("slurm-batch", SLURM_HET_SIZE="2"))
-    assert job.notes == ("only the first of the 2 parts of this heterogeneous job is used",)
+# as Slurm 22.05 sets them for `--nodelist=node3 : --nodelist=node[1-2]`
+COMPONENTS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node3",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "node[1-2]",
+}
+IN_TURN = ("node3", "node1", "node2")
+
+
+@pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc"])
+def test_all_components_of_a_heterogeneous_job_are_used(name: str) -> None:
+    nodes = {"slurm-batch": "node3", "slurm-salloc": ""}[name]
+    alone = {"SLURM_JOB_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_JOB_NUM_NODES": nodes and "1"}
+    job = found(captured(name, **COMPONENTS, **alone))
+    assert (job.hosts, job.address, job.nnodes) == (IN_TURN, "node3", (3, 3))
+
+
+def test_nodes_of_a_step_count_from_component_to_component_though_they_are_listed_by_name() -> None:
+    agents = [
+        found(captured("slurm-node-0", **COMPONENTS, SLURM_NODEID=f"{node}", SLURM_PROCID=f"{node}"))
+        for node in range(3)
+    ]
+    assert {agent.hosts for agent in agents} == {IN_TURN}
+    assert {agent.address for agent in agents} == {"node3"}
+    assert [agent.meeting.coordinator for agent in agents if agent.meeting] == [True, False, False]
+
+
+def test_the_tasks_of_a_heterogeneous_step_count_like_its_nodes() -> None:
+    layout = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}
+    node = found(
+        captured("slurm-rank-5", **COMPONENTS, **layout, SLURM_PROCID="1", SLURM_NODEID="0", SLURM_LOCALID="1")
+    )
+    assert node.task == Task(rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, nnodes=3)
+
+
+def test_a_step_of_one_component_has_its_nodes() -> None:
+    two = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert found(captured("slurm-node-1", **COMPONENTS, **two)).hosts == ("node1", "node2")
+
+
+def test_older_words_for_components_are_understood() -> None:
+    older = {name.replace("HET", "PACK"): value for name, value in COMPONENTS.items()}
+    assert found(captured("slurm-batch", **older)).hosts == IN_TURN
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"SLURM_HET_SIZE": "many"}, "SLURM_HET_SIZE=many"),
+        ({"SLURM_HET_SIZE": "0"}, "SLURM_HET_SIZE=0"),
+        ({"SLURM_HET_SIZE": "4000"}, "SLURM_HET_SIZE=4000"),
+        ({"SLURM_HET_SIZE": "3"}, "SLURM_JOB_NODELIST_HET_GROUP_2 is not set"),
+        ({"SLURM_JOB_NODELIST_HET_GROUP_1": "node["}, "SLURM_JOB_NODELIST_HET_GROUP_1"),
+    ],
+)
+def test_components_that_cannot_be_read_are_an_error(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        found(captured("slurm-batch", **{**COMPONENTS, **changes}))
+
+
+def test_rank_0_is_looked_for_on_all_nodes_if_tasks_may_be_anywhere() -> None:
+    def task(rank: int, node: int) -> Allocation:
+        places = {"SLURM_PROCID": f"{rank}", "SLURM_NODEID": f"{node}", "SLURM_LOCALID": "0"}
+        return found(captured("slurm-rank-5", SLURM_DISTRIBUTION="arbitrary", **places))
+
+    first, other = task(0, 2), task(4, 0)
+    assert (first.address, other.address) == (None, None)
+    assert first.meeting is not None
+    assert other.meeting is not None
+    assert (first.meeting.coordinator, other.meeting.coordinator) == (True, False)
+    assert other.meeting.addresses == NODES
+
+
+def test_the_first_node_is_the_coordinator_wherever_task_0_is() -> None:
+    node = found(captured("slurm-node-0", SLURM_DISTRIBUTION="arbitrary", SLURM_PROCID="2", SLURM_NODEID="0"))
+    assert node.meeting is not None
+    assert (node.meeting.coordinator, node.meeting.addresses) == (True, ("node1",))
 
 
 def test_an_address_that_was_asked_for_is_tried_first() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplaunch import secret
 from ddplaunch.cluster import Allocation
 from ddplaunch.hostlist import Host
+from ddplaunch.remote.colons import sheltered, unsheltered
 from ddplaunch.remote.slurm import argv, environment
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
@@ -41,19 +44,53 @@ def test_a_number_of_gpus_for_all_nodes_becomes_one_for_each(env: dict[str, str]
     assert variables(**env).get("SLURM_GPUS_PER_NODE") == each
 
 
-def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
-    hosts = tuple(Host(name=name) for name in ("node1", "node2", "node5"))
-    spec = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=2)
-    place = Allocation(
+def test_components_of_a_heterogeneous_job_have_numbers_of_their_own() -> None:
+    kept = variables(
+        SLURM_NTASKS_HET_GROUP_0="2", SLURM_CPUS_PER_TASK_PACK_GROUP_1="2", SLURM_JOB_ID_HET_GROUP_1="8",
+        SLURM_GPUS_HET_GROUP_0="2", SLURM_JOB_NUM_NODES_HET_GROUP_0="1",
+        SLURM_GPUS_HET_GROUP_1="6", SLURM_JOB_NUM_NODES_HET_GROUP_1="2", SLURM_GPUS_ON_NODE="2",
+    )  # fmt: skip
+    given = {name: value for name, value in kept.items() if "GPUS_PER_NODE" in name}
+    assert given == {"SLURM_GPUS_PER_NODE_HET_GROUP_0": "2", "SLURM_GPUS_PER_NODE_HET_GROUP_1": "3"}
+    assert "SLURM_JOB_ID_HET_GROUP_1" in kept
+    assert not [name for name in kept if "NTASKS" in name or "CPUS_PER_TASK" in name]
+
+
+def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
+    words = argv(SPEC, place("node3", "node1"), "/bin/python", components=(("node3",), ("node2",), ("node1", "node4")))
+    assert words.count(":") == 1
+    before, after = words[: words.index(":")], words[words.index(":") + 1 :]
+    assert before[:2] == ("srun", "--het-group=0")
+    assert after[0] == "--het-group=2"
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=node3"} <= set(before)
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=node1"} <= set(after)
+    assert before[before.index("/bin/python") :] == after[after.index("/bin/python") :]
+
+
+@given(st.lists(st.text(alphabet="\\:a")))
+def test_no_word_passes_through_srun_as_a_colon_by_itself(words: list[str]) -> None:
+    assert ":" not in sheltered(words)
+    assert unsheltered(sheltered(words)) == words
+
+
+SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=2)
+
+
+def place(*names: str) -> Allocation:
+    """The allocation of nodes on which we start the agents."""
+    return Allocation(
         cluster="slurm",
-        hosts=tuple(host.name for host in hosts),
-        address="node1",
+        hosts=names,
+        address=names[0],
         address_reason="the first node",
         port=None,
         port_reason="a free one",
-        start=hosts,
+        start=tuple(Host(name=name) for name in names),
     )
-    words = argv(spec, place, "/bin/python")
+
+
+def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
+    words = argv(SPEC, place("node1", "node2", "node5"), "/bin/python")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
     assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.remote.task")
     assert "--nproc-per-node=2" in words
