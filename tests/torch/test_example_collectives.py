@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Job
+from tests.torch.example import EXAMPLES, launched, plain
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "collectives.py"
-LONG = 180.0  # seconds; three imports of torch on two busy cores
+EXAMPLE = EXAMPLES / "collectives.py"
 TABLE = """\
 broadcast      rank 0  00 01 02 -> 00 01 02
                rank 1  10 11 12 -> 00 01 02
@@ -45,8 +43,7 @@ all_to_all     rank 0  00 01 02 -> 00 10 20
 
 
 def test_three_ranks_hold_what_a_pencil_gives(job: Job) -> None:
-    result = job.run("--output", "rank0", "--nproc-per-node", 3, EXAMPLE, "--late", 0.1, timeout=LONG)
-    job.nothing_left()
+    result = launched(job, "--output", "rank0", "--nproc-per-node", 3, EXAMPLE, "--late", 0.1)
     assert result.status == 0, result.err
     promised = [
         f"{line.split('->')[0]}-> ?" if line.endswith("(undefined)") else line
@@ -66,16 +63,11 @@ def test_a_wrong_result_ends_the_job(job: Job) -> None:
         "collectives.check('reduce', Outcome(None, collectives.mine('cpu'), [0, 1]))\n"
         "collectives.dist.barrier()\n"
     )
-    result = job.run("--nproc-per-node", 2, program, timeout=LONG)
-    job.nothing_left()
+    result = launched(job, "--nproc-per-node", 2, program)
     assert result.status == 1
     assert "RuntimeError: reduce: rank 1 has [10, 11], and should have [0, 1]" in result.err
 
 
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
-    env = Job(tmp_path).env
-    one = subprocess.run(
-        [sys.executable, str(EXAMPLE)], env=env, capture_output=True, text=True, timeout=LONG, check=False
-    )
-    assert (one.returncode, one.stderr) == (0, "")
-    assert one.stdout.endswith("9 collectives over gloo: the right result on all 1 ranks\n")
+    out = plain(EXAMPLE.name, tmp_path)
+    assert out.endswith("9 collectives over gloo: the right result on all 1 ranks\n")

@@ -1,0 +1,47 @@
+"""Run an example through the real command, or with plain python, or take its functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.conftest import Job, Result
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
+
+needs_torch_and_digits = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "sklearn")), reason="needs torch and scikit-learn"
+)
+
+
+def launched(job: Job, *words: object) -> Result:
+    """Run the command to its end and prove that nothing of it is left."""
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.home / "inductor")}  # torch makes it, and keeps it, in TMPDIR if unset
+    result = job.run(*words, env=cache, timeout=LONG)
+    job.nothing_left()
+    return result
+
+
+def plain(name: str, home: Path, *words: object) -> str:
+    """What an example prints as one process of plain python that ends well and says nothing on stderr."""
+    argv = [sys.executable, str(EXAMPLES / name), *map(str, words)]
+    env = {**Job(home).env, "OMP_NUM_THREADS": "1"}  # so small a step is no faster with more
+    one = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (one.returncode, one.stderr) == (0, "")
+    return one.stdout
+
+
+def module(name: str) -> ModuleType:
+    """An example as a module, to call its functions."""
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
