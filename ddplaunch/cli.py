@@ -81,13 +81,13 @@ def _main(words: list[str], env: Mapping[str, str]) -> int:
     spec = asked(parsed, env, _folder())
     _check(spec, env)
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
-    from ddplaunch import launch
+    from ddplaunch import launcher
 
     if verb == "run":
-        return launch.run(spec, env)
+        return launcher.run(spec, env)
     if parsed["json"] and parsed["sh"]:
         raise LaunchError("--json and --sh do not go together", hint="leave one out")
-    return _print(launch.show_plan(spec, env, "json" if parsed["json"] else "sh" if parsed["sh"] else "table"))
+    return _print(launcher.show_plan(spec, env, "json" if parsed["json"] else "sh" if parsed["sh"] else "table"))
 
 
 def _check(spec: JobSpec, env: Mapping[str, str]) -> None:

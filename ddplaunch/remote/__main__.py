@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
-    from ddplaunch import cli, launch, program
+    from ddplaunch import cli, launcher, program
     from ddplaunch.remote import orders, variables
     from ddplaunch.secret import VARIABLE as TOKEN
     from ddplaunch.surroundings import look_around
@@ -72,7 +72,7 @@ def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
     if order.place > 0:
         relay.report(messages.Ready())
     meet = _wait_to_meet(order, spec.stop_signals, inlet) if order.place else None
-    return launch.carry_out(
+    return launcher.carry_out(
         orders.without_terminal(spec, node, alone=nodes == 1),
         {**env, TOKEN: order.token},
         orders.allocation(order, meet),

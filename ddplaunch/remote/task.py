@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ddplaunch import cli, launch
+from ddplaunch import cli, launcher
 from ddplaunch.errors import LaunchError
 from ddplaunch.remote.colons import unsheltered
 
@@ -17,7 +17,7 @@ def main() -> int:
     """Run the agent and give the exit status of its task: of a job that failed, one task says so, and not each of them."""
     try:
         spec = cli.asked(cli.parse("run", unsheltered(sys.argv[1:])), {}, None)
-        status = launch.run(spec, dict(os.environ))
+        status = launcher.run(spec, dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         sys.stderr.write(error.render())

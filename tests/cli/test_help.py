@@ -110,7 +110,7 @@ def test_help_and_version_import_nothing_heavy(job: Job) -> None:
     code = (
         "import sys; from ddplaunch import cli; cli.main(['--help'])\n"
         "heavy = {'subprocess', 'tempfile', 'asyncio', 'logging', 'pathlib', 'socket', 'tomllib', 'difflib', 'rich',\n"
-        "         'psutil', 'pynvml', 'msgspec', 'torch', 'typing_extensions', 'ddplaunch.launch'}\n"
+        "         'psutil', 'pynvml', 'msgspec', 'torch', 'typing_extensions', 'ddplaunch.launcher'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     found = subprocess.run([sys.executable, "-c", code], env=job.env, capture_output=True, text=True, check=True)

@@ -253,7 +253,7 @@ def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_
     script.write_text("pass\n")
     code = (
         "import sys; from ddplaunch import cli\n"
-        "sys.modules['ddplaunch.launch'] = None\n"
+        "sys.modules['ddplaunch.launcher'] = None\n"
         f"sys.exit(cli.main(['plan', {str(script)!r}]))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 125
