@@ -31,6 +31,7 @@ class Task:
     local_world_size: int
     node_rank: int
     nnodes: int
+    node_cpus: int | None = None  # that all such commands of this node have together; None: not known
 
 
 @record(kw_only=True)

@@ -130,12 +130,12 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
         reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
         ports=meet.ports_of(job, number) if told is None else meet.ports_from(told),
         coordinator=(step.node if once_per_node else step.rank) == 0,
-        task=None if once_per_node else _task(step),
+        task=None if once_per_node else _task(scene, step),
         identity=f"slurm {job}.{number}" if told is None else "",
     )
 
 
-def _task(step: _Step) -> Task:
+def _task(scene: Scene, step: _Step) -> Task:
     return Task(
         rank=step.rank,
         world_size=step.tasks,
@@ -143,6 +143,7 @@ def _task(step: _Step) -> Task:
         local_world_size=step.per_node[step.node],
         node_rank=step.node,
         nnodes=len(step.hosts),
+        node_cpus=scene.number("SLURM_CPUS_ON_NODE"),
     )
 
 

@@ -45,6 +45,7 @@ class Hardware:
     device_source: str = "none found"  # "NVML", "CUDA_VISIBLE_DEVICES", "/proc/driver/nvidia", ...
     visible_variable: str = "CUDA_VISIBLE_DEVICES"  # the variable that narrows these devices down
     cpus: tuple[int, ...] = (0,)  # logical CPUs we may run on (affinity), ascending
+    machine_cpus: int = 0  # all that are online, ours or not; 0: not known
     cpu_quota: float | None = None  # CPUs' worth of time that the cgroups allow; None: no quota
     notes: tuple[str, ...] = ()  # what was left out or is uncertain about the devices, one sentence each
 

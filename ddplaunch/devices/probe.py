@@ -28,7 +28,7 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
     found = _accelerators(env, root) or _nothing(env)
     allowed, quota = cpus.usable(root, os.sched_getaffinity(0))
     devices = tuple(replace(device, cpus=_near(root, device)) for device in found.devices)
-    return replace(found, devices=devices, cpus=allowed, cpu_quota=quota)
+    return replace(found, devices=devices, cpus=allowed, machine_cpus=os.cpu_count() or 0, cpu_quota=quota)
 
 
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.cluster import Allocation
+from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan, Seat, WorkerPlan, assign, backend, pin, variables
@@ -65,12 +65,14 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     task = allocation.task
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
     how, pin_reason = pin.choose(spec, owned)
-    binding = bind(spec.numa_binding or spec.cpu_bind, owned, node.cores, all_devices=node.hardware.devices)
+    crowd = _crowd(task, node) or owned
+    binding = bind(spec.numa_binding or spec.cpu_bind, crowd, node.cores, all_devices=node.hardware.devices)
+    cpus = binding.cpus if task is None or crowd is owned else (binding.cpus[task.local_rank],)
     caller = {**node.env, **dict(spec.env)}
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
     own_cpus = [len(cpus) for cpus in binding.cpus] if _exclusive(spec) else []
-    usable = min([node.hardware.usable_cpus, *(workers * number for number in own_cpus)])
-    omp, threads_reason = threads(usable, workers, asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
+    usable = min([node.hardware.usable_cpus, *(len(crowd) * number for number in own_cpus)])
+    omp, threads_reason = threads(usable, len(crowd), asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
     if spec.threads is not None:
         threads_reason = spec.origin("threads")
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
@@ -111,7 +113,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
                 },
                 device=mine,
                 devices=tuple(device.uuid or str(device) for device in owned[index]),
-                cpus=binding.cpus[index],
+                cpus=cpus[index],
                 terminal=_has_terminal(spec, rank, world_size),
                 stdin=rank == 0 and spec.debug_rank is None,
             )
@@ -194,6 +196,15 @@ def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
     if build is None or not any(owned) or not (why := backend.cannot_use(build, owned[0][0].kind)):
         return []
     return [f"{why}, so it cannot use the accelerators: install another, or ask for --nproc-per-node cpu"]
+
+
+def _crowd(task: Task | None, node: Node) -> assign.Owned | None:
+    """Give the devices of each command that shares its CPUs with this one, None where a cluster started no others here."""
+    if task is None:
+        return None
+    from ddplaunch.plan import crowd  # most jobs have an agent for each node
+
+    return crowd.around(task, node.hardware, node.devices)
 
 
 def _exclusive(spec: JobSpec) -> bool:

@@ -31,9 +31,18 @@ def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        ("slurm-rank-0", Task(rank=0, world_size=12, local_rank=0, local_world_size=4, node_rank=0, nnodes=3)),
-        ("slurm-rank-5", Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3)),
-        ("slurm-rank-5-bound", Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3)),
+        (
+            "slurm-rank-0",
+            Task(rank=0, world_size=12, local_rank=0, local_world_size=4, node_rank=0, nnodes=3, node_cpus=4),
+        ),
+        (
+            "slurm-rank-5",
+            Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3, node_cpus=4),
+        ),
+        (
+            "slurm-rank-5-bound",
+            Task(rank=5, world_size=12, local_rank=1, local_world_size=4, node_rank=1, nnodes=3, node_cpus=4),
+        ),
     ],
 )
 def test_a_task_for_each_rank_is_one_worker(name: str, task: Task) -> None:
@@ -53,7 +62,7 @@ def test_nodes_may_have_different_numbers_of_tasks() -> None:
     """`srun -N3 -n7` packs the first node."""
     layout = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "5,1(x2)"}
     node = found(captured("slurm-rank-5", **layout, SLURM_PROCID="6", SLURM_NODEID="2", SLURM_LOCALID="0"))
-    assert node.task == Task(rank=6, world_size=7, local_rank=0, local_world_size=1, node_rank=2, nnodes=3)
+    assert node.task == Task(rank=6, world_size=7, local_rank=0, local_world_size=1, node_rank=2, nnodes=3, node_cpus=4)
 
 
 def test_several_tasks_on_one_node_meet_there() -> None:
@@ -145,7 +154,7 @@ def test_the_tasks_of_a_heterogeneous_step_count_like_its_nodes() -> None:
     node = found(
         captured("slurm-rank-5", **COMPONENTS, **layout, SLURM_PROCID="1", SLURM_NODEID="0", SLURM_LOCALID="1")
     )
-    assert node.task == Task(rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, nnodes=3)
+    assert node.task == Task(rank=1, world_size=4, local_rank=1, local_world_size=2, node_rank=0, nnodes=3, node_cpus=4)
 
 
 def test_a_step_of_one_component_has_its_nodes() -> None:

@@ -24,7 +24,9 @@ def seen(hardware: Hardware) -> list[tuple[str, str]]:
 
 
 def test_an_empty_machine_has_no_devices_but_our_cpus(tmp_path: Path) -> None:
-    assert probe({}, root=tmp_path) == Hardware(cpus=tuple(sorted(os.sched_getaffinity(0))))
+    assert probe({}, root=tmp_path) == Hardware(
+        cpus=tuple(sorted(os.sched_getaffinity(0))), machine_cpus=os.cpu_count() or 0
+    )
 
 
 def test_a_variable_alone_proves_no_device(tmp_path: Path) -> None:

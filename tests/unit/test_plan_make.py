@@ -501,3 +501,36 @@ def test_a_command_for_each_rank_that_sees_one_device_takes_it_whatever_its_loca
     task = Task(rank=3, world_size=4, local_rank=3, local_world_size=4, node_rank=0, nnodes=1)
     (worker,) = plan(spec(), node(1), replace(HERE, cluster="slurm", task=task, address="a")).workers
     assert worker.device == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "together", "machine", "threads", "bound"),
+    [
+        (8, 8, 8, "2", (2, 3)),
+        (8, 8, 64, "2", (2, 3)),  # a job with a part of the machine
+        (2, 8, 64, "2", (0, 1)),  # the cluster has bound each to its own
+        (8, None, 8, "2", (2, 3)),
+        (2, None, 8, "2", (0, 1)),
+        (8, 16, 8, "2", (2, 3)),  # a cluster that believes in more than there are
+    ],
+    ids=str,
+)
+def test_commands_for_each_rank_share_the_cpus_that_the_cluster_does_not_share_out(
+    cpus: int, together: int | None, machine: int, threads: str, bound: tuple[int, ...]
+) -> None:
+    """Each of four knows only its own."""
+    task = Task(rank=1, world_size=4, local_rank=1, local_world_size=4, node_rank=0, nnodes=1, node_cpus=together)
+    here = node(cpus=cpus)
+    here = replace(here, hardware=replace(here.hardware, machine_cpus=machine))
+    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, address="a")).workers
+    assert (worker.variables["OMP_NUM_THREADS"], worker.cpus) == (threads, bound)
+
+
+def test_commands_for_each_rank_that_see_all_devices_get_the_cpus_near_their_own() -> None:
+    task = Task(rank=1, world_size=2, local_rank=1, local_world_size=2, node_rank=0, nnodes=1)
+    here = node(2, cpus=8)
+    near = [replace(device, cpus=tuple(range(4 * n, 4 * n + 4))) for n, device in enumerate(here.devices)]
+    here = replace(here, devices=tuple(near), hardware=replace(here.hardware, devices=tuple(near)),
+                   cores=tuple(Core(cpus=(cpu,), numa_node=cpu // 4, package=0, cache=0) for cpu in range(8)))  # fmt: skip
+    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, address="a")).workers
+    assert worker.cpus == (4, 5, 6, 7)
