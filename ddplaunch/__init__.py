@@ -1,3 +1,26 @@
-"""ddplaunch launches and supervises PyTorch DistributedDataParallel jobs."""
+"""ddplaunch launches and supervises PyTorch DistributedDataParallel jobs.
+
+For training scripts it offers `init_process_group()`, `device()` and `should_stop()`. They, and torch, are imported when
+they are first asked for: `import ddplaunch` costs nothing.
+"""
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "device", "init_process_group", "should_stop"]
+
+TYPE_CHECKING = False  # typing's own would be an import
+if TYPE_CHECKING:
+    from ddplaunch.worker.agree import should_stop
+    from ddplaunch.worker.device import device
+    from ddplaunch.worker.group import init_process_group
+else:  # which they must not see: to them it would say that every name is there
+    _HOMES = {"device": "worker.device", "init_process_group": "worker.group", "should_stop": "worker.agree"}
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for, once."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value

@@ -1,1 +1,4 @@
-"""What runs inside a worker. Stands apart: it imports nothing of the launcher, and runs on any CPython from 3.8 on."""
+"""What runs inside a worker: the bootstrap, started by its path, and what `import ddplaunch` offers a script.
+
+Stands apart: it imports nothing of the launcher, and runs on any CPython from 3.8 on.
+"""
