@@ -217,7 +217,7 @@ class Step:
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _fail(self, reason: str, status: int) -> int:
-        hint = "srun is needed to start agents on the nodes of the allocation; where it is not, start ddplaunch by srun yourself"
+        hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
         self._say(LaunchError(f"no step could be started: {reason}", hint=hint).render())
         return status
 

@@ -153,11 +153,27 @@ def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
     job.nothing_left()
 
 
+# what a container may lack: Slurm's commands, its files, its daemons' sockets, and variables that were not passed on
+HIDDEN = "mount -t tmpfs none /etc/slurm; mount -t tmpfs none /run"
+CONTAINED = f"{HIDDEN}; unset SLURM_CONF SLURM_JOB_NAME SLURM_CLUSTER_NAME; PATH=/nowhere exec"
+
+
+@pytest.mark.parametrize(("each", "after"), [(1, "--nproc-per-node 2"), (2, "")])
+def test_commands_that_srun_starts_in_containers_need_nothing_of_slurm_but_variables(
+    job: SlurmJob, each: int, after: str
+) -> None:
+    command = shlex.quote(f"{CONTAINED} {job.ddplaunch} {after} {PLACE}")
+    script = f"srun --ntasks-per-node={each} unshare --mount sh -c {command}"
+    done(job.sbatch(script, "--nodes=3", f"--ntasks-per-node={each}", "--job-name=bash"))
+    assert seats(job) == expected()
+    job.nothing_left()
+
+
 def test_a_step_that_cannot_be_started_is_an_error_that_says_why(job: SlurmJob) -> None:
     failed = job.sbatch(f"PATH=/nowhere {job.ddplaunch} {PLACE}", "--nodes=3")
     assert (failed.wait(), failed.exit_code()) == ("FAILED", 127)
-    assert "srun" in failed.output()
-    assert "hint: " in failed.output()
+    assert "no step could be started: srun: No such file" in failed.output()
+    assert "hint: in a container without srun let srun start the containers: " in failed.output()
     job.nothing_left()
 
 
