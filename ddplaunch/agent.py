@@ -236,6 +236,8 @@ class Agent:
             case supervise.Start(generation):
                 self._new_crew(generation)
             case supervise.Sweep(signum, sparing):
+                if crew is not None and sparing:
+                    crew.dismiss_services()
                 self._look_around(signum, sparing)
             case supervise.Retry(wait):
                 self._teller.failed(self._state, self._bury(now), wait)

@@ -10,6 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.outcome import WorkerError, WorkerExit
@@ -24,6 +25,10 @@ from ddplaunch.report.display import Stream
 from ddplaunch.report.output import Output
 from ddplaunch.report.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from ddplaunch.process.mps import Mps
+
+OPEN_FILES = 1 << 20
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -34,9 +39,9 @@ class Outfit:
     plan: Plan
     env: Mapping[str, str]  # of the caller
     folder: RunFolder
-    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard)
     log_limit: int | None  # bytes
     role: str
+    mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     duplicated: Mapping[Stream, tuple[str, ...]]  # words whose lines are copied to torchrun's filtered logs
 
 
@@ -79,6 +84,7 @@ class Crew:
         self._raised: set[int] = set()
         self._paused = False
         self._handled = handled_signals()
+        self._mps = _mps(outfit)
         self.waiting = deque(self._plans)
         if (paths := outfit.folder.filtered(generation)) is not None:
             headers = {rank: f"[{outfit.role}{rank}]:" for rank in self._plans}  # torchrun's
@@ -114,6 +120,7 @@ class Crew:
         env = {
             **self._outfit.env,
             **worker.variables,
+            **(self._mps.variables if self._mps else {}),
             **of_generation(
                 self._outfit.plan,
                 worker,
@@ -141,7 +148,6 @@ class Crew:
                 stdio,
                 handled=self._handled,
                 cpus=worker.cpus,
-                open_files=self._outfit.open_files,
             )
         except BaseException:
             for pump in pumps.values():
@@ -247,6 +253,11 @@ class Crew:
 
     # --- the end of the generation
 
+    def dismiss_services(self) -> None:
+        """Ask what served the workers to end, as far as it does not by itself."""
+        if self._mps is not None:
+            self._mps.quit()
+
     def bury(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
         """Let go of everything that this generation held; give the ends with what each worker has used."""
         ends = {exit.rank: exit for exit in exits}
@@ -263,6 +274,8 @@ class Crew:
             usage = running.bury()
             if rank in ends:
                 ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
+        if self._mps is not None:
+            self._mps.remove()
         self._output.close_filters()
         self._running.clear()
         self._pumps.clear()
@@ -275,8 +288,20 @@ class Crew:
         return list(ends.values())
 
 
+def _mps(outfit: Outfit) -> Mps | None:
+    if outfit.mps_control is None:
+        return None
+    from ddplaunch.process.mps import Mps  # few jobs need it
+
+    return Mps(outfit.mps_control, outfit.env)
+
+
 def raise_open_files() -> tuple[int, int]:
-    """Raise our own soft limit of open files to the hard one; give the limits as they were."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    return before
+    """Raise our soft limit of open files, which workers inherit, to the hard one; give (soft, hard) as they were.
+
+    Tensors that processes share are open files each. Above OPEN_FILES there is no use, and programs that close all
+    files there might be take minutes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
+    return soft, hard

@@ -99,6 +99,7 @@ def carry_out(
             "--debug gives a worker the terminal, but stdin or stdout is none", hint="run it in a terminal"
         )
     signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    raise_open_files()
     stage = Stage(
         Setting(
             spec=spec,
@@ -107,7 +108,6 @@ def carry_out(
             node=node,
             draft=draft,
             screen=screen or Screen.here(env),
-            open_files=raise_open_files(),
             speaks=_speaks(allocation, draft) if speaks is None else speaks,
             tells=tells,
         )

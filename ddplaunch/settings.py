@@ -65,6 +65,7 @@ _RIVALS = (
     Rivals(names=("module", "no_python"), hint="a module is run by python: leave one out"),
     Rivals(names=("module", "run_path"), hint="SCRIPT is a module's name or a file's path: leave one out"),
     Rivals(names=("no_python", "python"), hint="a command is run without an interpreter: leave one out"),
+    Rivals(names=("mps", "simulate"), hint="simulated nodes would each start it for the same GPUs: leave one out"),
     Rivals(
         names=("no_python", "sharing_strategy"), hint="the strategy is set inside python: --no-python runs a command"
     ),

@@ -98,6 +98,7 @@ class JobSpec:
     devices: tuple[str, ...] | None = None  # indices or GPU-/MIG- UUIDs, in order
     gpus_per_worker: int | None = None
     workers_per_gpu: int | None = None
+    mps: bool = False  # NVIDIA's MPS for workers that share a GPU
     pin: str | None = None  # "device", "visible", "none"; None: by kind of program
     virtual_local_rank: bool = False
     threads: int | None = None  # OMP_NUM_THREADS of each worker

@@ -60,7 +60,6 @@ class Setting:
     node: Node
     draft: Plan  # complete for one node; with several, as if all were like this one
     screen: Screen
-    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard)
     speaks: bool = True  # for the whole job
     tells: bool = False  # of each worker's pid, to whoever started this agent
 
@@ -92,9 +91,9 @@ class Stage:
             plan=plan,
             env=setting.env,
             folder=self.folder,
-            open_files=setting.open_files,
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
+            mps_control=setting.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 

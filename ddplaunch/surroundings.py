@@ -34,6 +34,7 @@ def look_around(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -
         # only a choice between backends asks what torch was built with
         build=torch_build(spec) if devices and spec.backend == "auto" else None,
         python=our_python(),
+        mps_control=_mps_control(env) if spec.mps else None,
         bootstrap=os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker", "bootstrap.py"),
         env=env,
     )
@@ -42,6 +43,12 @@ def look_around(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -
 def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
     """The torch that the workers would import, as far as its files tell."""
     return torchbuild.find(spec.program.python or our_python(), our_python())
+
+
+def _mps_control(env: Mapping[str, str]) -> str | None:
+    import shutil  # 5 ms, and few jobs ask
+
+    return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
 
 
 def our_python() -> str:

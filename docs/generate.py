@@ -75,6 +75,9 @@ _SOMETIMES = {
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",
     "NCCL_SOCKET_IFNAME": "the same for NCCL, as `=eth0`: this name and no other that begins so",
     "DDPLAUNCH_SHARING_STRATEGY": "what `--sharing-strategy` says; torch.multiprocessing is told when it is imported",
+    "CUDA_MPS_PIPE_DIRECTORY": "with `--mps`, where the MPS daemon of this job is found",
+    "CUDA_MPS_LOG_DIRECTORY": "with `--mps`, where it writes",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "with `--mps`, 100 divided by the workers on the GPU, unless you have set it",
 }
 # in the order in which they are asked
 _CLUSTERS = {

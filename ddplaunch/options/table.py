@@ -39,6 +39,9 @@ OPTIONS: tuple[Option, ...] = (
            help="GPUs that a worker has for itself."),
     Option(name="workers_per_gpu", group=_HOW_MANY, parse=values.number(1), example="2",
            help="Workers that share a GPU."),
+    Option(name="mps", group=_HOW_MANY, is_flag=True, parse=values.switch,
+           help="Start NVIDIA's MPS for the job, so that workers that share a GPU run on it side by side, each with an "
+                "equal part."),
 
     Option(name="module", short="-m", group=_PROGRAM, is_flag=True, pet=True, parse=values.switch,
            help="SCRIPT is a module's name, as in `python -m`."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Core, Device, Hardware
@@ -28,6 +28,7 @@ class Node:
     build: TorchBuild | None = None  # of the workers' torch; None: not found, or not needed
     python: str  # the interpreter of this command
     bootstrap: str  # path of worker/bootstrap.py
+    mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for
     env: Mapping[str, str]  # of the caller
 
 
@@ -82,6 +83,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     common = _common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
     if agreed is not None:
         common.update(agreed.variables)
+    shares = _shares(spec, owned, allocation, node, caller)
     plans = []
     for index in range(workers):
         rank, local_rank = first_rank + index, index if task is None else task.local_rank
@@ -106,6 +108,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
                 argv=_argv(spec, node, local_rank),
                 variables={
                     **common,
+                    **shares[index],
                     **own,
                     **standing,
                     **_no_debugger(spec, caller, rank),
@@ -174,6 +177,18 @@ def _like_this_one(allocation: Allocation, place: int, node: Node, workers: int)
         Seat(hosts[index] if hosts else node.host if index == place else f"node-{index}", workers)
         for index in range(number)
     )
+
+
+def _shares(
+    spec: JobSpec, owned: assign.Owned, allocation: Allocation, node: Node, caller: Mapping[str, str]
+) -> Sequence[Mapping[str, str]]:
+    """What bounds each worker's part of a GPU that several share by MPS."""
+    if not spec.mps:
+        return [NOTHING] * len(owned)
+    from ddplaunch.plan import mps  # few jobs need it
+
+    mps.check(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
+    return mps.shares(owned, caller)
 
 
 def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:

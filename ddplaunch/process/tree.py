@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator
 
 from ddplaunch.record import record
 
-# They end when the last process that they serve has; ended before, they leave what it shared in /dev/shm.
-_TIDYING = ("torch_shm_manag",)  # torch/lib/libshm/manager.cpp; a name in /proc has 15 characters
+# torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends when the last process that it serves has; ended before, it
+# leaves what that shared in /dev/shm. NVIDIA's MPS ends when it is asked to. A name in /proc has 15 characters.
+_TIDYING = ("torch_shm_manag", "nvidia-cuda-mps")
 
 
 @record

@@ -1,0 +1,104 @@
+"""--mps: a daemon of the job's own, for workers that share a GPU. The GPUs and NVIDIA's command are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, Job, until
+from tests.fake_nvml import made_up
+
+STAND_IN = PROGRAMS / "mps"
+PATH = f"{STAND_IN}{os.pathsep}{os.environ['PATH']}"
+ASKED = ("--mps", "--workers-per-gpu", 2)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_up.library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    return partial(made_up.machine, library, tmp_path / "site")
+
+
+def heard(job: Job) -> list[str]:
+    """What the daemon has noted down."""
+    return (job.home / "signs" / "mps").read_text().splitlines()
+
+
+def variables(job: Job) -> list[dict[str, Any]]:
+    """The variables of the workers that are about MPS, by rank."""
+    files = sorted((job.home / "signs").glob("place-*"))
+    found = [json.loads(file.read_text())["variables"] for file in files]
+    return [{name: value for name, value in one.items() if name.startswith("CUDA_MPS_")} for one in found]
+
+
+def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
+    env = {**machine("H200 H200"), "PATH": PATH, "CUDA_VISIBLE_DEVICES": "1,0"}
+    result = job.run(*ASKED, PROGRAMS / "place.py", env=env)
+    assert result.status == 0, result.err
+    first, *others = variables(job)
+    assert len(others) == 3
+    assert all(other == first for other in others)
+    assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert first["CUDA_MPS_PIPE_DIRECTORY"].startswith(f"{job.home}/tmp/ddplaunch-mps-")
+    assert heard(job) == ["visible all", "quit"]
+    job.nothing_left()
+
+
+def test_a_daemon_that_does_not_listen_is_ended(job, machine):
+    result = job.run(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_IS_DEAF": "1"})
+    assert result.status == 0, result.err
+    assert heard(job)[:2] == ["visible all", "quit"]
+    job.nothing_left()
+
+
+def test_it_ends_with_a_job_that_fails_and_starts_again_with_it(job, machine, program):
+    job.run(
+        *ASKED, "--max-restarts", 1, program("behave"), "1=exit:3", "all=default", env={**machine("H200"), "PATH": PATH}
+    )
+    assert heard(job) == ["visible all", "quit"] * 2
+    job.nothing_left()
+
+
+def test_it_ends_when_the_command_is_killed(job, machine, program):
+    job.start(*ASKED, program("behave"), "all=default", env={**machine("H200"), "PATH": PATH})
+    job.signs("ready", 2)
+    job.process.kill()
+    job.wait()
+    until(lambda: not job.left(), "all to be gone")
+    assert heard(job)[0] == "visible all"
+    job.nothing_left()
+
+
+def test_what_the_user_says_about_the_shares_counts(job, machine):
+    env = {**machine("H200"), "PATH": PATH, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70"}
+    assert job.run(*ASKED, PROGRAMS / "place.py", env=env).status == 0
+    assert {one["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for one in variables(job)} == {"70"}
+    job.nothing_left()
+
+
+def test_a_daemon_that_does_not_start_is_an_error_that_says_why(job, machine):
+    result = job.run(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_ERROR": "no GPU"})
+    assert "nvidia-cuda-mps-control -d did not start: no GPU" in result.err
+    assert result.status == 2
+    assert not variables(job)
+    job.nothing_left()
+
+
+def test_without_the_command_nothing_starts(job, machine):
+    result = job.run(*ASKED, PROGRAMS / "place.py", env=machine("H200"))
+    assert result.status == 2
+    assert result.err == (
+        "error: --mps: there is no nvidia-cuda-mps-control in PATH\n\n"
+        "hint: it comes with NVIDIA's driver; in a container mount it, or leave --mps out\n"
+    )
+    job.nothing_left()
