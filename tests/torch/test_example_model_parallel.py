@@ -1,0 +1,76 @@
+"""The example with a network on two devices, through the real command; without GPUs both are the CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Job
+from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits, plain
+
+pytestmark = needs_torch_and_digits
+
+EXAMPLE = EXAMPLES / "model_parallel.py"
+SAME = re.compile(r"weights off by \S+ from those of one process with the uncut network")
+
+
+def test_two_workers_train_the_weights_of_one_process(job: Job) -> None:
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE)
+    assert result.status == 0, result.err
+    assert SAME.search(result.out)
+    where = re.findall(r"rank (\d) of 2: gloo, lower half on cpu, upper half on cpu", result.out)
+    assert sorted(where) == ["0", "1"]
+
+
+def test_a_worker_that_is_told_something_else_is_found(job: Job) -> None:
+    program = job.home / "unequal.py"
+    program.write_text(
+        "import os, runpy, sys\n"
+        "sys.argv = ['', '--epochs', '1', '--learning-rate', '0.05' if os.environ['RANK'] == '0' else '0.06']\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+    )
+    result = launched(job, "--nproc-per-node", 2, program)
+    assert result.status == 1
+    assert re.search(r"RuntimeError: rank \d: a weight is off by \S+ from that of one process", result.err)
+
+
+def test_too_little_training_is_an_error(job: Job) -> None:
+    result = launched(job, EXAMPLE, "--epochs", 1)
+    assert result.status == 1
+    assert re.search(r"accuracy [0-9.]+% is below the target of 90%", result.err)
+
+
+def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
+    assert SAME.search(plain(EXAMPLE.name, tmp_path, "--epochs", 4, "--target", 0))
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus", "devices"),
+    [
+        ({}, 0, ("cpu", "cpu")),
+        ({"DDPLAUNCH_DEVICE": "cpu"}, 4, ("cpu", "cpu")),
+        ({"DDPLAUNCH_DEVICE": "cuda:0", "LOCAL_RANK": "1"}, 2, ("cuda:0", "cuda:1")),
+        ({"LOCAL_RANK": "0"}, 4, ("cuda:0", "cuda:1")),
+        ({"LOCAL_RANK": "1"}, 4, ("cuda:2", "cuda:3")),
+        ({}, 2, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_a_worker_takes_its_own_two_devices(env: dict[str, str], gpus: int, devices: tuple[str, str]) -> None:
+    import torch
+
+    assert module(EXAMPLE.name).own_devices(env, gpus) == tuple(map(torch.device, devices))
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus", "words"),
+    [
+        ({"DDPLAUNCH_DEVICE": "cuda:1"}, 2, "cuda:1 of 2 GPUs are not two of this worker's own: ddplaunch --gpus-per"),
+        ({"DDPLAUNCH_DEVICE": "cuda:0"}, 4, "cuda:0 of 4 GPUs are not two"),
+        ({"LOCAL_RANK": "1"}, 3, "needs GPUs 2 and 3, but there are only 3"),
+    ],
+)
+def test_devices_of_another_worker_are_not_taken(env: dict[str, str], gpus: int, words: str) -> None:
+    with pytest.raises(SystemExit, match=words):
+        module(EXAMPLE.name).own_devices(env, gpus)
