@@ -24,18 +24,14 @@ class Repeats:
         """`sent_again` are signals that somebody sends more than once without being impatient."""
         self._stops = stops
         self._calm = sent_again | {signal.SIGHUP}  # the kernel and the shell both tell of a closed terminal
-        self._came: dict[int, float] = {}
+        self._meant: dict[int, float] = {}  # when each last came that was no echo
 
-    def take(self, signum: int, at: float, *, direct: bool) -> supervise.SignalReceived | None:
-        """Give the event that this signal is, None if it is but an echo.
-
-        One that came `direct` to this process is perhaps a copy of the front's, so never a second one that kills.
-        """
-        if signum in self._stops:
-            if at - self._came.get(signum, -inf) < ECHO:
-                return None
-            self._came[signum] = at
-        return supervise.SignalReceived(signum, at, escalates=not direct and signum not in self._calm)
+    def take(self, signum: int, at: float, *, direct: bool) -> supervise.SignalReceived:
+        """Give the event that this signal is; one that came `direct` to this process is perhaps a copy of the front's."""
+        is_echo = at - self._meant.get(signum, -inf) < ECHO
+        if signum in self._stops and not is_echo:
+            self._meant[signum] = at
+        return supervise.SignalReceived(signum, at, escalates=not (direct or is_echo or signum in self._calm))
 
 
 class Hearing:
@@ -106,9 +102,7 @@ class Hearing:
                 self._came(signum, direct=False)
 
     def _came(self, signum: int, *, direct: bool) -> None:
-        event = self._repeats.take(signum, time.monotonic(), direct=direct)
-        if event is not None:
-            self._feed(event)
+        self._feed(self._repeats.take(signum, time.monotonic(), direct=direct))
 
     def _lose_front(self) -> None:
         self._selector.unregister(self._from_front)

@@ -80,7 +80,7 @@ class Fan:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._signum = 0  # the first signal to stop
-        self._hurries = False  # the user has sent a second one
+        self._stops = 0  # how many the user has sent that are no mere copies
         self._ending = False  # no host is called any more
         self._front_lost = False
         self._beat_at = now + self._beat
@@ -168,18 +168,18 @@ class Fan:
         stops, is_first = signum in self._job.stops, not self._signum
         if stops:
             self._signum = self._signum or signum
-            self._hurries = self._hurries or (escalates and not is_first)
+            self._stops += escalates
             self._console.hurry()
             if self._branches[0].phase is Phase.THERE:
                 self._call_nobody()
             else:
                 self._hang_up()
-            if self._hurries:
+            if self._stops > 1:
                 self._expect_the_end(HURRY)
         for branch in self._branches:
             if branch.phase is Phase.THERE:
                 # the coordinator tells the others too, and what it says first makes ours no second one
-                again = self._hurries or (is_first and branch is self._branches[0])
+                again = self._stops > 1 or (is_first and branch is self._branches[0])
                 branch.send(SIGNAL if escalates and (not stops or again) else NUDGE, bytes([signum]))
 
     # --- calling and hanging up

@@ -402,9 +402,10 @@ DEBUG = replace(POLICY, debug_rank=1, timeout=60.0)
 
 
 def test_ctrl_c_goes_to_the_debugger_alone_and_no_deadline_runs():
-    state, actions = after(*STARTED, SignalReceived(SIGINT, 1.0), policy=DEBUG)
-    assert actions == [Forward(SIGINT, frozenset({1}))]
-    assert state.deadline is None
+    for event in (SignalReceived(SIGINT, 1.0), calm(SIGINT, 1.01)):
+        state, actions = after(*STARTED, event, policy=DEBUG)
+        assert actions == [Forward(SIGINT, frozenset({1}))]
+        assert state.deadline is None
 
 
 def test_the_failure_of_another_leaves_the_debugger_alone():
@@ -589,6 +590,12 @@ def test_what_may_only_follow_a_failure_elsewhere_is_waited_for_even_when_all_ar
 
 
 # --- while the coordinator is waited for
+
+
+@pytest.mark.parametrize("before", [FIRST, (), (*FIRST, ToldToStop(SIGTERM, 0.9))], ids=["running", "idle", "told"])
+def test_a_signal_that_is_sent_twice_at_once_is_one(before):
+    once = (*before, SignalReceived(SIGTERM, 1.0))
+    assert elsewhere(*once, calm(SIGTERM, 1.01)) == (elsewhere(*once)[0], [])
 
 
 @pytest.mark.parametrize("before", [(), (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT)], ids=["first", "later"])
