@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -267,4 +268,21 @@ def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):
     result = job.run("--nproc-per-node", 2, program("behave"), "1=exit3", cwd=gone, preexec_fn=gone.rmdir)
     assert result.status == 3
     assert "rank 1 failed: exit status 3" in result.err
+    job.nothing_left()
+
+
+@root_only
+def test_the_command_may_be_the_first_process_of_a_container(job, program):
+    """Pid 1 has no default actions: a signal that it does not handle is lost."""
+    for name in ("state", "tmp", "signs"):
+        (job.home / name).mkdir()
+    outside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = [*outside, *job.argv("--nproc-per-node", 2, program("saves"))]
+    job.process = subprocess.Popen(command, env=job.env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    job.signs("ready", 2)
+    first = int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()[0])
+    os.kill(first, signal.SIGTERM)
+    result = job.wait()
+    assert result.status == 128 + signal.SIGTERM, result.err
+    job.signs("saved", 2)
     job.nothing_left()
