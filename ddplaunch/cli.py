@@ -72,6 +72,8 @@ def _main(words: list[str], env: Mapping[str, str]) -> int:
         return shell_complete(root(_print), {}, "ddplaunch", _COMPLETE, instruction)
     # only the first word can be a verb, so that a script may be called as it likes
     verb = words.pop(0) if words and words[0] in VERBS else "run"
+    if verb == "submit":
+        return _submit(words, env)
     try:
         parsed = parse(verb, words)
     except click.exceptions.Exit as answered:
@@ -97,6 +99,32 @@ def _check(spec: JobSpec, env: Mapping[str, str]) -> None:
             f"{program.target} does not exist", hint=f"a verb stands first: `ddplaunch {program.target} ...`"
         )
     check(program, {**env, **dict(spec.env)}.get("PATH"))
+
+
+def _submit(words: list[str], env: Mapping[str, str]) -> int:
+    from ddplaunch import submit  # no other verb needs it
+
+    request = submit.split(words)
+    if request.help or request.version:
+        try:
+            parse("submit", ["--help" if request.help else "--version"])
+        except click.exceptions.Exit as answered:
+            return answered.exit_code
+
+    def understand(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
+        parsed = parse("run", job)
+        return len(parsed["program"]), asked(parsed, job_env, _folder())
+
+    made = submit.draft(request, env, _ourselves(), understand, VERBS)
+    return _print(made.script) if request.print else submit.send(made, request, env, _print)
+
+
+def _ourselves() -> list[str]:
+    """The command by which we are started elsewhere: what was typed if that was ddplaunch, else our interpreter."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
+        return [os.path.abspath(typed)]
+    return [sys.executable, "-m", "ddplaunch"]
 
 
 def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:

@@ -17,7 +17,7 @@ from ddplaunch.spec import JobSpec, default
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-VERBS = ("run", "plan", "completion")
+VERBS = ("run", "plan", "submit", "completion")
 FLAGS: dict[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
     **{option.short: option for option in OPTIONS if option.short},
@@ -28,6 +28,7 @@ FLAGS: dict[str, Option | None] = {
 _USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
     "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
+    "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
     "completion": "ddplaunch completion [bash|zsh|fish]",
 }
 _ABOUT = {
@@ -35,6 +36,8 @@ _ABOUT = {
     "moment one fails or you say stop. Everything after SCRIPT belongs to the script.",
     "plan": "Shows what `ddplaunch` with the same words would do: ranks, devices, CPUs, variables, and where each value "
     "came from. Starts nothing. Takes the options of `ddplaunch --help`.",
+    "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. What stands before -- goes to "
+    "sbatch, but for the options below; what stands behind it is what `ddplaunch` would be given on one machine.",
     "completion": "Prints the script that makes a shell complete our options. In bash or zsh: "
     'eval "$(ddplaunch completion bash)". In fish: ddplaunch completion fish | source.',
 }
@@ -48,6 +51,27 @@ _EXAMPLES = (
     ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
 )
 _FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
+SUBMIT_OPTIONS = (
+    ("--print", "Shows the script and submits nothing. Needs no Slurm."),
+    (
+        "--wait",
+        "Waits until the job ends, tells what becomes of it, and ends with its status; of an array, with the worst.",
+    ),
+    ("--follow", "Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job."),
+    ("--parsable", "Prints the number of the job and nothing else."),
+)
+_SUBMIT_EXAMPLES = (
+    (
+        "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 4:00:00 -- train.py --lr 0.1",
+        "on two nodes with four GPUs each",
+    ),
+    ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and look on"),
+    ("ddplaunch submit --print --nodes 2 -- train.py > train.sh", "a script to change and keep"),
+)
+SUBMIT_DEFAULTS = (
+    "Unless you say otherwise, the script asks for --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
+    "--ntasks-per-node=1, --output=%x-%j.out (%x-%A_%a.out for an array) and --open-mode=append."
+)
 _DEFAULTS = (
     "An option may also stand in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
@@ -60,6 +84,10 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
     if verb == "completion":
         shell = click.Argument(["shell"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_shell)
         return _Verb(verb, params=[shell, *_answers(show)])
+    if verb == "submit":
+        flags = [click.Option([name], is_flag=True, help=text) for name, text in SUBMIT_OPTIONS]
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
+        return _Submit(verb, params=[*flags, *_answers(show), words])
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
     forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in _FORMS if verb == "plan"]
     return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_answers(show), program])
@@ -132,6 +160,13 @@ class _Verb(click.Command):
         formatter.write_text(_ABOUT[verb])
         if verb == "plan":
             _write_rows(formatter, "Forms", [(f"--{name}", text) for name, text in _FORMS])
+        if verb == "submit":
+            _write_rows(formatter, "Options", SUBMIT_OPTIONS)
+            with formatter.section("Examples"):
+                for command, meaning in _SUBMIT_EXAMPLES:
+                    formatter.write(f"  {command}\n      {meaning}\n")
+            formatter.write_paragraph()
+            formatter.write_text(SUBMIT_DEFAULTS)
         if verb == "run":
             _write_rows(formatter, "Examples", _EXAMPLES, column=48)
             for group in GROUPS:
@@ -141,6 +176,26 @@ class _Verb(click.Command):
             formatter.write_paragraph()
             formatter.write_text(_DEFAULTS)
             _write_rows(formatter, "Exit status", list(MEANINGS.items()))
+
+
+class _Submit(_Verb):
+    """Knows its words only as far as a shell that completes them needs; see submit.words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        ctx.params["words"] = tuple(args[args.index("--") + 1 :]) if "--" in args else None
+        return []
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from ddplaunch.submit.options import KNOWN
+
+        own = super().shell_complete(ctx, incomplete)
+        names = {item.value for item in own}
+        others = (f"--{name}" for name in sorted(KNOWN))
+        return [*own, *(CompletionItem(name) for name in others if name.startswith(incomplete) and name not in names)]
 
 
 class _Root(click.Group):
@@ -190,6 +245,16 @@ def _files(incomplete: str, kind: str = "file") -> list[CompletionItem]:
 
 def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return _files(incomplete)
+
+
+def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem, ShellComplete
+
+    words = ctx.params["words"]
+    if words is None:
+        return [CompletionItem("--")] if "--".startswith(incomplete) else []
+    run = command("run", lambda text: 0)
+    return ShellComplete(run, {}, "ddplaunch", "").get_completions(list(words), incomplete)
 
 
 def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -5,11 +5,13 @@ It writes tables only; what needs more words stands in the guides. docs/referenc
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
+from ddplaunch.command import SUBMIT_DEFAULTS, SUBMIT_OPTIONS
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.exitcodes import HANG, MEANINGS
 from ddplaunch.options.option import Option
@@ -139,11 +141,12 @@ def _cli() -> str:
     parts = [
         "# The command line",
         "```\nddplaunch [OPTIONS] SCRIPT [ARGS]...\nddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...\n"
+        "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...\n"
         "ddplaunch completion [bash|zsh|fish]\n```",
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
-        "into a shell. `completion` prints the script that makes a shell complete the options. `-h`, `--help` and "
-        "`--version` answer and start nothing.",
+        "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
+        "shell complete the options. `-h`, `--help` and `--version` answer and start nothing.",
         "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
         "of an option. Below each option stands where else its value may come from; "
         "[configuration](../guides/configuration.md) says who wins.",
@@ -151,7 +154,18 @@ def _cli() -> str:
     for group in GROUPS:
         options = [option for option in OPTIONS if option.group == group]
         parts += [f"## {group}", *(_option(option) for option in options)]
-    return _page(*parts)
+    return _page(*parts, *_submit())
+
+
+def _submit() -> list[str]:
+    return [
+        "## ddplaunch submit",
+        "`ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...` checks the job, writes a batch script and hands it "
+        "to sbatch. [Submitting a job](../guides/submit.md) shows how. What stands before `--` goes to sbatch as it is, but "
+        "for these:",
+        _table(["option", "meaning"], [[f"`{flag}`", meaning] for flag, meaning in SUBMIT_OPTIONS]),
+        re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", SUBMIT_DEFAULTS),
+    ]
 
 
 def _option(option: Option) -> str:

@@ -52,7 +52,7 @@ def test_help_is_the_same_wherever_it_is_asked_for(capsys: pytest.CaptureFixture
     assert shown(capsys, *words) == shown(capsys, "--help")
 
 
-@pytest.mark.parametrize("verb", ["plan", "completion"])
+@pytest.mark.parametrize("verb", ["plan", "submit", "completion"])
 def test_verbs_have_a_help_of_their_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert shown(capsys, verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
 
@@ -78,7 +78,7 @@ def test_completion_takes_the_callers_shell(
 
 
 COMPLETIONS = [
-    ("", {"plain,run", "plain,plan", "plain,completion", "file,"}),
+    ("", {"plain,run", "plain,plan", "plain,submit", "plain,completion", "file,"}),
     ("pl", {"plain,plan", "file,pl"}),
     ("--nn", {"plain,--nnodes"}),
     ("--cluster s", {"plain,static", "plain,slurm", "plain,ssh"}),
@@ -91,6 +91,13 @@ COMPLETIONS = [
     ("--token-file t", {"file,t"}),
     ("train.py --nn", {"file,--nn"}),
     ("completion b", {"plain,bash"}),
+    ("submit ", {"plain,--"}),
+    ("submit --part", {"plain,--partition"}),
+    ("submit --nodes 2 --pa", {"plain,--parsable", "plain,--partition"}),
+    ("submit --nodes 2 --fo", {"plain,--follow"}),
+    ("submit --nodes 2 -- --nn", {"plain,--nnodes"}),
+    ("submit -- --output r", {"plain,raw", "plain,rank0"}),
+    ("submit -- tr", {"file,tr"}),
 ]
 
 

@@ -21,6 +21,7 @@ from ddplaunch.report.collapse import WAIT
 from ddplaunch.report.lines import LONGEST, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.spec import default
+from ddplaunch.submit import split
 from ddplaunch.supervise.step import KILL_PATIENCE, SETTLE
 from ddplaunch.valve import STUCK
 from docs import generate
@@ -102,6 +103,10 @@ def understood(words: list[str]) -> None:
         LaunchError: they mean nothing.
     """
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("run", words)
+    if verb == "submit":
+        if rest[:2] == ["[SBATCH", "OPTIONS]"]:  # the usage
+            return
+        verb, rest = "run", list(split(rest).job)
     try:
         parsed = parse(verb, rest)
     except click.exceptions.Exit:  # --help

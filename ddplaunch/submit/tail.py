@@ -1,0 +1,78 @@
+"""The output file of a job, read as it grows: one that is not there yet, is truncated, replaced, or on a shared folder."""
+
+from __future__ import annotations
+
+import os
+
+_PIECE = 1 << 16  # bytes
+_LONGEST = 4  # bytes of a character in UTF-8
+
+
+class Tail:
+    """What has been read of a file.
+
+    It is opened anew for each look: a network file system promises to show what others wrote only to those who open it.
+    """
+
+    def __init__(self, path: str, begin: int = 0, unless: tuple[int, int] | None = None) -> None:
+        """Read from this offset; nothing while the file has this size and this time (ns) of its last change."""
+        self.path = path
+        self._at = begin
+        self._unless = unless
+        self._inode: int | None = None
+        self._rest = b""
+
+    def read(self, *, end: bool = False) -> bytes:
+        """Give what is new, up to a piece; the beginning of a character is held back unless this is the end."""
+        new = self._new()  # which may find that the file is another one
+        data = self._rest + new
+        cut = len(data) if end else whole(data)
+        self._rest = data[cut:]
+        return data[:cut]
+
+    def _new(self) -> bytes:
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # not there yet, or not to be seen from here
+            return b""
+        try:
+            now = os.fstat(file)
+            if self._unless == (now.st_size, now.st_mtime_ns):
+                return b""
+            self._unless = None
+            if now.st_size < self._at or self._inode not in (None, now.st_ino):
+                self._at, self._rest = 0, b""
+            self._inode = now.st_ino
+            data = os.pread(file, _PIECE, self._at)
+        except OSError:  # a folder, a terminal, a file server that went away
+            return b""
+        finally:
+            os.close(file)
+        self._at += len(data)
+        return data
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file has been seen."""
+        return self._inode is not None
+
+
+def whole(data: bytes) -> int:
+    """Give how much of the data ends with a whole character, as far as it is UTF-8 at all."""
+    for back in range(1, min(len(data), _LONGEST) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:  # the first byte of a character says how many it has
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)
+
+
+def before(path: str, *, append: bool) -> Tail:
+    """Note what a file holds before the job that will write to it: that is not the job's."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return Tail(path)
+    return Tail(path, begin=now.st_size) if append else Tail(path, unless=(now.st_size, now.st_mtime_ns))
