@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,17 +15,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch import supervise
-from ddplaunch.crew import CannotStart, Crew, Outfit
+from ddplaunch.crew import CannotStart
 from ddplaunch.errors import LaunchError
+from ddplaunch.generations import Equip, Generations, MakeOutput
 from ddplaunch.hearing import Hearing
 from ddplaunch.link import CONTROL, HASTE, Outbox, Tie
 from ddplaunch.outcome import WorkerExit
-from ddplaunch.plan import Plan
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.port import Reservation, reserve
 from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record
-from ddplaunch.report.output import Output
 from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
@@ -44,8 +41,8 @@ class Job:
     """All that the agent of a node needs to know; made before it is forked."""
 
     policy: Policy
-    equip: Callable[[Begin | None, str | None], Outfit]  # what the coordinator said, our address; None: one node
-    output: Callable[[Outbox, Plan | None], Output]
+    equip: Equip
+    output: MakeOutput
     teller: Callable[[Outbox], Teller]
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one means no hurry
@@ -67,7 +64,6 @@ class Agent:
     def __init__(self, job: Job, tie: Tie) -> None:
         self._job = job
         self._outbox = Outbox(tie.output[1])
-        self._output = job.output(self._outbox, None)
         self._teller = job.teller(self._outbox)
         self._selector = selectors.DefaultSelector()
         self._valve = Valve(self._outbox, self._selector)
@@ -80,9 +76,16 @@ class Agent:
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,
         )
-        self._crew: Crew | None = None
+        self._generations = Generations(
+            job.equip,
+            job.output,
+            self._outbox,
+            self._selector,
+            self._teller,
+            feed=self.feed,
+            ended=self._worker_ended,
+        )
         self._exits: list[WorkerExit] = []  # of the last crew that was buried
-        self._reservation: Reservation | None = None
         self._state = supervise.State(policy=job.policy)
         self._events: deque[supervise.Event] = deque()
         self._nodes: Nodes | None = None
@@ -115,9 +118,10 @@ class Agent:
 
     def _wait(self) -> None:
         """Wait for events and digest them."""
-        self._output.muted = self._valve.mind(self._crew, self._output.is_kept, _now())
-        if not self._output.muted:
-            self._teller.dropped(self._output.dropped)
+        output = self._generations.output
+        output.muted = self._valve.mind(self._generations.crew, output.is_kept, _now())
+        if not output.muted:
+            self._teller.dropped(output.dropped)
         still = self._selector.get_map()
         for key, _ in self._selector.select(self._patience()):
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
@@ -127,18 +131,19 @@ class Agent:
         if self._nodes is not None:
             self._nodes.expire(now)
             self._digest()
-        self._output.flush(now)
-        self._teller.problem(self._output.problem)
+        output = self._generations.output  # another one, if a generation has begun
+        output.flush(now)
+        self._teller.problem(output.problem)
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(supervise.DeadlineReached(now))
             self._digest()
 
     def _patience(self) -> float | None:
         """How long to sleep at most, in seconds."""
-        if self._crew is not None and self._crew.waiting:
+        if self._generations.is_starting:
             return 0
         others = self._nodes.deadline if self._nodes is not None else None
-        deadlines = (self._state.deadline, self._output.deadline, self._valve.deadline, others)
+        deadlines = (self._state.deadline, self._generations.output.deadline, self._valve.deadline, others)
         soonest = min((deadline for deadline in deadlines if deadline is not None), default=inf)
         return None if soonest == inf else min(max(0.0, soonest - _now()), LONGEST_SLEEP)
 
@@ -148,10 +153,10 @@ class Agent:
             self._look_around()
 
     def _worker_ended(self, rank: int) -> None:
-        assert self._crew is not None
-        now = _now()
+        crew, now = self._generations.crew, _now()
+        assert crew is not None
         try:
-            exit = self._crew.exit_of(rank, now)
+            exit = crew.exit_of(rank, now)
         except CannotStart as error:
             self.feed(supervise.StartFailed(rank, str(error), error.status, now))
             return
@@ -159,7 +164,7 @@ class Agent:
             return
         # once the workers are being stopped, each end brings its own error with it
         if exit.status != 0 and self._state.phase in (Phase.RUNNING, Phase.SETTLING):
-            for raised, what in self._crew.newly_raised():
+            for raised, what in crew.newly_raised():
                 if raised != rank:
                     self.feed(supervise.WorkerRaised(raised, what, now))
         self.feed(supervise.WorkerExited(exit, now))
@@ -176,7 +181,7 @@ class Agent:
     @property
     def _pids(self) -> frozenset[int]:
         """Our children that are no leftovers of workers."""
-        workers = self._crew.pids if self._crew else frozenset()
+        workers = self._generations.pids
         return workers if self._nodes is None else workers | self._nodes.pids
 
     # --- other nodes
@@ -208,7 +213,7 @@ class Agent:
     def _report(self, now: float) -> None:
         """Tell the coordinator how the workers of this node have ended."""
         assert self._nodes is not None
-        self._exits = self._bury(now)
+        self._exits = self._generations.bury(self._state, now)
         self._nodes.report(self._state, self._exits, self._teller.traces)
 
     # --- decisions
@@ -222,8 +227,8 @@ class Agent:
 
     def _take(self, result: supervise.Result) -> None:
         self._state, actions = result
-        if self._crew is not None and not self._state.pending:
-            self._crew.waiting.clear()
+        if not self._state.pending:
+            self._generations.start_no_more()
         for action in actions:
             self._teller.doing(action)
             self._do(action)
@@ -231,16 +236,16 @@ class Agent:
     # --- actions
 
     def _do(self, action: supervise.Action) -> None:
-        crew, now = self._crew, _now()
+        now = _now()
         match action:
             case supervise.Start(generation):
-                self._new_crew(generation)
+                self._generations.begin(generation, self._state.policy.ranks, self._begin, self._address)
             case supervise.Sweep(signum, sparing):
-                if crew is not None and sparing:
-                    crew.dismiss_services()
+                if sparing:
+                    self._generations.dismiss_services()
                 self._look_around(signum, sparing)
             case supervise.Retry(wait):
-                self._teller.failed(self._state, self._bury(now), wait)
+                self._teller.failed(self._state, self._generations.bury(self._state, now), wait)
             case supervise.Report():
                 self._report(now)
             case supervise.Announce(why, signum) if self._nodes:
@@ -248,65 +253,24 @@ class Agent:
             case supervise.Hurry() if self._nodes:
                 self._nodes.hurry()
             case supervise.Exit():
-                self._exits = self._bury(now) or self._exits
-                self._teller.dropped(self._output.dropped)
+                self._exits = self._generations.bury(self._state, now) or self._exits
+                self._teller.dropped(self._generations.output.dropped)
                 if self._quit is None:
                     self._teller.ended(self._state, self._exits, now)
                     if self._nodes is not None:
                         self._nodes.leave()
                 else:
                     self._teller.dismissed(self._state, self._exits, self._quit.why, self._quit.words, now)
-            case supervise.Forward(signum, ranks) if crew:
-                crew.forward(signum, ranks)
-            case supervise.Stop(signum, ranks) if crew:
-                crew.end(signum, ranks, now)
-            case supervise.Kill(ranks) if crew:
-                crew.end(signal.SIGKILL, ranks, now)
-            case supervise.Suspend() | supervise.Resume() if crew:
-                crew.freeze(isinstance(action, supervise.Suspend))
-
-    def _new_crew(self, generation: int) -> None:
-        rank = min(self._state.policy.ranks)
-        try:
-            outfit = self._job.equip(self._begin, self._address)
-            if self._begin is not None:
-                port = self._begin.port
-                self._output = self._job.output(self._outbox, outfit.plan)  # ranks may have changed
-            elif outfit.plan.workers[0].rank == 0:
-                self._reservation = reserve(outfit.plan.master_port or 0)
-                port = self._reservation.port
-            else:  # nodes that do not talk
-                port = outfit.plan.master_port or 0
-            self._crew = Crew(outfit, generation, port, self._output, self._selector, self._worker_ended, _now)
-        except LaunchError as error:
-            self.feed(supervise.StartFailed(rank, error.message, error.status, _now()))
-        else:
-            self._teller.settle(outfit.plan, outfit.folder)
-            self._teller.generation(generation, port)
+            case _:
+                self._generations.do(action)
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
-        crew = self._crew
         for _ in range(STARTS):
-            if crew is None or not crew.waiting:
+            if not self._generations.is_starting:
                 return
-            rank = crew.waiting.popleft()
-            try:
-                pid = crew.start(rank)
-            except CannotStart as error:
-                self.feed(supervise.StartFailed(rank, str(error), error.status, _now()))
-            else:
-                self._teller.started(rank, pid)
-                self.feed(supervise.WorkerStarted(rank, _now()))
+            self._generations.start_next()
             self._digest()
-
-    def _bury(self, now: float) -> list[WorkerExit]:
-        crew, self._crew = self._crew, None
-        exits = crew.bury(self._state.exits, now) if crew else []
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
-        return exits
 
     def _hand_over(self) -> None:
         """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""

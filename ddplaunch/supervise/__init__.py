@@ -38,18 +38,9 @@ from ddplaunch.supervise.events import (
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.state import Phase, Policy, State
-from ddplaunch.supervise.step import (
-    KILL_PATIENCE,
-    LINGER,
-    SETTLE,
-    SWEEP_GRACE,
-    TIDY_PATIENCE,
-    Result,
-    begin,
-    step,
-)
-from ddplaunch.supervise.why import Why
+from ddplaunch.supervise.state import Phase, Policy, State, Why
+from ddplaunch.supervise.step import LINGER, SETTLE, begin, step
+from ddplaunch.supervise.teardown import KILL_PATIENCE, SWEEP_GRACE, TIDY_PATIENCE, Result
 
 __all__ = [
     "KILL_PATIENCE",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
-from ddplaunch.supervise.why import Why
+from ddplaunch.supervise.state import Why
 
 
 @record

@@ -8,7 +8,6 @@ from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import WorkerError, WorkerExit
 from ddplaunch.record import record
 from ddplaunch.supervise.events import StartFailed
-from ddplaunch.supervise.why import Why
 
 
 class Phase(Enum):
@@ -21,6 +20,18 @@ class Phase(Enum):
     SWEEPING = auto()  # no worker lives; what they left behind is ended
     WAITING = auto()  # for the next generation; with several nodes for what the coordinator says
     ENDED = auto()
+
+
+class Why(Enum):
+    """Why the workers are no longer to run."""
+
+    FINISHED = auto()
+    FAILED = auto()
+    SIGNALLED = auto()
+    TIMED_OUT = auto()
+    FRONT_LOST = auto()
+    TOLD = auto()  # by the coordinator
+    DISMISSED = auto()
 
 
 @record(kw_only=True)
@@ -74,6 +85,16 @@ class State:
         if self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING) and not self.debugger:
             deadlines += [self.job_deadline]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether nothing has asked the workers to end yet."""
+        return self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no workers, and the coordinator decides what is next."""
+        return self.policy.coordinated and self.phase is Phase.WAITING
 
     @property
     def debugger(self) -> frozenset[int]:

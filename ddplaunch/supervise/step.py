@@ -1,29 +1,17 @@
-"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself."""
+"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself.
+
+What an event means is said here; how workers are brought to their end, whatever the reason, in `teardown`.
+"""
 
 from __future__ import annotations
 
 from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
-from ddplaunch import backoff, exitcodes
+from ddplaunch import exitcodes
 from ddplaunch.first_failure import follows
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import replace
-from ddplaunch.supervise.actions import (
-    Action,
-    Announce,
-    Exit,
-    Forward,
-    Hurry,
-    Kill,
-    Report,
-    Resume,
-    Retry,
-    Say,
-    Start,
-    Stop,
-    Suspend,
-    Sweep,
-)
+from ddplaunch.supervise.actions import Announce, Forward, Hurry, Kill, Report, Say, Start, Suspend
 from ddplaunch.supervise.events import (
     Begun,
     DeadlineReached,
@@ -39,19 +27,25 @@ from ddplaunch.supervise.events import (
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.state import Phase, Policy, State
-from ddplaunch.supervise.verdict import failed, lingering, status_of
-from ddplaunch.supervise.why import Why
+from ddplaunch.supervise.state import Phase, Policy, State, Why
+from ddplaunch.supervise.teardown import (
+    KILL_PATIENCE,
+    SWEEP_GRACE,
+    TIDY_PATIENCE,
+    Result,
+    counted,
+    end,
+    hurried,
+    kill,
+    resume,
+    stop,
+    sweep,
+    swept,
+)
+from ddplaunch.supervise.verdict import lingering
 
 SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
-SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
-TIDY_PATIENCE = (
-    3.0  # seconds for those that tidy up behind others: torch's manager of shared memory ends 2 s after its users
-)
-KILL_PATIENCE = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
-
-Result = tuple[State, tuple[Action, ...]]
 
 _NO_FURTHER = (Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST)  # once it was announced, no generation is to begin
 
@@ -71,15 +65,15 @@ def step(state: State, event: Event) -> Result:
             return replace(state, raised=(*state.raised, (rank, error))), ()
         case StartFailed(rank, _, _, at):
             state = replace(state, pending=frozenset(), alive=state.alive - {rank})
-            if not _going(state):
-                return _counted(state, at)
-            return _stop(replace(state, start_failure=event), Why.FAILED, SIGTERM, at)
+            if not state.is_going:
+                return counted(state, at)
+            return stop(replace(state, start_failure=event), Why.FAILED, SIGTERM, at)
         case WorkerExited(exit, at):
             return _exited(replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit)), exit, at)
         case SignalReceived():
             return _signalled(state, event)
         case FrontLost(at):
-            return _stop(state, Why.FRONT_LOST, SIGTERM, at) if _going(state) else _resume(state, at)
+            return stop(state, Why.FRONT_LOST, SIGTERM, at) if state.is_going else resume(state, at)
         case Begun(generation, _, _) if state.why in _NO_FURTHER:
             return replace(state, generation=generation), (Report(),)  # the coordinator has not heard of it yet
         case Begun(generation, ranks, at):
@@ -89,21 +83,16 @@ def step(state: State, event: Event) -> Result:
         case ToldToStop(signum, at):
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-            return _stop(state, Why.TOLD, signum, at) if working else (state, ())
+            return stop(state, Why.TOLD, signum, at) if working else (state, ())
         case ToldToKill(at):
-            return _hurried(state, at)
+            return hurried(state, at)
         case Dismissed(status, at):
             return _dismissed(replace(state, dismissed=status), at)
         case Swept(left, at):
             state = replace(state, left=left)
-            return (state, ()) if left or state.phase is not Phase.SWEEPING else _swept(state, at)
+            return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state, at)
         case DeadlineReached(at):
             return _deadline(state, at)
-
-
-def _going(state: State) -> bool:
-    """Whether nothing has asked the workers to end yet."""
-    return state.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING)
 
 
 def _start(state: State, generation: int, at: float) -> Result:
@@ -132,27 +121,16 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
             if cause_unknown and (not all_gone or state.policy.coordinated):
                 deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + SETTLE
                 return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
-            return _stop(state, Why.FAILED, SIGTERM, at)
+            return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.RUNNING | Phase.SETTLING if all_gone:
             if state.phase is Phase.SETTLING:
                 if state.policy.coordinated:
                     return state, ()
-                return _stop(state, Why.FAILED, SIGTERM, at)
-            return _sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
+                return stop(state, Why.FAILED, SIGTERM, at)
+            return sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
         case Phase.RUNNING if state.linger_deadline is None:
             return replace(state, linger_deadline=at + LINGER), ()
-    return _counted(state, at)
-
-
-def _counted(state: State, at: float) -> Result:
-    """One worker less; when the last one is gone, what they left behind is next."""
-    if not state.alive and not state.pending:
-        if state.phase is Phase.STOPPING:
-            # the grace period is one for all: the rest of it is for what workers left behind
-            return _sweep(state, state.signum or SIGTERM, state.phase_deadline or at + SWEEP_GRACE)
-        if state.phase is Phase.KILLING:
-            return _sweep(state, SIGKILL, at + TIDY_PATIENCE)
-    return state, ()
+    return counted(state, at)
 
 
 def _culprit_raised(state: State) -> bool:
@@ -166,27 +144,27 @@ def _signalled(state: State, event: SignalReceived) -> Result:
     if signum == SIGTSTP:
         return (replace(state, suspended_at=at), (Suspend(),)) if state.suspended_at is None else (state, ())
     if signum == SIGCONT and state.suspended_at is not None:
-        return _resume(state, at)
+        return resume(state, at)
     if signum == SIGINT and state.debugger:
         return state, (Forward(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
         return state, (Forward(signum, state.alive),) if state.alive else ()
-    if _going(state):
-        if _idle(state) and state.why is Why.SIGNALLED:
+    if state.is_going:
+        if state.is_idle and state.why is Why.SIGNALLED:
             if not event.escalates:
                 return state, ()
             if 0 in state.policy.ranks:
                 return state, (Hurry(),)
             # the coordinator is elsewhere, and may not answer any more
-            ended, actions = _end(replace(state, dismissed=exitcodes.of_signal(state.signum)))
+            ended, actions = end(replace(state, dismissed=exitcodes.of_signal(state.signum)))
             return ended, (Hurry(), *actions)
-        return _stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
+        return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if state.why is Why.TOLD and not state.signum:
         # a scheduler sends it to all nodes, and the coordinator has heard of that from another one first
         return replace(state, signum=signum, halted=True), (Announce(Why.SIGNALLED, signum),)
     if not event.escalates:
         return _told_to_end(state, signum)
-    state, actions = _hurried(state, at)
+    state, actions = hurried(state, at)
     return state, (*actions, *((Hurry(),) if state.policy.coordinated else ()))
 
 
@@ -197,102 +175,36 @@ def _told_to_end(state: State, signum: int) -> Result:
     return replace(state, halted=True), (Announce(Why.SIGNALLED, signum),) if state.policy.coordinated else ()
 
 
-def _hurried(state: State, at: float) -> Result:
-    """Wait no longer for a stop that is under way; whoever does not want to wait wants no restart either."""
-    if not _going(state):
-        state = replace(state, halted=True)
-    if state.phase is Phase.STOPPING:
-        return _kill(state, at)
-    if state.phase is Phase.SWEEPING:
-        return _sweep(state, SIGKILL, at + KILL_PATIENCE, sparing=False)
-    return state, ()
-
-
-def _idle(state: State) -> bool:
-    """Whether there are no workers, and the coordinator decides what is next."""
-    return state.policy.coordinated and state.phase is Phase.WAITING
-
-
 def _dismissed(state: State, at: float) -> Result:
-    if _idle(state):
-        return _end(state)
+    if state.is_idle:
+        return end(state)
     working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-    return _stop(state, Why.DISMISSED, SIGTERM, at) if working else (state, ())
-
-
-def _resume(state: State, at: float) -> Result:
-    return (state, ()) if state.suspended_at is None else (_awake(state, at), (Resume(),))
-
-
-def _awake(state: State, at: float) -> State:
-    """Let every clock run on that stood still while the job was suspended."""
-    if state.suspended_at is None:
-        return state
-    pause = at - state.suspended_at
-
-    def later(deadline: float | None) -> float | None:
-        return None if deadline is None else deadline + pause
-
-    return replace(
-        state,
-        suspended_at=None,
-        phase_deadline=later(state.phase_deadline),
-        job_deadline=later(state.job_deadline),
-        linger_deadline=later(state.linger_deadline),
-    )
-
-
-def _stop(state: State, why: Why, signum: int, at: float) -> Result:
-    ours = state.policy.coordinated and why not in (Why.TOLD, Why.DISMISSED)
-    announced: tuple[Action, ...] = (Announce(why, signum),) if ours else ()
-    if _idle(state):
-        return replace(_awake(state, at), why=why, job_deadline=None), announced
-    state = replace(_awake(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
-    deadline = at + state.policy.grace_period
-    held = state.debugger if why is Why.FAILED else frozenset()
-    actions: tuple[Action, ...] = (Stop(signum, state.policy.ranks - held), *announced)
-    if held:
-        # whoever sits at the debugger decides when it ends
-        actions = (*actions, Say(f"{failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
-    if not state.alive:
-        swept, sweep = _sweep(state, signum, deadline)
-        return swept, (*actions, *sweep)
-    return replace(state, phase_deadline=deadline), actions
-
-
-def _kill(state: State, at: float) -> Result:
-    state = _awake(state, at)
-    return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_PATIENCE), (Kill(state.policy.ranks),)
-
-
-def _sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
-    state = replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, swept_with=signum, sparing=sparing)
-    return state, (Sweep(signum, sparing),)
+    return stop(state, Why.DISMISSED, SIGTERM, at) if working else (state, ())
 
 
 def _deadline(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
-    if _going(state) and state.job_deadline is not None and at >= state.job_deadline and not state.debugger:
-        return _stop(state, Why.TIMED_OUT, SIGTERM, at)
+    if state.is_going and state.job_deadline is not None and at >= state.job_deadline and not state.debugger:
+        return stop(state, Why.TIMED_OUT, SIGTERM, at)
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_lingering(state, at):
             return replace(state, linger_deadline=float("inf")), (Say(lingering(state)),)
         case Phase.SETTLING:
-            return _stop(state, Why.FAILED, SIGTERM, at)
+            return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
             return replace(state, phase_deadline=None), (Kill(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:
-            return _kill(state, at)
+            return kill(state, at)
         case Phase.KILLING:
-            return _sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
+            return sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
         case Phase.SWEEPING if state.swept_with != SIGKILL:
-            return _sweep(state, SIGKILL, at + TIDY_PATIENCE)
+            return sweep(state, SIGKILL, at + TIDY_PATIENCE)
         case Phase.SWEEPING if state.sparing:
-            return _sweep(state, SIGKILL, at + KILL_PATIENCE - TIDY_PATIENCE, sparing=False)
+            return sweep(state, SIGKILL, at + KILL_PATIENCE - TIDY_PATIENCE, sparing=False)
         case Phase.SWEEPING:
             # uninterruptible sleep: nobody can end it, so it is named instead of waited for
-            ended, actions = _swept(replace(state, halted=True), at)
+            ended, actions = swept(replace(state, halted=True), at)
             return ended, (Say(f"could not be ended: {', '.join(state.left)}"), *actions)
         case Phase.WAITING if not state.policy.coordinated:
             return _start(state, state.generation + 1, at)
@@ -301,20 +213,3 @@ def _deadline(state: State, at: float) -> Result:
 
 def _is_lingering(state: State, at: float) -> bool:
     return state.linger_deadline is not None and at >= state.linger_deadline and not state.debugger
-
-
-def _swept(state: State, at: float) -> Result:
-    if state.policy.coordinated and state.dismissed is None:
-        return replace(state, phase=Phase.WAITING, phase_deadline=None), (Report(),)
-    can_restart = state.why is Why.FAILED and state.start_failure is None and not state.halted
-    if can_restart and state.dismissed is None and state.generation < state.policy.max_restarts:
-        lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
-        wait = backoff.pause(lives)
-        waiting = replace(state, phase=Phase.WAITING, short_lives=lives, phase_deadline=at + wait)
-        return waiting, (Retry(wait),)
-    return _end(state)
-
-
-def _end(state: State) -> Result:
-    status = status_of(state)
-    return replace(state, phase=Phase.ENDED, phase_deadline=None, status=status), (Exit(status),)

@@ -6,8 +6,7 @@ from signal import SIGKILL
 
 from ddplaunch import exitcodes
 from ddplaunch.first_failure import failure_status
-from ddplaunch.supervise.state import State
-from ddplaunch.supervise.why import Why
+from ddplaunch.supervise.state import State, Why
 
 
 def failed(state: State) -> str:

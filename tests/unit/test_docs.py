@@ -22,7 +22,7 @@ from ddplaunch.report.lines import LONGEST, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.spec import default
 from ddplaunch.submit import split
-from ddplaunch.supervise.step import KILL_PATIENCE, SETTLE
+from ddplaunch.supervise import KILL_PATIENCE, SETTLE
 from ddplaunch.valve import STUCK
 from docs import generate
 
