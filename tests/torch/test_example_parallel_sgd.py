@@ -1,0 +1,51 @@
+"""The example of training on separate parts of the data and averaging the weights, through the real command."""
+
+from __future__ import annotations
+
+import re
+
+from tests.conftest import Job
+from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits
+
+pytestmark = needs_torch_and_digits
+
+EXAMPLE = EXAMPLES / "parallel_sgd.py"
+FINAL = re.compile(r"accuracy ([\d.]+)% on 360 held-back images; one process gives the same weights, bit for bit")
+
+
+def test_four_workers_learn_in_three_rounds_what_one_process_learns(job: Job) -> None:
+    result = launched(job, "--nproc-per-node", 4, EXAMPLE)
+    assert result.status == 0, result.err
+    assert re.findall(r"round (\d): alone (?:[\d.]+%, ){3}[\d.]+%; averaged", result.out) == ["1", "2", "3"]
+    final = FINAL.search(result.out)
+    assert final is not None, result.out
+    assert float(final[1]) >= 97
+
+
+def test_too_few_rounds_for_the_target_end_the_job(job: Job) -> None:
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--rounds", 1, "--epochs", 1)
+    assert result.status == 1
+    assert FINAL.search(result.out), "the weights are equal all the same"
+    assert re.search(r"accuracy [\d.]+% is below the target of 97%", result.err)
+
+
+def test_a_worker_counts_for_as_much_as_it_has_images() -> None:
+    import torch
+
+    example = module("parallel_sgd.py")
+    parts = [(torch.zeros(3, 1, 8, 8), torch.zeros(3)), (torch.zeros(1, 1, 8, 8), torch.zeros(1))]
+    averaged = example.average([torch.tensor([0.0, 4.0]), torch.tensor([4.0, 0.0])], parts)
+    assert averaged.tolist() == [1.0, 3.0]
+
+
+def test_training_leaves_the_weights_that_it_started_from_as_they_were() -> None:
+    import torch
+
+    example = module("parallel_sgd.py")
+    network = example.make_network()
+    start = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
+    kept = start.clone()
+    parts, _ = example.load_data(40)
+    trained = example.train_alone(network, start, parts[0], epochs=1, seed=0)
+    assert torch.equal(start, kept)
+    assert not torch.equal(trained, kept)
