@@ -1,19 +1,39 @@
 """ddplaunch launches and supervises PyTorch DistributedDataParallel jobs.
 
-For training scripts it offers `init_process_group()`, `device()` and `should_stop()`. They, and torch, are imported when
-they are first asked for: `import ddplaunch` costs nothing.
+For training scripts it offers `init_process_group()`, `device()` and `should_stop()`; for notebooks, tests and programs
+`launch()`, which runs a function in workers, with the exceptions that it raises. They, and torch where it is needed, are
+imported when they are first asked for: `import ddplaunch` costs nothing.
 """
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "device", "init_process_group", "should_stop"]
+__all__ = [
+    "JobError",
+    "JobTimeout",
+    "WorkerFailed",
+    "__version__",
+    "device",
+    "init_process_group",
+    "launch",
+    "should_stop",
+]
 
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
+    from ddplaunch.functions import launch
+    from ddplaunch.functions.failures import JobError, JobTimeout, WorkerFailed
     from ddplaunch.worker.agree import should_stop
     from ddplaunch.worker.device import device
     from ddplaunch.worker.group import init_process_group
 else:  # which they must not see: to them it would say that every name is there
-    _HOMES = {"device": "worker.device", "init_process_group": "worker.group", "should_stop": "worker.agree"}
+    _HOMES = {
+        "JobError": "functions.failures",
+        "JobTimeout": "functions.failures",
+        "WorkerFailed": "functions.failures",
+        "device": "worker.device",
+        "init_process_group": "worker.group",
+        "launch": "functions",
+        "should_stop": "worker.agree",
+    }
 
     def __getattr__(name: str) -> object:
         """Import what is asked for, once."""
@@ -24,3 +44,6 @@ else:  # which they must not see: to them it would say that every name is there
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch import guard
-from ddplaunch.link import HASTE, MESSAGE, STDERR, STDOUT, Tie
+from ddplaunch.link import CONTROL, HASTE, MESSAGE, STDERR, STDOUT, Tie
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
@@ -21,12 +21,18 @@ ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 
 
 def run(
-    agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[int], meanwhile: Callable[[], None]
+    agent: Callable[[Tie], int],
+    signals: Iterable[int],
+    stops: Collection[int],
+    meanwhile: Callable[[], None],
+    *,
+    control: int | None = None,
 ) -> int:
     """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
 
     `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
-    was started (nohup) stays ignored. `stops` are those that ask the job to end.
+    was started (nohup) stays ignored. `stops` are those that ask the job to end. `control` is a descriptor for what the
+    agent says to whoever called for the job, a line each.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -45,7 +51,7 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
         meanwhile()
-        front.show(tie)
+        front.show(tie, control)
     except _Unread:
         pass
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -79,13 +85,15 @@ class _Front:
         self._written = 0  # bytes
         self._looked_at = 0  # what _written was then
 
-    def show(self, tie: Tie) -> None:
+    def show(self, tie: Tie, control: int | None) -> None:
         """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
 
         Raises:
             _Unread: that was given up.
         """
         fds = {STDOUT: 1, STDERR: 2}
+        if control is not None:
+            fds[CONTROL] = control
         buffer = bytearray(MESSAGE + 1)
         view = memoryview(buffer)
         reader = tie.output[0]
@@ -93,7 +101,7 @@ class _Front:
             stream = bytes(view[:1])
             if stream not in fds:
                 continue
-            data = view[1:size]
+            data = view[1:size] if stream != CONTROL else memoryview(bytes(view[1:size]) + b"\n")
             try:
                 while data:
                     written = _write(fds[stream], data)

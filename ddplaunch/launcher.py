@@ -52,13 +52,17 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     return plan_view.table(decided, spec)
 
 
-def run(spec: JobSpec, env: Mapping[str, str]) -> int:
+def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) -> int:
     """Run the job and give its exit status.
+
+    `control` is a descriptor on which whoever called for the job is told of its workers and how it ended.
 
     Raises:
         LaunchError: nothing was started.
     """
     _prepare_stdio()
+    answers = control is not None
+    serve = partial(front.run, control=control) if answers else front.run
     allocation = _allocation(spec, env)
     if allocation.starter == "srun":
         from ddplaunch.remote import slurm  # only jobs whose agents we start ourselves need it
@@ -67,8 +71,9 @@ def run(spec: JobSpec, env: Mapping[str, str]) -> int:
     if allocation.start:
         from ddplaunch import remote
 
-        return remote.lead(spec, env, allocation)
-    return carry_out(spec, env, allocation, look_around(spec, secret.public(env)))
+        return remote.lead(spec, env, allocation, serve=serve, answers=answers)
+    node = look_around(spec, secret.public(env))
+    return carry_out(spec, env, allocation, node, tells=answers, answers=answers, serve=serve)
 
 
 def carry_out(
@@ -80,12 +85,14 @@ def carry_out(
     screen: Screen | None = None,
     speaks: bool | None = None,
     tells: bool = False,
+    answers: bool = False,
     serve: Callable[..., int] = front.run,
 ) -> int:
     """Be the agent of this node, under a front of its own, and give the exit status.
 
     `screen` is what is written to, if that is not our stdout and stderr; `speaks` is whether this node tells how the job goes,
-    `tells` whether it tells whoever started it of each worker.
+    `tells` whether it tells whoever started it of each worker, `answers` whether it tells them how the job ended, in place of
+    the user.
 
     Raises:
         LaunchError: nothing was started.
@@ -110,6 +117,7 @@ def carry_out(
             screen=screen or Screen.here(env),
             speaks=_speaks(allocation, draft) if speaks is None else speaks,
             tells=tells,
+            answers=answers,
         )
     )
     if not several:

@@ -148,6 +148,8 @@ class JobSpec:
         origin = self.origin(name)
         if origin.startswith("--"):
             return f"{origin} {value}"
+        if origin.endswith("()"):
+            return f"{name}={value} in {origin}"
         if origin.endswith(".toml"):
             return f"{name.replace('_', '-')} = {value} in {origin}"
         return f"{origin}={value}"

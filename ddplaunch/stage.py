@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.crew import Outfit
@@ -29,6 +29,7 @@ from ddplaunch.spec import JobSpec, Streams
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin
 
+_LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
 
@@ -62,6 +63,7 @@ class Setting:
     screen: Screen
     speaks: bool = True  # for the whole job
     tells: bool = False  # of each worker's pid, to whoever started this agent
+    answers: bool = False  # how the job ended, to whoever called for it, in place of the user
 
 
 class Stage:
@@ -138,6 +140,7 @@ class Stage:
             cwd=_cwd(),
             origins=setting.spec.origins,
             reports=setting.speaks,
+            answer=partial(_answer, outbox) if setting.answers and setting.speaks else None,
         )
 
 
@@ -147,6 +150,15 @@ def _tell(outbox: Outbox, event: Event) -> None:
             outbox.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
         case "worker_started":
             outbox.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
+
+
+def _answer(outbox: Outbox, what: Mapping[str, Any]) -> None:
+    """Say something in one message; of a text that is too long for it, the beginning."""
+    import json
+
+    if "text" in what:
+        what = {**what, "text": what["text"][:_LONGEST]}
+    outbox.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

@@ -23,6 +23,7 @@ class Source(IntEnum):
     PET = 4
     VARIABLE = 5  # DDPLAUNCH_*
     COMMAND_LINE = 6
+    CALL = 7  # a keyword of a call in Python
 
 
 @record(kw_only=True)
@@ -93,6 +94,10 @@ class Given:
         """How this text would be written there."""
         if self.source <= Source.FILE:
             return f"{self.option.key} = {self.quote}{text}{self.quote}"
+        if self.source is Source.CALL:
+            if self.option.is_flag:
+                return f"{self.option.name}={text == '1'}"
+            return f"{self.option.name}={text}" if text.isdecimal() else f"{self.option.name}='{text}'"
         if self.source < Source.COMMAND_LINE:
             return f"{self.origin}={text}"
         return self.origin if self.option.is_flag else f"{self.origin} {text}"

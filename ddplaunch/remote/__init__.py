@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch import front, secret
@@ -22,8 +22,17 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.stage import Screen
 
 
-def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+def lead(
+    spec: JobSpec,
+    env: Mapping[str, str],
+    allocation: Allocation,
+    *,
+    serve: Callable[..., int] = front.run,
+    answers: bool = False,
+) -> int:
     """Start an agent on each host, show what they show until all have ended, and give the status of the job.
+
+    `serve` and `answers` are those of `launcher.carry_out`.
 
     Raises:
         LaunchError: nothing was started.
@@ -36,7 +45,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     python = spec.remote_python or sys.executable
     signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
     job = fan.Job(
-        calls=_calls(spec, env, allocation, python),
+        calls=_calls(spec, env, allocation, python, answers=answers),
         starter=allocation.starter,
         python=python,
         least=allocation.nnodes[0],
@@ -50,10 +59,12 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         quiet=spec.verbosity < 0,
         chaos=spec.chaos,
     )
-    return front.run(partial(fan.run, job), signals, spec.stop_signals, meanwhile=_nothing)
+    return serve(partial(fan.run, job), signals, spec.stop_signals, meanwhile=_nothing)
 
 
-def _calls(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str) -> tuple[Call, ...]:
+def _calls(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, *, answers: bool
+) -> tuple[Call, ...]:
     try:
         cwd = os.getcwd()
     except OSError as error:
@@ -71,7 +82,15 @@ def _calls(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python
             argv=starters.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
             order=messages.encode(
                 orders.order(
-                    spec, allocation, place, env=going_along, cwd=cwd, run_id=run_id, token=token, screen=screen
+                    spec,
+                    allocation,
+                    place,
+                    env=going_along,
+                    cwd=cwd,
+                    run_id=run_id,
+                    token=token,
+                    screen=screen,
+                    answers=answers,
                 )
             ),
         )

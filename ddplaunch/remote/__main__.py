@@ -80,6 +80,7 @@ def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
         screen=orders.screen(order),
         speaks=order.place == 0,
         tells=True,
+        answers=order.answers,
         serve=relay.serve,
     )
 

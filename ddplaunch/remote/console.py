@@ -6,7 +6,7 @@ import selectors
 import time
 from collections.abc import Iterable
 
-from ddplaunch.link import FULL, HASTE, STDERR, Outbox
+from ddplaunch.link import CONTROL, FULL, HASTE, STDERR, Outbox
 from ddplaunch.remote.branch import Branch
 
 _OURS = (b"ddplaunch: ", b"error: ")
@@ -44,6 +44,10 @@ class Console:
         is_ours = stream == STDERR and data.startswith(_OURS)
         if not is_ours or self._told.setdefault(data, branch) is branch:
             self._outbox.put(stream, data)
+
+    def pass_on(self, data: bytes) -> None:
+        """Hand on what is for whoever called for the job."""
+        self._outbox.put(CONTROL, data)
 
     def say(self, text: str) -> None:
         """Tell the user, unless nothing is to be told."""

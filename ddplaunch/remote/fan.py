@@ -267,6 +267,8 @@ class Fan:
                 self._chaos.begun(world_size)
             case messages.Worker(rank, pid):
                 self._chaos.started(rank, pid, time.monotonic())
+            case messages.Said() | messages.Outcome():
+                self._console.pass_on(data)
             case messages.Refused(message, hint, status):
                 self._in_trouble(branch, troubles.refused(message, hint, status))
             case messages.Ended(status):

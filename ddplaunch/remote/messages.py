@@ -33,6 +33,7 @@ class Order(Struct, frozen=True):
     colour: tuple[str, ...]  # which of them get colours
     silence: float  # seconds without a word from there after which the workers are ended
     simulated: str | None  # "divide" or "share": this machine plays all nodes
+    answers: bool = False  # the first host tells whoever called for the job how it ended
 
 
 class Meet(Struct, frozen=True):
@@ -85,7 +86,19 @@ class Ended(Struct, frozen=True, tag="ended"):
     status: int
 
 
-Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended
+class Said(Struct, frozen=True, tag="said"):
+    """From the first host, for whoever called for the job: why it ended, in words."""
+
+    text: str
+
+
+class Outcome(Struct, frozen=True, tag="outcome"):
+    """From the first host, for whoever called for the job: how it ended."""
+
+    status: int
+
+
+Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | Said | Outcome
 
 Malformed = msgspec.MsgspecError  # what the decoders raise
 

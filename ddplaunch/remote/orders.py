@@ -37,6 +37,7 @@ def order(
     run_id: str,
     token: str,
     screen: Screen,
+    answers: bool = False,
 ) -> Order:
     """Write what the host at this place is to do; `env` are the variables that go there."""
     host = allocation.start[place]
@@ -58,6 +59,7 @@ def order(
         colour=tuple(stream.name for stream in screen.colour),
         silence=spec.heartbeat_timeout,
         simulated=spec.simulate,
+        answers=answers,
     )
 
 

@@ -59,15 +59,15 @@ class Joint:
     def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> str:
         """Tell how the job ended; give the words for the other nodes. `error` is of its own kind, with its hint."""
         if error:
-            self._teller.write(error)
+            self._teller.report(error)
             return error
         closing = self._closing(state)
         if closing is not None:
-            self._teller.say(closing)
+            self._teller.close(closing)
             return f"ddplaunch: {closing}\n"
         report = self._failure(state, traces)
         self._teller.job_failure = state.failure if state.why is Why.FAILED else None
-        self._teller.write(report)
+        self._teller.report(report)
         return _in_short(report)
 
     def _closing(self, state: State) -> str | None:

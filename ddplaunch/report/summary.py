@@ -42,9 +42,20 @@ def summary(
 def _first_failure(state: State, elsewhere: WorkerExit | None) -> dict[str, Any] | None:
     if state.start_failure is not None:
         failed = state.start_failure
-        return {"rank": failed.rank, "how": f"could not be started: {failed.reason}", "error": None}
+        how = f"could not be started: {failed.reason}"
+        return {"rank": failed.rank, "host": None, "local_rank": None, "pid": None, "status": failed.status, "signal": None,
+                "how": how, "error": None}  # fmt: skip
     first = elsewhere or state.failure
     if first is None:
         return None
     error = f"{first.error.type}: {first.error.message}" if first.error else None
-    return {"rank": first.rank, "how": first.how, "error": error}
+    return {
+        "rank": first.rank,
+        "host": first.host,
+        "local_rank": first.local_rank,
+        "pid": first.pid,
+        "status": first.status,
+        "signal": first.signal,
+        "how": first.how,
+        "error": error,
+    }

@@ -45,8 +45,12 @@ class Teller:
         cwd: str,
         origins: Mapping[str, str],
         reports: bool = True,
+        answer: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does."""
+        """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
+
+        `answer`, if somebody has called for the job, takes how it ended, which then does not stand on stderr as well.
+        """
         self.write = write
         self.clock = clock
         self.colour = colour
@@ -59,6 +63,7 @@ class Teller:
         self._verbosity = verbosity
         self._origins = origins
         self._reports = reports
+        self._answer = answer
         self._has_terminal = False
         self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
         self._is_announced = False
@@ -185,7 +190,7 @@ class Teller:
         """Tell that a generation failed and another follows."""
         first = state.failure
         self.tell("generation_failed", generation=state.generation, rank=first.rank if first else None, wait=wait)
-        self._report(state, exits)
+        self.write(self._report(state, exits))
         self.say(starting_again(wait, state.generation + 1, state.policy.max_restarts))
 
     def ended(self, state: State, exits: list[WorkerExit], at: float) -> None:
@@ -194,15 +199,28 @@ class Teller:
         self._close(state, exits, state.why.name.lower(), at)
         match state.why:
             case Why.FAILED:
-                self._report(state, exits)
+                self.report(self._report(state, exits))
             case Why.FINISHED:
                 assert self._plan is not None
                 self.say(render_finished(len(self._plan.workers), at - self.began, restarts=state.generation))
             case Why.SIGNALLED:
                 stopped = (exit.stopped_at for exit in exits if exit.stopped_at is not None)
-                self.say(render_stopped(state.signum, min(stopped, default=at) - self.began, exits))
+                self.close(render_stopped(state.signum, min(stopped, default=at) - self.began, exits))
             case Why.TIMED_OUT:
-                self.say(render_timeout(state.policy.timeout or 0.0, exits))
+                self.close(render_timeout(state.policy.timeout or 0.0, exits))
+
+    def report(self, text: str) -> None:
+        """Tell why the job failed."""
+        if self._answer is None:
+            self.write(text)
+        else:
+            self._answer({"type": "said", "text": text})
+
+    def close(self, text: str) -> None:
+        """Tell in one line how a job ended that did not fail by itself."""
+        if self._answer is not None:
+            self._answer({"type": "said", "text": text})
+        self.say(text)
 
     def dismissed(self, state: State, exits: list[WorkerExit], why: str, words: str, at: float) -> None:
         """Tell how this node's part in a job of several ended, in the coordinator's words."""
@@ -213,23 +231,27 @@ class Teller:
     def _close(self, state: State, exits: list[WorkerExit], why: str, at: float) -> None:
         seconds = at - self.began
         self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
+        ending = summary(state, exits, seconds, why, self.job_failure)
+        if self._answer is not None:
+            told = {name: ending[name] for name in ("status", "why", "seconds", "restarts", "first_failure")}
+            self._answer({"type": "outcome", **told})
         if self._folder is not None:
-            self._folder.write("summary.json", summary(state, exits, seconds, why, self.job_failure))
+            self._folder.write("summary.json", ending)
             self.problem(self._folder.problem)
             self._folder.close()
 
-    def _report(self, state: State, exits: list[WorkerExit]) -> None:
+    def _report(self, state: State, exits: list[WorkerExit]) -> str:
+        """Write the failure report."""
         if state.start_failure is not None:
             failed = state.start_failure
-            self.write(render_start_failure(f"rank {failed.rank}", failed.reason, failed.status))
-            return
+            return render_start_failure(f"rank {failed.rank}", failed.reason, failed.status)
         # 5 ms of tables and patterns, and only a failure needs them
         from ddplaunch.report.verdict import verdict
 
         first = first_failure(exits, dict(state.raised))
         assert first is not None
         assert self._plan is not None
-        text = verdict(
+        return verdict(
             first,
             exits,
             self.traces,
@@ -240,7 +262,6 @@ class Teller:
             max_restarts=state.policy.max_restarts,
             colour=self.colour,
         )
-        self.write(text)
 
     def problem(self, what: str | None) -> None:
         """Warn, once for the whole job, that something could not be written; None: nothing to warn of."""

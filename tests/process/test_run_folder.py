@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -213,14 +214,15 @@ def test_the_summary_tells_how_each_worker_ended_and_what_it_used(job):
 @pytest.mark.parametrize(
     ("behaviour", "failure"),
     [
-        ("raises", {"rank": 1, "how": "exit status 1", "error": "ValueError: boom of rank 1"}),
-        ("killed", {"rank": 1, "how": "killed by SIGKILL", "error": None}),
+        ("raises", {"status": 1, "signal": None, "how": "exit status 1", "error": "ValueError: boom of rank 1"}),
+        ("killed", {"status": 137, "signal": 9, "how": "killed by SIGKILL", "error": None}),
     ],
 )
 def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
     job.run("--nproc-per-node", 2, program("behave"), f"1={behaviour}")
     summary = json.loads((job.folder / "summary.json").read_text())
-    assert (summary["why"], summary["first_failure"]) == ("failed", failure)
+    place = {"rank": 1, "local_rank": 1, "host": socket.gethostname(), "pid": job.pids()[1]}
+    assert (summary["why"], summary["first_failure"]) == ("failed", {**place, **failure})
     job.nothing_left()
 
 

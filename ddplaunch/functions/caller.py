@@ -1,0 +1,277 @@
+"""The caller's side of a job: one loop, in the thread that called, which serves the command, its workers and what they print.
+
+It has no thread, no signal handler and no child but the command. It returns when nothing of the job is left.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import pickle
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import IO, Any
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.functions import asked, failures
+from ddplaunch.functions.command import stop_signal
+from ddplaunch.functions.ending import Ending
+from ddplaunch.functions.sending import CannotSend, Function, Sent
+from ddplaunch.functions.wire import ERROR, RESULT, Hello, Line, Listener
+from ddplaunch.options.option import Given
+from ddplaunch.spec import JobSpec
+
+_START = "import sys; sys.path.append({folder!r}); from ddplaunch.functions.command import main; main()"
+_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BEFORE_TIMEOUT = 0.5  # seconds: stacks are written so long before the job is stopped, or a tenth of the time
+_FAREWELL = 10.0  # seconds, besides the grace period, until what a killed command left counts as lost
+_CHUNK = 1 << 16  # bytes
+
+
+class Caller:
+    """One job."""
+
+    def __init__(self, function: Function, collected: list[Given], spec: JobSpec, *, result_limit: int) -> None:
+        self._function = function
+        self._spec = spec
+        self._result_limit = result_limit
+        self._began = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self._lines: dict[int, Line] = {}  # of the latest generation, by rank
+        self._others: set[Line] = set()  # that have not said hello, or belong to an earlier generation
+        self._stacks: dict[int, int] = {}  # descriptors of the files for them, by rank
+        self._open = 0  # ways from the command that are not at their end
+        self._world_size = 0
+        self._cannot_send: CannotSend | None = None
+        self._control = b""
+        self._ending = Ending()
+        self._stop_signal = stop_signal(spec)
+        self._listener = Listener()
+        try:
+            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+            self._start(collected)
+        except BaseException:
+            self._close()
+            raise
+
+    def run(self) -> list[Any]:
+        """Serve the job until it has ended; give what each rank returned."""
+        try:
+            try:
+                while self._is_going_on:
+                    self._wait()
+            except BaseException as interruption:
+                self._end(signal.SIGINT if isinstance(interruption, KeyboardInterrupt) else self._stop_signal)
+                raise
+            for line in self._lines.values():
+                line.drain()
+            return self._results()
+        finally:
+            self._close()
+
+    # --- the command
+
+    def _start(self, collected: list[Given]) -> None:
+        if not sys.executable:
+            raise LaunchError("this program has no Python interpreter to start workers with (sys.executable is empty)")
+        ours, its = socket.socketpair()
+        self._selector.register(ours, selectors.EVENT_READ, self._told)
+        self._ours = ours
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START.format(folder=_FOLDER)],
+                stdin=its.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "DDPLAUNCH_CALL": self._listener.address},
+                start_new_session=True,  # Ctrl-C reaches it once: from here
+            )
+        order = {"words": asked.words(collected), "caller": os.getpid()}
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        ours.setblocking(False)
+        self._open = 1
+        for pipe, name in ((self._process.stdout, "stdout"), (self._process.stderr, "stderr")):
+            assert pipe is not None
+            self._show(pipe, name)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._selector.register(self._pidfd, selectors.EVENT_READ, self._command_ended)
+
+    def _show(self, pipe: IO[bytes], name: str) -> None:
+        """Have what comes through a pipe written to sys.stdout or sys.stderr, whatever that is just then."""
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        descriptor = pipe.fileno()
+        self._open += 1
+
+        def readable() -> None:
+            data = os.read(descriptor, _CHUNK)
+            if not data:
+                self._selector.unregister(descriptor)
+                self._open -= 1
+            text = decode(data, final=not data)
+            stream = getattr(sys, name)
+            if text and stream is not None:
+                try:
+                    stream.write(text)
+                    stream.flush()
+                except (OSError, ValueError):  # closed: the job goes on, and its logs have it
+                    pass
+
+        self._selector.register(descriptor, selectors.EVENT_READ, readable)
+
+    def _told(self) -> None:
+        try:
+            data = self._ours.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(self._ours)
+            self._open -= 1
+        *lines, self._control = (self._control + data).split(b"\n")
+        for line in lines:
+            self._ending.hear(json.loads(line))
+
+    def _command_ended(self) -> None:
+        self._selector.unregister(self._pidfd)
+        self._process.wait()
+        self._given_up_at = time.monotonic() + self._spec.grace_period + _FAREWELL
+
+    # --- the loop
+
+    @property
+    def _is_going_on(self) -> bool:
+        if self._process.returncode is None:
+            return True
+        # the agent of a command that was killed ends its workers, and only then closes what it has of ours
+        return self._open > 0 and time.monotonic() < self._given_up_at
+
+    def _wait(self) -> None:
+        patience = None if self._process.returncode is None else max(0.0, self._given_up_at - time.monotonic())
+        still = self._selector.get_map()
+        for key, _ in self._selector.select(patience):
+            if still.get(key.fd) is key:
+                key.data()
+        if self._cannot_send is not None:
+            raise self._cannot_send
+
+    def _end(self, signum: int) -> None:
+        """Have the job stopped, and wait until it is; each further Ctrl-C says to be quick."""
+        self._cannot_send = None
+        while True:
+            try:
+                if self._process.returncode is None:
+                    self._process.send_signal(signum)
+                while self._is_going_on:
+                    self._wait()
+                return
+            except KeyboardInterrupt:
+                signum = signal.SIGINT
+            except BaseException:
+                self._process.kill()  # its agent ends the rest
+                raise
+
+    # --- workers
+
+    def _accept(self) -> None:
+        connection = self._listener.accept()
+        if connection is not None:
+            line = Line(connection, self._selector, greeted=self._greeted, result_limit=self._result_limit)
+            self._others.add(line)
+
+    def _greeted(self, line: Line, secret: bytes, hello: Hello) -> tuple[Sent, dict[str, Any]] | None:
+        if not self._listener.is_ours(secret) or self._cannot_send is not None:
+            return None
+        try:
+            sent = self._function.sent()
+        except CannotSend as error:
+            self._cannot_send = error
+            return None
+        self._others.discard(line)
+        if hello.rank in self._lines:
+            self._others.add(self._lines[hello.rank])
+        self._lines[hello.rank] = line
+        self._world_size = hello.world_size
+        more: dict[str, Any] = {"result_limit": self._result_limit, "stacks_after": None}
+        if self._spec.timeout is not None:
+            left = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)
+            more["stacks_after"] = max(0.01, left - (time.monotonic() - self._began))
+            sent = self._with_file_for_stacks(sent, hello.rank)
+        return sent, more
+
+    def _with_file_for_stacks(self, sent: Sent, rank: int) -> Sent:
+        if (old := self._stacks.pop(rank, None)) is not None:
+            os.close(old)
+        self._stacks[rank] = os.memfd_create(f"ddplaunch-stacks-{rank}")
+        return Sent(
+            preparation=sent.preparation,
+            pickle=sent.pickle,
+            descriptors=(*sent.descriptors, os.dup(self._stacks[rank])),
+        )
+
+    # --- the end
+
+    def _results(self) -> list[Any]:
+        ending = self._ending
+        status = self._process.returncode if ending.status is None else ending.status
+        if status != 0:
+            raise ending.failure(status, self._raised, self._read_stacks)
+        results = []
+        for rank in range(self._world_size):
+            answer = self._lines[rank].answer if rank in self._lines else None
+            if answer is None or answer[0] != RESULT:
+                raise ending.without_result(rank)
+            try:
+                results.append(pickle.loads(answer[1]))
+            except Exception as error:
+                raise ending.unreadable(rank, error) from error
+        return results
+
+    def _raised(self, rank: int) -> failures.Raised | None:
+        """What this rank has raised, as far as it has told."""
+        line = self._lines.get(rank)
+        if line is None or line.answer is None or line.answer[0] != ERROR:
+            return None
+        told = pickle.loads(line.answer[1])
+        parts = None
+        if told["parts"] is not None:
+            try:
+                parts = pickle.loads(told["parts"])
+            except Exception:  # noqa: BLE001, S110 - its text is known
+                pass
+        return failures.Raised(
+            rank=rank,
+            parts=parts,
+            type=told["type"],
+            message=told["message"],
+            traceback=told["traceback"],
+            during=told["during"],
+        )
+
+    def _read_stacks(self) -> list[tuple[int, str]]:
+        found = []
+        for rank, descriptor in sorted(self._stacks.items()):
+            if text := os.pread(descriptor, _CHUNK, 0).decode(errors="replace"):
+                found.append((rank, text))
+        return found
+
+    def _close(self) -> None:
+        """Let go of everything."""
+        for line in (*self._lines.values(), *self._others):
+            line.close()
+        for descriptor in self._stacks.values():
+            os.close(descriptor)
+        self._listener.close()
+        self._function.close()
+        if hasattr(self, "_ours"):
+            self._ours.close()
+        if hasattr(self, "_process"):
+            for pipe in (self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        if hasattr(self, "_pidfd"):
+            os.close(self._pidfd)
+        self._selector.close()

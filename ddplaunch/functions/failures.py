@@ -1,0 +1,133 @@
+"""What `launch()` raises when a job does not end well. Builds exceptions; raises none itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.record import record
+
+
+class JobError(RuntimeError):
+    """The job of a call did not end well. `status` is the exit status that a command would have."""
+
+    __module__ = "ddplaunch"
+
+    status: int = 1
+
+
+class WorkerFailed(JobError):
+    """A worker failed: the one that failed first, the others having been stopped.
+
+    If the function raised an exception, this is one of its type as well: `except ValueError` and `except WorkerFailed` both
+    catch a ValueError of a worker.
+    """
+
+    __module__ = "ddplaunch"
+
+    rank: int
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    exit_status: int | None = None  # as a shell shows it: 128 + n if signal n ended it
+    signal: int | None = None  # that ended it
+    traceback: str | None = None  # as Python would have printed it there; None: no exception ended it
+
+
+class JobTimeout(JobError, TimeoutError):
+    """`timeout` was reached."""
+
+    __module__ = "ddplaunch"
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+@record(kw_only=True)
+class Raised:
+    """An exception as a worker sent it."""
+
+    rank: int
+    parts: (
+        tuple[type, tuple[Any, ...], Mapping[str, Any]] | None
+    )  # type, args, attributes; None: not all of it is known here
+    type: str  # as a traceback names it
+    message: str
+    traceback: str
+    during: str  # what it interrupted, if that was not the function: "while it ..."
+
+
+def failed(raised: Raised, words: str) -> WorkerFailed:
+    """Make the exception for what a worker raised; `words` is the failure report, "" if there is none."""
+    made = _of_both_types(*raised.parts) if raised.parts is not None else None
+    result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+    result.rank = raised.rank
+    result.traceback = raised.traceback
+    where = f"This is the exception of rank {raised.rank}{f', {raised.during}' if raised.during else ''}:"
+    result.add_note(f"\n{where}\n\n{raised.traceback.rstrip()}")
+    if rest := _aftermath(words, raised.rank):
+        result.add_note(f"\n{rest}")
+    return result
+
+
+def died(words: str, rank: int) -> WorkerFailed:
+    """Make the exception for a worker that ended without one; `words` is the failure report."""
+    head, _, rest = words.removeprefix("error: ").rstrip().partition("\n")
+    result = WorkerFailed(head)
+    result.rank = rank
+    if rest:
+        result.add_note(rest)
+    return result
+
+
+def refused(words: str, status: int) -> JobError:
+    """Make the exception for a job that could not be carried out, from what the command would have said."""
+    head, _, rest = words.removeprefix("error: ").rstrip().partition("\n")
+    result = JobError(head)
+    result.status = status
+    if rest:
+        result.add_note(rest)
+    return result
+
+
+def timed_out(words: str, stacks: Sequence[tuple[int, str]]) -> JobTimeout:
+    """Make the exception for a job that took too long; `stacks` is where each rank was."""
+    result = JobTimeout(words)
+    result.status = 124
+    alike: dict[str, list[int]] = {}
+    for rank, stack in stacks:
+        alike.setdefault(stack, []).append(rank)
+    for stack, ranks in alike.items():
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        result.add_note(f"\nwhere {who} {'was' if len(ranks) == 1 else 'were'}:\n{stack.rstrip()}")
+    return result
+
+
+def _aftermath(words: str, rank: int) -> str:
+    """The part of a failure report that follows the traceback: the process, the others, the hint."""
+    at = words.rfind(f"\n\n  rank {rank}   ")
+    return words[at:].strip("\n") if at >= 0 else ""
+
+
+def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
+    """Rebuild an exception as one of its own type that is a WorkerFailed too; None if its type does not allow that.
+
+    Its __init__ is not called: what it was called with there is not known.
+    """
+    if not issubclass(kind, Exception):  # SystemExit and the like would pass all handlers of ours
+        return None
+    try:
+        bases = (kind,) if issubclass(kind, WorkerFailed) else (kind, WorkerFailed)
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        result: Any = type(kind.__name__, bases, names)
+        result = result.__new__(result, *args)
+        result.args = args
+        for name, value in attributes.items():
+            try:
+                setattr(result, name, value)
+            except (AttributeError, TypeError):  # made from args, like the exceptions of a group
+                pass
+        str(result)
+    except Exception:  # noqa: BLE001 - it is the program's code
+        return None
+    return result if isinstance(result, WorkerFailed) else None

@@ -1,0 +1,199 @@
+"""Pickles a function and its arguments for workers. Opens no socket, starts no thread and no process.
+
+It is multiprocessing's own pickler, so what libraries registered with it counts: tensors on the CPU travel as descriptors of
+shared memory, those on a GPU as handles, locks and queues by name. Descriptors are collected, to be sent beside the pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ddplaunch.functions import main_module
+from ddplaunch.record import record
+
+_MAIN = b"__main__"  # what stands in a pickle that needs that module
+_MOVE = "put it into a module that workers can import"
+
+
+class CannotSend(Exception):
+    """Something cannot be sent to the workers: what, why, and what to do."""
+
+
+@record(kw_only=True)
+class Sent:
+    """What one worker gets. Whoever has it closes the descriptors."""
+
+    preparation: dict[str, Any]  # for multiprocessing.spawn.prepare
+    pickle: bytes
+    descriptors: tuple[int, ...]
+
+
+class Function:
+    """A function and its arguments, to be pickled for each worker anew: what shares memory counts its readers."""
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._whole = (function, tuple(args), dict(kwargs))
+        self._main = main_module.imported_by(sys.modules["__main__"])
+        self._by_value = False
+        self._first: Sent | None = self._try()  # so that nothing is started in vain
+
+    def sent(self) -> Sent:
+        """Pickle it for one more worker.
+
+        Raises:
+            CannotSend: it has become impossible.
+        """
+        first, self._first = self._first, None
+        return first or self._pickled(by_value=self._by_value)
+
+    def close(self) -> None:
+        """Close what nobody took."""
+        if self._first is not None:
+            close(self._first.descriptors)
+
+    def _try(self) -> Sent:
+        try:
+            sent = self._pickled(by_value=False)
+        except CannotSend:
+            if not _cloudpickle():
+                raise
+        else:
+            if not self._is_out_of_reach(sent):
+                return sent
+            close(sent.descriptors)
+            if not _cloudpickle():
+                name = getattr(self._whole[0], "__qualname__", repr(self._whole[0]))
+                raise CannotSend(
+                    f"{name} and its arguments use what is defined in this session, which workers cannot import; "
+                    f"`pip install cloudpickle`, or {_MOVE}"
+                )
+        self._by_value = True
+        return self._pickled(by_value=True)
+
+    def _is_out_of_reach(self, sent: Sent) -> bool:
+        """Whether workers would look for something in the caller's `__main__` and not find it there."""
+        return _MAIN in sent.pickle and (not self._main or main_module.is_interactive())
+
+    def _pickled(self, *, by_value: bool) -> Sent:
+        try:
+            data, descriptors = _dumps(self._whole, by_value=by_value)
+        except Exception as error:
+            raise CannotSend(self._reason(error, by_value=by_value)) from error
+        main = self._main if not by_value and _MAIN in data else {}
+        return Sent(preparation=main_module.preparation(main), pickle=data, descriptors=descriptors)
+
+    def _reason(self, error: Exception, *, by_value: bool) -> str:
+        """Say which part it was."""
+        function, args, kwargs = self._whole
+        parts: Iterator[tuple[str, Any]] = iter(
+            [
+                ("the function", function),
+                *((f"args[{number}]", value) for number, value in enumerate(args)),
+                *((f"kwargs[{name!r}]", value) for name, value in kwargs.items()),
+            ]
+        )
+        for name, value in parts:
+            try:
+                close(_dumps(value, by_value=by_value)[1])
+            except Exception as own:  # noqa: BLE001 - as above
+                way = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
+                return f"{name} cannot be sent to workers: {_one_line(own)}{way}{_advice(own)}"
+        return f"the function and its arguments cannot be sent to workers: {_one_line(error)}{_advice(error)}"
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Close descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class _Descriptor:
+    """Stands for the descriptor of this index in a pickle."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Collector:
+    """What multiprocessing takes for the process that is being started: it is handed the descriptors."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    DupFd = _Descriptor
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Keep it, whatever becomes of its owner; give its index."""
+        self.descriptors.append(os.dup(descriptor))
+        return len(self.descriptors) - 1
+
+
+def _dumps(value: object, *, by_value: bool) -> tuple[bytes, tuple[int, ...]]:
+    """Pickle; give the descriptors that belong to it."""
+    buffer = io.BytesIO()
+    collector = _Collector()
+    with _spawning(collector):
+        try:
+            _pickler(buffer, by_value=by_value).dump(value)
+        except BaseException:
+            close(collector.descriptors)
+            raise
+    return buffer.getvalue(), tuple(collector.descriptors)
+
+
+@contextmanager
+def _spawning(collector: _Collector) -> Iterator[None]:
+    """Let the objects of multiprocessing know that they are pickled for a process that is being started."""
+    from multiprocessing import context
+
+    before = context.get_spawning_popen()
+    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # all that they ask of it
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(before)
+
+
+def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
+    from multiprocessing.reduction import ForkingPickler
+
+    base: Any = ForkingPickler
+    if by_value:
+        import cloudpickle
+
+        base = cloudpickle.Pickler
+
+    class Pickler(base):  # type: ignore[misc]  # which it is, is known only now
+        def persistent_id(self, value: object) -> int | None:
+            return value.index if type(value) is _Descriptor else None
+
+    pickler: Any = Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+    if by_value:
+        registered: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to know
+        pickler.dispatch_table = ChainMap(registered, pickler.dispatch_table)
+    return pickler  # type: ignore[no-any-return]
+
+
+def _cloudpickle() -> bool:
+    try:
+        import cloudpickle  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _advice(error: Exception) -> str:
+    if "Too many open files" in str(error):
+        return "; torch.multiprocessing.set_sharing_strategy('file_system') needs no open file for each tensor"
+    return ""

@@ -1,0 +1,71 @@
+"""Takes options that stand as keywords in a call of Python, as a command line would have them. Parses no value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from ddplaunch.options.option import Given, Option, Source, near
+from ddplaunch.options.table import BY_NAME
+
+
+def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
+    """Take keywords; None means that the option is not there. `call` is the name of what they were given to.
+
+    Raises:
+        TypeError: there is no such option, or a value of this type is not one of the option's.
+    """
+    for name, value in keywords.items():
+        option = BY_NAME.get(name)
+        if option is None:
+            meant = near(name, BY_NAME)
+            raise TypeError(
+                f"{call} got an unexpected keyword argument {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
+            )
+        if value is not None:
+            for text in _texts(option, value, call):
+                yield Given(option=option, text=text, source=Source.CALL, origin=call)
+
+
+def _texts(option: Option, value: object, call: str) -> list[str]:
+    """The value as a command line would have it."""
+    match value:
+        case bool() if option.is_flag:
+            return ["1" if value else "0"]
+        case bool() if option.optional is not None:
+            return [option.optional] if value else []
+        case bool():
+            pass
+        case _ if option.is_flag:
+            pass
+        case str():
+            return [value]
+        case int():
+            return [str(value)]
+        case float():
+            return [_number(value)]
+        case os.PathLike() if option.path:
+            return [os.fsdecode(value)]
+        case Mapping() if option.name == "env":
+            return [f"{name}={content}" for name, content in value.items()]
+        case list() | tuple() if option.repeatable:
+            return [str(item) for item in value]
+        case list() | tuple() | set() | frozenset() if option.listed:
+            return [",".join(map(str, value))]
+    raise TypeError(f"{call}: {option.name}={value!r}: expected {_types(option)}, not {type(value).__name__}")
+
+
+def _number(value: float) -> str:
+    """A number of seconds with no more digits than a time has, and any other as Python writes it."""
+    rounded = round(value, 3)
+    return f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)
+
+
+def _types(option: Option) -> str:
+    if option.is_flag:
+        return "True or False"
+    if option.name == "env":
+        return "a dict of strings"
+    if option.optional is not None:
+        return "True, a string or a number"
+    return "a string, a number or a list of them" if option.listed or option.repeatable else "a string or a number"

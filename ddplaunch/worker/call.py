@@ -1,0 +1,215 @@
+"""Runs a function of another process as a worker: the program of the jobs of `ddplaunch.launch()`.
+
+The caller listens at an abstract Unix address, DDPLAUNCH_CALL. It sends one message: what multiprocessing's "spawn" would
+tell a child, and the pickled function with its arguments; descriptors of shared memory come beside it. The answer is the
+result or the exception, by value. Standard library only. What the function raises goes to the caller and into the error file;
+it is not printed here, since the caller raises it.
+"""
+
+import io
+import os
+import pickle
+import socket
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+# the same in functions/wire.py
+HELLO = struct.Struct("!32siii")  # secret, rank, world size, restart count
+CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
+ANSWER = struct.Struct("!cQ")  # kind, size
+RESULT, ERROR = b"r", b"e"
+AT_ONCE = 200  # descriptors in one message; Linux takes 253
+
+RANK = int(os.environ["RANK"])
+
+
+class Caller:
+    """The connection to the process that wants the result."""
+
+    def __init__(self, address: str) -> None:
+        name, _, secret = address.partition(" ")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect("\0" + name)
+        credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
+            raise ConnectionError("somebody else listens where the caller of launch() did")
+        world_size = int(os.environ["WORLD_SIZE"])
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.socket.sendall(HELLO.pack(bytes.fromhex(secret), RANK, world_size, restarts))
+
+    def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
+        """Wait for the call: the preparation, the pickle, the descriptors that belong to it."""
+        prepared, pickled, number = CALL.unpack(self._exactly(CALL.size))
+        descriptors: list[int] = []
+        while len(descriptors) < number:
+            self._take_some(descriptors)
+        return pickle.loads(self._exactly(prepared)), self._exactly(pickled), descriptors
+
+    def answer(self, kind: bytes, data: "bytes | bytearray | memoryview") -> None:
+        """Send the answer."""
+        self.socket.sendall(ANSWER.pack(kind, len(data)))
+        self.socket.sendall(data)
+
+    def _take_some(self, descriptors: "list[int]") -> None:
+        """Take the descriptors that come beside one byte."""
+        room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
+        data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in messages:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                number = len(content) // struct.calcsize("i")
+                descriptors.extend(struct.unpack_from(f"{number}i", content))
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(
+                "too many open files: raise `ulimit -n`, or call torch.multiprocessing.set_sharing_strategy('file_system')"
+            )
+        if not data:
+            raise EOFError
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            number = self.socket.recv_into(view)
+            if not number:
+                raise EOFError
+            view = view[number:]
+        return data
+
+
+class Descriptor:
+    """What stood for a descriptor in a pickle, as multiprocessing.reduction.DupFd gives it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def detach(self) -> int:
+        """Give it away."""
+        return self.descriptor
+
+
+def main() -> None:
+    """Answer the call."""
+    try:
+        caller = Caller(os.environ.pop("DDPLAUNCH_CALL"))
+        call, pickled, descriptors = caller.receive()
+    except (EOFError, ConnectionError):
+        sys.exit("the process that called launch() is gone")
+    during = ""
+    try:
+        during = f"while it imported {main_module(call)}"
+        prepare(call)
+        during = "while it unpickled the function and its arguments"
+        function, args, kwargs = load(pickled, descriptors)
+        del pickled
+        during = ""
+        watch(call, descriptors)
+        result = function(*args, **kwargs)
+        during = "when its result was to be sent"
+        data = beside("answer")["dump"](result, call["result_limit"])
+    except KeyboardInterrupt:
+        sys.excepthook = silent  # the caller knows, and says so once
+        raise
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever the function raises
+        fail(caller, error, during)
+    else:
+        import faulthandler
+
+        faulthandler.cancel_dump_traceback_later()
+        caller.answer(RESULT, data)
+
+
+def prepare(call: "dict[str, Any]") -> None:
+    """Become like the caller: import path, arguments, `__main__`."""
+    from multiprocessing import process, spawn
+
+    current: Any = process.current_process()
+    current.name = f"rank {RANK}"
+    current._inheriting = True  # starting a process now means that the main module does so when it is imported
+    try:
+        spawn.prepare(call["preparation"])
+    finally:
+        del current._inheriting
+
+
+def main_module(call: "dict[str, Any]") -> str:
+    """Return the name or the path of the caller's main module, as far as this worker needs it."""
+    preparation = call["preparation"]
+    return str(preparation.get("init_main_from_name") or preparation.get("init_main_from_path") or "the caller's paths")
+
+
+def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
+    """Unpickle the function and its arguments."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, index: int) -> Descriptor:
+            return Descriptor(descriptors[index])
+
+    return Unpickler(io.BytesIO(pickled)).load()
+
+
+def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
+    """Have the stacks of all threads written to the caller's file shortly before its patience ends."""
+    if call["stacks_after"] is not None:
+        import faulthandler
+
+        faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
+
+
+def fail(caller: Caller, error: BaseException, during: str) -> None:
+    """Record the exception as the bootstrap would, send it to the caller, and end with status 1."""
+    strip(error)
+    told = beside("answer")["told"](error)
+    record(error)
+    try:
+        caller.answer(ERROR, pickle.dumps({**told, "during": during}))
+    except OSError:
+        sys.stderr.write(told["traceback"])  # nobody else will show it
+    sys.exit(1)
+
+
+def strip(error: BaseException) -> None:
+    """Take the frames off the traceback that are ours, and those in which the main module is imported."""
+    ours = os.path.dirname(os.path.abspath(__file__))
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if os.path.dirname(file) != ours and not file.endswith(
+            ("multiprocessing/spawn.py", "runpy.py", "<frozen runpy>")
+        ):
+            break
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def record(error: BaseException) -> None:
+    """Write the error file; never raises."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    try:
+        if path:
+            beside("record")["record"](error, path)
+    except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
+        pass
+
+
+def beside(name: str) -> "dict[str, Any]":
+    """Return the names that the file NAME.py beside this one defines; the module is nobody else's to find."""
+    names: dict[str, Any] = {"__name__": name}
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    loader: Any = type(globals()["__loader__"])
+    exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
+    return names
+
+
+def silent(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
+    """Print nothing."""
+
+
+if __name__ == "__main__":
+    main()
