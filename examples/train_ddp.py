@@ -74,7 +74,8 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Dat
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for images, labels in batches:
-        loss = cross_entropy(model(images.to(device)), labels.to(device))
+        scores = model(images.to(device, non_blocking=True))
+        loss = cross_entropy(scores, labels.to(device, non_blocking=True))
         optimizer.zero_grad()
         loss.backward()  # DistributedDataParallel averages the gradients of all workers here
         optimizer.step()
@@ -132,7 +133,15 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     # each worker takes every world_size-th image of one shuffled order; what is left over at the end of an epoch is
     # dropped, so that all workers take equally many steps
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(training, seed=0, drop_last=True)
-    batches = DataLoader(training, batch_size=args.batch_size // world_size, sampler=sampler, drop_last=True)
+    batches = DataLoader(
+        training,
+        batch_size=args.batch_size // world_size,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=args.loaders,  # of each worker; they make batches while it computes
+        persistent_workers=args.loaders > 0,  # else every epoch would start them anew
+        pin_memory=device.type == "cuda",  # memory that a GPU copies from while the worker goes on
+    )
 
     torch.manual_seed(0)  # equal weights to begin with; nothing else here is random, so no generator is saved
     network = make_network().to(device)
@@ -166,6 +175,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12, help="in all, those in the checkpoint included [12]")
     parser.add_argument("--batch-size", type=int, default=64, help="images in a step, all workers together [64]")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of SGD with momentum 0.9 [0.05]")
+    parser.add_argument("--loaders", type=int, default=0, help="processes of each worker that load images [0]")
     parser.add_argument("--checkpoint", type=Path, help="file to save to after each epoch and to resume from")
     parser.add_argument("--target", type=float, default=97.0, help="fail below this final accuracy, in percent [97]")
     args = parser.parse_args()

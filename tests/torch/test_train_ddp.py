@@ -88,13 +88,15 @@ def test_the_checkpoint_has_no_unfinished_file_beside_it(undisturbed: tuple[Resu
     assert checkpoint(path)["epochs"] == 12
 
 
-def test_a_resumed_training_ends_where_an_undisturbed_one_ends(job: Job, undisturbed: tuple[Result, Path]) -> None:
+def test_a_resumed_training_with_loaders_ends_where_an_undisturbed_one_ends(
+    job: Job, undisturbed: tuple[Result, Path]
+) -> None:
     first = run(job, 2, EXAMPLE, "--checkpoint", "digits.pt", "--epochs", 2)
     assert first.status == 1, "two epochs are too few for the target, and the script says so"
     assert re.search(r"accuracy [0-9.]+% is below the target of 97%", first.err)
     assert epochs(first.out) == [1, 2]
 
-    second = run(job, 2, EXAMPLE, "--checkpoint", "digits.pt")
+    second = run(job, 2, EXAMPLE, "--checkpoint", "digits.pt", "--loaders", 1)
     assert second.status == 0, second.err
     assert "resumed after epoch 2 from digits.pt" in second.out
     assert epochs(second.out) == list(range(3, 13))
