@@ -5,9 +5,10 @@ It writes tables only; what needs more words stands in the guides. docs/referenc
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
@@ -25,6 +26,7 @@ from ddplaunch.secret import VARIABLE as TOKEN
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
 REFERENCE = Path(__file__).parent / "reference"
+PACKAGE = Path(__file__).parents[1] / "ddplaunch"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
 # what no job of this version can meet, and stands in the tables of the code for what comes
@@ -122,6 +124,7 @@ def pages() -> dict[str, str]:
         "exit-status.md": _exit_status(),
         "variables.md": _variables(),
         "causes.md": _causes(),
+        "python.md": _python(),
     }
 
 
@@ -276,6 +279,43 @@ def _causes() -> str:
         "was found.",
         _table(["cause", "hint"], rows),
     )
+
+
+# --- python
+
+
+def _python() -> str:
+    return _page(
+        "# Functions",
+        "What `import ddplaunch` offers. [In the script](../guides/in-the-script.md) shows what scripts can use.",
+        *(f"## `{name}`\n\n```python\n{head}\n```\n\n{text}" for name, head, text in sorted(_offered())),
+    )
+
+
+def _offered() -> Iterator[tuple[str, str, str]]:
+    """Give name, head and docstring of what type checkers find in the package; read, not imported, as some of it needs torch."""
+    package = PACKAGE / "__init__.py"
+    for found in ast.walk(ast.parse(package.read_text(encoding="utf-8"))):
+        if isinstance(found, ast.ImportFrom) and found.module and found.module.startswith("ddplaunch."):
+            module = PACKAGE.parent.joinpath(*found.module.split("."))
+            text = (module / "__init__.py" if module.is_dir() else module.with_suffix(".py")).read_text(
+                encoding="utf-8"
+            )
+            names = {alias.name for alias in found.names}
+            for node in ast.parse(text).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
+                    head = "\n".join(text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1])
+                    yield (
+                        node.name,
+                        head.removeprefix("def ").removesuffix(":"),
+                        _as_page(ast.get_docstring(node) or ""),
+                    )
+
+
+def _as_page(docstring: str) -> str:
+    """Make a list of what a docstring says is raised."""
+    text, raises, errors = docstring.partition("\nRaises:\n")
+    return text + raises + re.sub(r"^    (\w+): ", r"- `\1`: ", f"\n{errors}", flags=re.MULTILINE).rstrip()
 
 
 def main(arguments: Sequence[str]) -> int:

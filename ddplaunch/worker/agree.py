@@ -28,8 +28,10 @@ def should_stop(*, every: int = 1) -> bool:
     It is a collective: every worker calls it equally often, say once a step. With `every=10` only each tenth call asks
     the others; those between return False. The workers talk over gloo on the CPU, so no GPU is waited for.
 
-    Raises: RuntimeError: another worker is gone; or there is no process group, though there are other workers; or the
-    first call is not made in the main thread. ValueError: `every` is less than 1, or a variable holds what cannot be.
+    Raises:
+        RuntimeError: another worker is gone; or there is no process group, though there are other workers; or the first
+            call is not made in the main thread.
+        ValueError: `every` is less than 1, or a variable holds what cannot be.
     """
     global _stopping, _calls
     if every < 1:

@@ -19,7 +19,8 @@ def device() -> torch.device:
     accelerator (CUDA, ROCm or Intel) with the number `LOCAL_RANK`; the only one, if torch sees one; or else the CPU.
     Apple's MPS is never chosen by itself, since no backend of torch.distributed carries its tensors.
 
-    Raises: ValueError: the variables name a device that torch does not have here.
+    Raises:
+        ValueError: the variables name a device that torch does not have here.
     """
     return torch.device(choose(os.environ, visible))
 

@@ -52,8 +52,10 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
         with ddplaunch.init_process_group():
             train()
 
-    Raises: ValueError: a variable holds what cannot be. RuntimeError: there is another process group already, or an
-    earlier run has left the file of `file://`; besides, what torch raises.
+    Raises:
+        ValueError: a variable holds what cannot be.
+        RuntimeError: there is another process group already, or an earlier run has left the file of `file://`. Besides,
+            what torch raises.
     """
     global _latest, _asked
     asked = (backend, timeout, dict(options))

@@ -81,13 +81,20 @@ def test_the_same_script_runs_under_ddplaunch_however_the_workers_meet(job, prog
     assert not list(job.home.glob("meet*"))
 
 
-def test_after_a_notice_all_save_after_the_same_step_and_their_data_loaders_live(job, program):
-    process = job.start(*TWO, program("saves_together"))
+@pytest.mark.parametrize(
+    ("signum", "words", "status"),
+    [
+        pytest.param(signal.SIGUSR1, ["loaders"], 0, id="SIGUSR1, which does not end their data loaders"),
+        pytest.param(signal.SIGTERM, [], 128 + 15, id="SIGTERM, which stops the job"),
+    ],
+)
+def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words, status):
+    process = job.start(*TWO, program("saves_together"), *words)
     job.signs("ready", 2)
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(signum)
     result = job.wait()
     job.nothing_left()
-    assert result.status == 0, result.err
+    assert result.status == status, result.err
     first, second = map(int, job.signs("saved", 2))
     assert first == second > 3
 

@@ -1,0 +1,71 @@
+"""The example for Slurm, without Slurm: interrupted in whichever step, it ends with the weights of a run that never was."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conftest import Job, until
+from tests.torch.example import EXAMPLES, LONG, launched, needs_torch_and_digits
+
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = needs_torch_and_digits
+
+EXAMPLE = EXAMPLES / "slurm" / "train.py"
+SHORT = ("--epochs", "4", "--target", "80")
+END = re.compile(r"accuracy ([0-9.]+)%, weights equal on all 2 ranks")
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint."""
+    import torch
+
+    found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["network"]
+    return found
+
+
+def test_interrupted_and_started_again_it_ends_with_the_same_weights_bit_for_bit(job: Job, tmp_path: Path) -> None:
+    """With two workers: of more, DDP adds the gradients in another order after its first step, which a new start repeats."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    command = ["--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--checkpoint", "digits.pt", *SHORT]
+    undisturbed = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command],
+        cwd=whole, env={**job.env, "OMP_NUM_THREADS": "1", "TMPDIR": str(whole)},
+        capture_output=True, text=True, timeout=LONG, check=False,
+    )  # fmt: skip
+    assert undisturbed.returncode == 0, undisturbed.stderr
+
+    interrupt(job, after=random.choice((1, 2)))
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", *SHORT)
+    assert result.status == 0, result.err
+    assert "goes on before step" in result.out
+
+    one, other = weights(whole / "digits.pt"), weights(job.home / "digits.pt")
+    assert one.keys() == other.keys()
+    assert all((one[name] == other[name]).all() for name in one)
+    assert END.findall(undisturbed.stdout) == END.findall(result.out) != []
+    assert not list(job.home.glob("*.tmp"))
+
+
+def interrupt(job: Job, after: int) -> None:
+    """Start the training, and announce its end in whichever step after this epoch."""
+    printed = job.home / "printed"
+    words = ("--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", *SHORT)
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.home / "inductor")}
+    with printed.open("wb") as out:
+        process = job.start(*words, env=cache, stdout=out, stderr=out)
+        until(lambda: f"epoch {after:2}: accuracy" in printed.read_text(), f"the end of epoch {after}", LONG)
+        process.send_signal(signal.SIGUSR1)
+        result = job.wait(LONG)
+    text = printed.read_text()
+    assert result.status == 0, text
+    assert len(re.findall(r"^\[0\] saved before step \d+ of epoch \d, to digits.pt$", text, re.MULTILINE)) == 1, text
+    assert not END.search(text)
