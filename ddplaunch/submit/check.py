@@ -81,11 +81,16 @@ def _together(request: Request) -> None:
 
 def _nodes(request: Request, spec: JobSpec) -> None:
     found = _NODES.fullmatch(request.value("nodes") or "")
-    if found is None or "nnodes" not in spec.origins:
+    if found is None:
         return
     given = int(found[1])  # the least that Slurm may give
+    if spec.standalone and given > 1:
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
+            hint="--standalone means one node: leave one out",
+        )
     least, most = spec.nnodes
-    if not least <= given <= most:
+    if "nnodes" in spec.origins and not least <= given <= most:
         asked = str(least) if least == most else f"{least}:{most}"
         raise LaunchError(
             f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', asked)} do not go together",

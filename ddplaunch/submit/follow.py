@@ -88,6 +88,7 @@ class _Watch:
         self._answered = True
         self._ran = False  # then there is output, soon
         self._mid_line = False
+        self._dropped: set[int] = set()  # streams that cannot be written
 
     def to_the_end(self) -> int:
         pause, ask_at = ASK_FIRST, 0.0
@@ -154,6 +155,8 @@ class _Watch:
                 self.say_below(f"{path} cannot be seen from here")
 
     def _write(self, stream: int, data: bytes) -> None:
+        if stream in self._dropped:
+            return
         self._mid_line = not data.endswith(b"\n")
         view = memoryview(data)
         while view:
@@ -161,6 +164,15 @@ class _Watch:
                 view = view[os.write(stream, view) :]
             except BlockingIOError:  # whoever shares the file with us has set O_NONBLOCK
                 select.select((), (stream,), ())
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                self._dropped.add(stream)
+                reason = (error.strerror or str(error)).lower()
+                self.say_below(
+                    f"cannot write to {'stdout' if stream == 1 else 'stderr'}: {reason}; the output is in its file"
+                )
+                return
 
     def say_below(self, text: str) -> None:
         """Say something on a line of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,7 @@ from ddplaunch.submit.follow import Submitted, say
 # what a job has its own of, but would take from the job in which it was submitted: a batch script with SLURM_STEP_ID looks like
 # a step. All but these go.
 _NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
+_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
 def submit(script: str, options: Sequence[str], env: Mapping[str, str]) -> Submitted | None:
@@ -35,10 +37,11 @@ def submit(script: str, options: Sequence[str], env: Mapping[str, str]) -> Submi
         raise LaunchError(f"sbatch: {(error.strerror or str(error)).lower()}") from None
     if done.returncode:
         raise LaunchError(f"sbatch refuses the job: {_reason(done.stderr)}", status=_status(done.returncode))
-    if done.stderr:  # a site may have words for everybody who submits
-        say(done.stderr.rstrip())
-    job_id, _, cluster = done.stdout.strip().partition(";")
-    return Submitted(id=job_id, cluster=cluster or None) if job_id else None
+    found = _JOB.findall(done.stdout)
+    # a site may have words for everybody who submits
+    if words := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
+        say(words)
+    return Submitted(id=found[-1][0], cluster=found[-1][1] or None) if found else None
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -119,6 +119,8 @@ REFUSED = [
      "leave --nnodes out: the job has all nodes that Slurm gives it"),
     ("-N 1-4 -- --nnodes 2:4 train.py", "--nodes 1-4 of sbatch and --nnodes 2:4 do not go together",
      "leave --nnodes out: the job has all nodes that Slurm gives it"),
+    ("--nodes 2 -- --standalone train.py", "--nodes 2 of sbatch and --standalone do not go together",
+     "--standalone means one node: leave one out"),
     ("--no-requeue -- --requeue-on USR1 train.py", "--no-requeue of sbatch and --requeue-on do not go together",
      "leave one out: a job that goes back into the queue has to be allowed to"),
     ("-o logs/%j.out -- train.py", "output logs/%j.out: the folder logs does not exist, and Slurm does not make it",
