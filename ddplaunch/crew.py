@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import selectors
 import signal
 from collections import deque
@@ -28,7 +27,6 @@ from ddplaunch.report.run_folder import RunFolder
 if TYPE_CHECKING:
     from ddplaunch.process.mps import Mps
 
-OPEN_FILES = 1 << 20
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -294,14 +292,3 @@ def _mps(outfit: Outfit) -> Mps | None:
     from ddplaunch.process.mps import Mps  # few jobs need it
 
     return Mps(outfit.mps_control, outfit.env)
-
-
-def raise_open_files() -> tuple[int, int]:
-    """Raise our soft limit of open files, which workers inherit, to the hard one; give (soft, hard) as they were.
-
-    Tensors that processes share are open files each. Above OPEN_FILES there is no use, and programs that close all
-    files there might be take minutes.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
-    return soft, hard

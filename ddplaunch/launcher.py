@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from ddplaunch import agent, front, secret
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
-from ddplaunch.crew import raise_open_files
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan, Seat
 from ddplaunch.plan.make import Agreed, Node, make_plan
 from ddplaunch.process import port, terminal
+from ddplaunch.process.linux import raise_open_files
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 from ddplaunch.stage import Screen, Setting, Stage

@@ -195,3 +195,21 @@ class _Attempt:
             opened=lambda peer: self._won(self, peer),
             failed=lambda reason: self._lost(self, reason),
         )
+
+
+def answers(key: Key, targets: Sequence[Target], patience: float = 1.0) -> bool:
+    """Whether a coordinator of this job answers at one of these addresses; waits at most `patience` seconds."""
+    found: list[Peer] = []
+    with selectors.DefaultSelector() as selector:
+        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=patience)
+        dialer.aim(targets)
+        give_up = time.monotonic() + patience
+        while not found and (now := time.monotonic()) < give_up:
+            dialer.expire(now)
+            until = min(dialer.deadline or give_up, give_up)
+            for ready, _ in selector.select(max(0.0, until - time.monotonic())):
+                ready.data()
+        dialer.stop()
+        for peer in found:
+            peer.close()
+    return bool(found)

@@ -15,11 +15,12 @@ from platform import python_version
 from ddplaunch import __version__, coordinate, secret
 from ddplaunch.cluster import Allocation, Meeting
 from ddplaunch.control import messages
-from ddplaunch.control.dialer import Target
+from ddplaunch.control.dialer import Target, answers
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.errors import LaunchError
 from ddplaunch.nodes.coordinator import Coordinator
-from ddplaunch.nodes.link import Ears, NetworkLink, answers
+from ddplaunch.nodes.link import Ears
+from ddplaunch.nodes.network_link import NetworkLink
 from ddplaunch.nodes.nodes import Nodes
 from ddplaunch.nodes.own_link import OwnLink
 from ddplaunch.nodes.terms import Terms

@@ -1,10 +1,11 @@
-"""What Linux offers beyond the standard library: parent-death signals, subreapers, pipe sizes. Decides nothing."""
+"""What Linux offers beyond the standard library, and limits: parent-death signals, subreapers, pipe sizes. Decides nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import sys
 import termios
@@ -12,6 +13,8 @@ import termios
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _F_SETPIPE_SZ = 1031  # fcntl.h; in the fcntl module since Python 3.10
+
+OPEN_FILES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -42,3 +45,14 @@ def grow_pipe(fd: int, size: int) -> None:
 def unread(fd: int) -> int:
     """How many bytes wait in a pipe (FIONREAD, pipe(7))."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def raise_open_files() -> tuple[int, int]:
+    """Raise our soft limit of open files, which workers inherit, to the hard one; give (soft, hard) as they were.
+
+    Tensors that processes share are open files each. Above OPEN_FILES there is no use, and programs that close all
+    files there might be take minutes.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
+    return soft, hard

@@ -14,8 +14,8 @@ from functools import partial
 
 from ddplaunch import front, secret
 from ddplaunch.cluster import Allocation
-from ddplaunch.crew import raise_open_files
 from ddplaunch.errors import LaunchError
+from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import fan, messages, orders, starters, variables
 from ddplaunch.remote.branch import Call
 from ddplaunch.spec import JobSpec

@@ -14,10 +14,10 @@ from functools import partial
 from ddplaunch import __version__, exitcodes, supervise
 from ddplaunch.hearing import Hearing
 from ddplaunch.link import Outbox, Tie
-from ddplaunch.process.start import handled_signals
 from ddplaunch.record import record
 from ddplaunch.remote import messages, troubles
 from ddplaunch.remote.branch import Branch, Call, Phase
+from ddplaunch.remote.calls import FAREWELL, Calls
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.fates import Fates
@@ -25,10 +25,8 @@ from ddplaunch.remote.frames import MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameE
 from ddplaunch.remote.troubles import Trouble
 from ddplaunch.spec import Fault
 
-AT_A_TIME = 64  # hosts that are called and have not answered
 SETTLE = 1.0  # seconds after a trouble in which others are waited for, to name them together
 HURRY = 7.0  # seconds from the second signal to stop until nobody is waited for
-FAREWELL = 5.0  # seconds that an agent needs to end when its workers have
 
 
 @record(kw_only=True)
@@ -76,24 +74,27 @@ class Fan:
         self._fates = Fates([call.host for call in job.calls], job.least)
         self._branches = tuple(Branch(call, self._selector, self) for call in job.calls)
         self._chaos = Chaos(job.chaos, [partial(_pid, branch) for branch in self._branches], self._console.say)
-        self._handled: tuple[int, ...] = ()
+        self._calls = Calls(
+            self._branches,
+            env=job.env,
+            open_files=job.open_files,
+            meeting_time=job.meeting_time,
+            patience=job.grace_period + job.silence + FAREWELL,
+            is_hopeless=lambda: bool(self._fates.troubles),
+        )
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._signum = 0  # the first signal to stop
         self._stops = 0  # how many the user has sent that are no mere copies
-        self._ending = False  # no host is called any more
         self._front_lost = False
         self._beat_at = now + self._beat
-        self._answer_by: float | None = now + job.meeting_time
         self._settle_by: float | None = None
-        self._gone_by: float | None = None
 
     def run(self) -> int:
         """Run the loop until every branch is gone and all output taken; give the job's exit status."""
         self._hearing.listen(self._job.signals)
-        self._handled = handled_signals()
-        self._call()
-        while any(branch.phase is not Phase.GONE for branch in self._branches):
+        self._calls.call_next()
+        while not self._calls.all_gone:
             self._wait()
         verdict = self._fates.verdict(signum=self._signum, front_lost=self._front_lost)
         self._console.write(verdict.error)
@@ -116,9 +117,9 @@ class Fan:
 
     def _deadlines(self) -> Iterator[float | None]:
         yield self._beat_at
-        yield self._answer_by
+        yield self._calls.answer_by
+        yield self._calls.gone_by
         yield self._settle_by
-        yield self._gone_by
         yield self._chaos.deadline
         yield self._console.deadline
 
@@ -126,18 +127,15 @@ class Fan:
         if now >= self._beat_at:
             self._beat_at = now + self._beat
             self._beat_all()
-        if self._answer_by is not None and now >= self._answer_by:
-            self._answer_by = None
-            for branch in self._branches:
-                if branch.phase in (Phase.WAITING, Phase.CALLING):
-                    self._in_trouble(branch, troubles.no_answer(self._job.meeting_time))
-                    branch.kill()
-        if self._settle_by is not None and (now >= self._settle_by or not self._is_undecided):
+        if self._calls.answer_by is not None and now >= self._calls.answer_by:
+            for branch in self._calls.unanswered():
+                self._in_trouble(branch, troubles.no_answer(self._job.meeting_time))
+                branch.kill()
+        if self._settle_by is not None and (now >= self._settle_by or not self._calls.is_undecided):
             self._settle_by = None
-            self._hang_up()
-        if self._gone_by is not None and now >= self._gone_by and not self._console.is_full:
-            self._gone_by = None
-            self._cut_off()
+            self._calls.hang_up()
+        if self._calls.gone_by is not None and now >= self._calls.gone_by and not self._console.is_full:
+            self._calls.cut_off(self._console.say)
         self._chaos.expire(now)
 
     @property
@@ -162,7 +160,7 @@ class Fan:
                 self._pass_on(signum, escalates)
             case supervise.FrontLost():
                 self._front_lost = True
-                self._hang_up()
+                self._calls.hang_up()
 
     def _pass_on(self, signum: int, escalates: bool) -> None:
         stops, is_first = signum in self._job.stops, not self._signum
@@ -171,60 +169,16 @@ class Fan:
             self._stops += escalates
             self._console.hurry()
             if self._branches[0].phase is Phase.THERE:
-                self._call_nobody()
+                self._calls.call_nobody()
             else:
-                self._hang_up()
+                self._calls.hang_up()
             if self._stops > 1:
-                self._expect_the_end(HURRY)
+                self._calls.expect_the_end(HURRY)
         for branch in self._branches:
             if branch.phase is Phase.THERE:
                 # the coordinator tells the others too, and what it says first makes ours no second one
                 again = self._stops > 1 or (is_first and branch is self._branches[0])
                 branch.send(SIGNAL if escalates and (not stops or again) else NUDGE, bytes([signum]))
-
-    # --- calling and hanging up
-
-    @property
-    def _is_undecided(self) -> bool:
-        """Whether some host that was called may yet say that the job cannot run there."""
-        asked = (branch for branch in self._branches if branch.phase in (Phase.CALLING, Phase.THERE))
-        return any(not branch.is_ready for branch in asked)
-
-    def _call(self) -> None:
-        """Call the next hosts, as many at a time as are bearable."""
-        calling = sum(branch.phase is Phase.CALLING for branch in self._branches)
-        for branch in self._branches:
-            if self._ending or self._fates.troubles or calling >= AT_A_TIME:
-                return
-            if branch.phase is Phase.WAITING:
-                branch.start(self._job.env, self._handled, self._job.open_files)
-                calling += 1
-        if not calling:
-            self._answer_by = None
-
-    def _call_nobody(self) -> None:
-        """Give up whoever has not answered."""
-        self._ending, self._answer_by = True, None
-        for branch in self._branches:
-            branch.give_up()
-
-    def _hang_up(self) -> None:
-        """Say nothing more to anybody: what runs there ends."""
-        self._call_nobody()
-        for branch in self._branches:
-            branch.hang_up()
-        self._expect_the_end(self._job.grace_period + self._job.silence + FAREWELL)
-
-    def _expect_the_end(self, within: float) -> None:
-        by = time.monotonic() + within
-        self._gone_by = by if self._gone_by is None else min(by, self._gone_by)
-
-    def _cut_off(self) -> None:
-        """Wait no longer for anybody."""
-        for branch in self._branches:
-            if branch.phase is not Phase.GONE:
-                self._console.say(f"{branch} has not said that its workers have ended")
-                branch.kill()
 
     # --- what hosts say
 
@@ -236,7 +190,7 @@ class Fan:
             return
         branch.send(ORDER, branch.call.order)
         self._introduce(branch)
-        self._call()
+        self._calls.call_next()
 
     def _introduce(self, branch: Branch) -> None:
         """Tell a host where the others are met, once that is known."""
@@ -277,8 +231,7 @@ class Fan:
     def showed(self, branch: Branch, stream: bytes, data: bytes) -> None:
         """Show what a host shows."""
         self._console.show(branch, stream, data)
-        if self._gone_by is not None:
-            self._gone_by = max(self._gone_by, time.monotonic() + FAREWELL)
+        self._calls.somebody_is_there()
 
     def gone(self, branch: Branch) -> None:
         """Take note that nothing more comes from a host."""
@@ -287,10 +240,10 @@ class Fan:
             self._console.write(branch.said)
         elif status is None and not branch.given_up:
             self._lost(branch)
-        self._call()
+        self._calls.call_next()
         if branch is self._branches[0] and not self._fates.troubles:
-            self._call_nobody()
-            self._expect_the_end(self._job.grace_period + 2 * self._job.silence + FAREWELL)
+            self._calls.call_nobody()
+            self._calls.expect_the_end(self._job.grace_period + 2 * self._job.silence + FAREWELL)
 
     # --- what goes wrong
 
@@ -314,7 +267,7 @@ class Fan:
     def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:
         """Take note of a host on which the job cannot run; without enough others, that ends it."""
         place, fates = branch.call.place, self._fates
-        if self._ending or place in fates.troubles:
+        if self._calls.is_over or place in fates.troubles:
             return
         left = sum(other.phase is not Phase.GONE and other is not branch for other in self._branches)
         if fates.is_bearable(place, left):

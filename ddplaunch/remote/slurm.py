@@ -11,8 +11,8 @@ from functools import partial
 from ddplaunch import front, hostlist, secret
 from ddplaunch.cluster import Allocation, meet
 from ddplaunch.cluster.slurm import components
-from ddplaunch.crew import raise_open_files
 from ddplaunch.options.write import to_argv
+from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import step
 from ddplaunch.remote.colons import sheltered
 from ddplaunch.spec import JobSpec

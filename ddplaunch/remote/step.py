@@ -20,7 +20,7 @@ from ddplaunch.control.handshake import key
 from ddplaunch.errors import LaunchError
 from ddplaunch.hearing import Hearing
 from ddplaunch.link import STDERR, Outbox, Tie
-from ddplaunch.nodes.link import NetworkLink
+from ddplaunch.nodes.network_link import NetworkLink
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start, why_not_started
 from ddplaunch.record import record
 

@@ -5,47 +5,13 @@ A table, read from the top. Pure: who ends up in it is decided in `first_failure
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from signal import (
-    SIGABRT,
-    SIGBUS,
-    SIGHUP,
-    SIGILL,
-    SIGINT,
-    SIGKILL,
-    SIGQUIT,
-    SIGSEGV,
-    SIGTERM,
-)
+from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 from typing import NamedTuple
 
-from ddplaunch.first_failure import follows, said
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import record
+from ddplaunch.report.evidence import Facts, Predicate, both, died_of, fact, lost_peer, says, silent, wrote
 from ddplaunch.report.words import signal_name, size
-
-_SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is told otherwise
-
-
-@record(kw_only=True)
-class Facts:
-    """What is known about the node of the first failure."""
-
-    oom_kills: int = 0  # processes of the job's cgroup that the kernel killed for memory since the job began
-    shm_size: int | None = None  # bytes of /dev/shm; None: not known
-    shm_free: int | None = None  # bytes, when the worker had ended
-    interpreter: str | None = None  # that ran the workers
-    debugging: bool = False  # a worker has the terminal (--debug)
-    preempted: bool = False  # the scheduler takes the job's place away
-    walltime_over: bool = False  # the time that the scheduler granted is over
-
-    @property
-    def shm_full(self) -> bool:
-        """Whether /dev/shm is full, or so small that it was: a dead worker's part of it is free again at once."""
-        return (self.shm_size is not None and self.shm_size <= _SMALL_SHM) or (
-            self.shm_free is not None and self.shm_size is not None and self.shm_free < self.shm_size / 50
-        )
 
 
 @record(kw_only=True)
@@ -54,10 +20,6 @@ class Cause:
 
     name: str
     advice: str  # one line
-
-
-Found = Mapping[str, str]  # words for the advice
-Predicate = Callable[[WorkerExit, Facts], Found | None]
 
 
 class Row(NamedTuple):
@@ -84,50 +46,6 @@ def classify(end: WorkerExit, facts: Facts) -> Cause | None:
     return None
 
 
-def _says(pattern: str) -> Predicate:
-    """Fit what the worker said; the groups that took part are words for the advice."""
-
-    def fits(end: WorkerExit, _: Facts) -> Found | None:
-        match = re.search(pattern, said(end), re.MULTILINE)
-        return None if match is None else {name: text for name, text in match.groupdict().items() if text}
-
-    return fits
-
-
-def _wrote(pattern: str) -> Predicate:
-    """Fit what stands near the end of its stderr, beside the exception."""
-    return lambda end, _: {} if re.search(pattern, end.stderr_tail) else None
-
-
-def _died_of(*signals: int) -> Predicate:
-    """Fit an end by one of these signals, unless it was we who sent it."""
-    return lambda end, _: {} if end.signal in signals and end.signal != end.stopped_with else None
-
-
-def _both(first: Predicate, second: Predicate) -> Predicate:
-    """Fit where both do."""
-
-    def fits(end: WorkerExit, facts: Facts) -> Found | None:
-        one, other = first(end, facts), second(end, facts)
-        return None if one is None or other is None else {**one, **other}
-
-    return fits
-
-
-def _fact(holds: Callable[[Facts], bool]) -> Predicate:
-    """Fit by the facts alone."""
-    return lambda _, facts: {} if holds(facts) else None
-
-
-def _silent(end: WorkerExit, _: Facts) -> Found | None:
-    """Fit an end without an exception: what comes from outside raises none."""
-    return {} if end.error is None else None
-
-
-def _lost_peer(end: WorkerExit, _: Facts) -> Found | None:
-    return {} if follows(end) else None
-
-
 _DATALOADER_KILLED = r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
 _DATALOADER_BUS = r"DataLoader worker \(pid.*is killed by signal: Bus error|Unexpected bus error encountered in worker"
 _NO_SHM = r"(?:shared memory|shm|</?torch_).*No space left on device"
@@ -141,152 +59,152 @@ CAUSES: tuple[Row, ...] = (
     # the scheduler
     Row(
         "preempted",
-        _both(_fact(lambda facts: facts.preempted), _silent),
+        both(fact(lambda facts: facts.preempted), silent),
         "the scheduler took the job's place away; requeue it and go on from the last checkpoint",
     ),
     Row(
         "out of walltime",
-        _both(_fact(lambda facts: facts.walltime_over), _silent),
+        both(fact(lambda facts: facts.walltime_over), silent),
         "the time limit of the allocation was reached; ask for more time, or save a checkpoint before it ends",
     ),
     # memory
     Row(
         "out of memory",
-        _both(_died_of(SIGKILL), _fact(lambda facts: facts.oom_kills > 0)),
+        both(died_of(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer ended it (its peak was {memory}): ask for more, or use fewer DataLoader workers",
     ),
     Row(
         "out of memory in a DataLoader worker",
-        _both(_says(_DATALOADER_KILLED), _fact(lambda facts: facts.oom_kills > 0)),
+        both(says(_DATALOADER_KILLED), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer ended a DataLoader worker: ask for more memory, or lower num_workers",
     ),
     Row(
         "device out of memory",
-        _says(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
+        says(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
         "{device} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
     ),
     Row(
         "host out of memory",
-        _says(r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .*allocate|Cannot allocate memory"),
+        says(r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .*allocate|Cannot allocate memory"),
         "the machine, or the job's share of it, has no memory left: smaller batches, fewer workers, or ask for more",
     ),
     Row(
         "full /dev/shm",
-        _both(_died_of(SIGBUS), _fact(lambda facts: facts.shm_full)),
+        both(died_of(SIGBUS), fact(lambda facts: facts.shm_full)),
         "/dev/shm is full ({shm}): make it larger (docker run --shm-size 8g), or lower num_workers",
     ),
     Row(
         "full /dev/shm under a DataLoader",
-        _says(f"{_DATALOADER_BUS}|{_NO_SHM}"),
+        says(f"{_DATALOADER_BUS}|{_NO_SHM}"),
         "DataLoader workers pass batches through /dev/shm, which is full: docker run --shm-size 8g, or fewer workers",
     ),
     Row(
         "DataLoader worker killed",
-        _says(r"DataLoader worker \(pid.*(?:is killed by signal|exited unexpectedly)"),
+        says(r"DataLoader worker \(pid.*(?:is killed by signal|exited unexpectedly)"),
         "a DataLoader worker died, often for lack of memory: set num_workers=0 to see its own error here",
     ),
     # devices
     Row(
         "CUDA after fork",
-        _says(r"Cannot re-initialize (?:CUDA|XPU) in forked subprocess"),
+        says(r"Cannot re-initialize (?:CUDA|XPU) in forked subprocess"),
         'the GPU was used before a fork: give the DataLoader multiprocessing_context="forkserver" (or "spawn")',
     ),
     Row(
         "invalid device ordinal",
-        _says(r"invalid device ordinal|Invalid device id|device >= 0 && device < num_gpus"),
+        says(r"invalid device ordinal|Invalid device id|device >= 0 && device < num_gpus"),
         "this worker has no such device, its own is {device}: use LOCAL_RANK; see `--pin` and `ddplaunch plan`",
     ),
     Row(
         "two workers on one GPU",
-        _says(r"Duplicate GPU detected"),
+        says(r"Duplicate GPU detected"),
         "NCCL wants a GPU for each worker: call torch.cuda.set_device(LOCAL_RANK) before init, or `--backend gloo`",
     ),
     Row(
         "backend not built in",
-        _says(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
+        says(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
         "this torch cannot do that here: `--backend gloo`, and let the script take DDPLAUNCH_BACKEND",
     ),
     Row(
         "torch without CUDA",
-        _says(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
+        says(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
         "the torch of {interpreter} is a CPU-only build: install a CUDA build, or run on the CPU",
     ),
     Row(
         "no driver",
-        _says(r"Found no NVIDIA driver|No CUDA GPUs are available"),
+        says(r"Found no NVIDIA driver|No CUDA GPUs are available"),
         "the worker sees no GPU: check `nvidia-smi`, CUDA_VISIBLE_DEVICES and what the scheduler granted",
     ),
     Row(
         "fault in a GPU kernel",
-        _says(r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"),
+        says(r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"),
         "the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact",
     ),
     # the network
     Row(
         "address in use",
-        _says(r"EADDRINUSE|[Aa]ddress already in use"),
+        says(r"EADDRINUSE|[Aa]ddress already in use"),
         "the port is taken: leave `--master-port` out and each job gets a free one of its own (MASTER_PORT)",
     ),
     Row(
         "host name resolves to loopback",
-        _says(r"connectFullMesh failed.*\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
+        says(r"connectFullMesh failed.*\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
         "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or mend /etc/hosts",
     ),
     Row(
         "unknown host",
-        _says(_NO_NAME),
+        says(_NO_NAME),
         "a host name is not known here: give an address (`--master-addr 10.0.0.1`), or mend /etc/hosts",
     ),
     Row(
         "unknown host",
-        _both(_says(r"client socket has timed out"), _wrote(_NO_NAME)),
+        both(says(r"client socket has timed out"), wrote(_NO_NAME)),
         "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or mend /etc/hosts",
     ),
     Row(
         "no libuv",
-        _says(r"use_libuv was requested but PyTorch was buil[dt] without libuv"),
+        says(r"use_libuv was requested but PyTorch was buil[dt] without libuv"),
         "this torch has no libuv: `--env USE_LIBUV=0`",
     ),
     # the script and its surroundings
     Row(
         "too many open files",
-        _says(r"Too many open files|received 0 items of ancdata"),
+        says(r"Too many open files|received 0 items of ancdata"),
         "raise the hard limit (`ulimit -Hn`; ddplaunch raises the soft one to it), or try `--sharing-strategy file_system`",
     ),
     Row(
         "module not found",
-        _says(_MISSING_MODULE),
+        says(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",
     ),
     Row(
         "broken library",
-        _says(r"^(?:\[rank\d+\]: )?ImportError: .*(?:undefined symbol|cannot open shared object|\.so\b)"),
+        says(r"^(?:\[rank\d+\]: )?ImportError: .*(?:undefined symbol|cannot open shared object|\.so\b)"),
         "a compiled package does not fit {interpreter} or its torch: reinstall it for this version",
     ),
     Row(
         "local rank expected as an argument",
-        _says(r"the following arguments are required: .*--(?P<flag>local[-_]rank)"),
+        says(r"the following arguments are required: .*--(?P<flag>local[-_]rank)"),
         "a script for torch.distributed.launch: add --{flag} '${{local_rank}}' after it, or let it read LOCAL_RANK",
     ),
     Row(
         "local rank not expected",
-        _says(r"unrecognized arguments: .*--local[-_]rank"),
+        says(r"unrecognized arguments: .*--local[-_]rank"),
         "the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment",
     ),
     Row(
         "no process group",
-        _says(r"Default process group has not been initialized"),
+        says(r"Default process group has not been initialized"),
         'call torch.distributed.init_process_group(os.environ["DDPLAUNCH_BACKEND"]) before the first collective',
     ),
     Row(
         "collectives do not match",
-        _says(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
+        says(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
         "the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs",
     ),
     # waiting for others; these are followers too, and so stand here only where nobody else failed
     Row(
         "not all workers arrived",
-        _says(
+        says(
             r"waiting for clients\. \d+/\d+ clients joined|client socket has timed out|initializing process group"
             r"|store->get\('.*?'\) got error: .*[Tt]imeout"
         ),
@@ -294,7 +212,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "collective timed out",
-        _says(
+        says(
             r"Timed out waiting \d+ms for \w+ operation|Watchdog caught collective operation timeout"
             r"|failed to pass monitoredBarrier|wait timeout after \d+ms|due to a collective timeout|Socket Timeout"
         ),
@@ -302,55 +220,55 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "peer lost",
-        _lost_peer,
+        lost_peer,
         "a worker ended while others still needed it: see that all ranks do the same number of steps (uneven data?)",
     ),
     # signals that say little
     Row(
         "bus error",
-        _died_of(SIGBUS),
+        died_of(SIGBUS),
         "mostly a full /dev/shm, or a memory-mapped file that was cut short or lies on a full disk",
     ),
     Row(
         "segmentation fault",
-        _died_of(SIGSEGV),
+        died_of(SIGSEGV),
         "a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack",
     ),
     Row(
         "illegal instruction",
-        _died_of(SIGILL),
+        died_of(SIGILL),
         "a package was built for another kind of CPU: reinstall it, or build it, on this machine",
     ),
     Row(
         # a C++ thread that nobody had joined; torch 2.13 dies so now and then with a gloo group that was left open
         "aborted at its end",
-        _both(_both(_died_of(SIGABRT), _silent), _wrote(r"terminate called without an active exception")),
+        both(both(died_of(SIGABRT), silent), wrote(r"terminate called without an active exception")),
         "threads of compiled code still ran when it ended: call torch.distributed.destroy_process_group() before that, "
         "and import torch.distributed.nn before init_process_group(), or it holds the group (a bug of torch)",
     ),
     Row(
         "aborted",
-        _both(_died_of(SIGABRT), _silent),
+        both(died_of(SIGABRT), silent),
         "compiled code gave up and called abort(); what it found wrong is in its last words",
     ),
     Row(
         "killed from outside",
-        _died_of(SIGKILL),
+        died_of(SIGKILL),
         "SIGKILL came from outside, not from ddplaunch: the kernel for want of memory (`dmesg`), the scheduler, a user",
     ),
     Row(
         "debugger quit",
-        _says(r"\bbdb\.BdbQuit\b"),
+        says(r"\bbdb\.BdbQuit\b"),
         "the debugger was quit, and that ends the worker; `c` lets it go on, and without breakpoint() there is no prompt",
     ),
     Row(
         "interrupted in the debugger",
-        _both(_died_of(SIGINT), _fact(lambda facts: facts.debugging)),
+        both(died_of(SIGINT), fact(lambda facts: facts.debugging)),
         "Ctrl-C goes to the worker in the debugger alone; type `c` at the prompt once, and Ctrl-C brings it back",
     ),
     Row(
         "stopped from outside",
-        _died_of(SIGTERM, SIGINT, SIGHUP, SIGQUIT),
+        died_of(SIGTERM, SIGINT, SIGHUP, SIGQUIT),
         "{signal} came from outside, not from ddplaunch: the scheduler, or a user",
     ),
 )

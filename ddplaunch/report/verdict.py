@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.outcome import WorkerExit
-from ddplaunch.report.causes import Facts, classify
+from ddplaunch.report.causes import classify
+from ddplaunch.report.evidence import Facts
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.traces import Traces
 

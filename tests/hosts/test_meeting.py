@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+
+from tests.conftest import until
 
 HOSTS = ["node0", "node1", "node2"]
 
@@ -18,7 +18,8 @@ def all_end_with(job, status, hosts=HOSTS):
 def test_the_first_host_may_come_last(job, program):
     job.bed.power_cut("node0")
     job.by_hand(program("place"), hosts=HOSTS[1:])
-    time.sleep(1)  # they look for it, and nobody says that it is not there
+    for host in HOSTS[1:]:  # nobody tells them that it is not there
+        until(lambda host=host: "looking for node 0" in job.err(host), f"{host} to look for it")
     job.bed.boot("node0")
     job.by_hand(program("place"), hosts=["node0"])
     all_end_with(job, 0)

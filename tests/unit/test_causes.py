@@ -7,7 +7,8 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 import pytest
 
 from ddplaunch.outcome import WorkerError, WorkerExit
-from ddplaunch.report.causes import CAUSES, Facts, classify
+from ddplaunch.report.causes import CAUSES, classify
+from ddplaunch.report.evidence import Facts
 
 GIB = 1024**3
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import Frame, WorkerError, WorkerExit
 from ddplaunch.record import replace
-from ddplaunch.report.causes import Facts, classify
+from ddplaunch.report.causes import classify
+from ddplaunch.report.evidence import Facts
 from ddplaunch.report.failure import FailureReport, render
 
 CWD = "/home/ada/digits"

@@ -48,6 +48,7 @@ LATER = {
         "remote",
         "report.causes",
         "report.collapse",
+        "report.evidence",
         "report.failure",
         "report.filter",
         "report.frames",

@@ -1,0 +1,81 @@
+"""What can be known of a worker's end, and what each row of the table of causes asks of it. Pure; advises nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from ddplaunch.first_failure import follows, said
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.record import record
+
+_SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is told otherwise
+
+
+@record(kw_only=True)
+class Facts:
+    """What is known about the node of the first failure."""
+
+    oom_kills: int = 0  # processes of the job's cgroup that the kernel killed for memory since the job began
+    shm_size: int | None = None  # bytes of /dev/shm; None: not known
+    shm_free: int | None = None  # bytes, when the worker had ended
+    interpreter: str | None = None  # that ran the workers
+    debugging: bool = False  # a worker has the terminal (--debug)
+    preempted: bool = False  # the scheduler takes the job's place away
+    walltime_over: bool = False  # the time that the scheduler granted is over
+
+    @property
+    def shm_full(self) -> bool:
+        """Whether /dev/shm is full, or so small that it was: a dead worker's part of it is free again at once."""
+        return (self.shm_size is not None and self.shm_size <= _SMALL_SHM) or (
+            self.shm_free is not None and self.shm_size is not None and self.shm_free < self.shm_size / 50
+        )
+
+
+Found = Mapping[str, str]  # words for the advice
+Predicate = Callable[[WorkerExit, Facts], Found | None]
+
+
+def says(pattern: str) -> Predicate:
+    """Fit what the worker said; the groups that took part are words for the advice."""
+
+    def fits(end: WorkerExit, _: Facts) -> Found | None:
+        match = re.search(pattern, said(end), re.MULTILINE)
+        return None if match is None else {name: text for name, text in match.groupdict().items() if text}
+
+    return fits
+
+
+def wrote(pattern: str) -> Predicate:
+    """Fit what stands near the end of its stderr, beside the exception."""
+    return lambda end, _: {} if re.search(pattern, end.stderr_tail) else None
+
+
+def died_of(*signals: int) -> Predicate:
+    """Fit an end by one of these signals, unless it was we who sent it."""
+    return lambda end, _: {} if end.signal in signals and end.signal != end.stopped_with else None
+
+
+def both(first: Predicate, second: Predicate) -> Predicate:
+    """Fit where both do."""
+
+    def fits(end: WorkerExit, facts: Facts) -> Found | None:
+        one, other = first(end, facts), second(end, facts)
+        return None if one is None or other is None else {**one, **other}
+
+    return fits
+
+
+def fact(holds: Callable[[Facts], bool]) -> Predicate:
+    """Fit by the facts alone."""
+    return lambda _, facts: {} if holds(facts) else None
+
+
+def silent(end: WorkerExit, _: Facts) -> Found | None:
+    """Fit an end without an exception: what comes from outside raises none."""
+    return {} if end.error is None else None
+
+
+def lost_peer(end: WorkerExit, _: Facts) -> Found | None:
+    """Fit a failure that merely follows another."""
+    return {} if follows(end) else None
