@@ -31,8 +31,10 @@ from ddplaunch.valve import Valve
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin, Quit
     from ddplaunch.nodes.nodes import Nodes
+    from ddplaunch.slurmjob import WayBack
 
 STARTS = 8  # workers that are started between two looks at what happens: some 15 ms
+PASSAGE = 0.5  # seconds that the last words have to come through Slurm before the job is sent back
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
@@ -47,6 +49,7 @@ class Job:
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one means no hurry
     nodes: Callable[[Agent, Teller, selectors.BaseSelector], Nodes] | None = None  # several nodes
+    way_back: WayBack | None = None  # into the queue; None: not ours to go
 
 
 def run(job: Job, tie: Tie) -> int:
@@ -110,6 +113,8 @@ class Agent:
             self._start_some()
         if self._nodes is not None:
             self._nodes.close()
+        if self._way_back is not None:
+            self._go_back(self._way_back)
         self._hand_over()
         assert self._state.status is not None
         return self._state.status
@@ -250,17 +255,20 @@ class Agent:
                 self._report(now)
             case supervise.Announce(why, signum) if self._nodes:
                 self._nodes.announce(why, signum)
+            case supervise.TellNotice(signum) if self._nodes:
+                self._nodes.notice(signum)
             case supervise.Hurry() if self._nodes:
                 self._nodes.hurry()
             case supervise.Exit():
                 self._exits = self._generations.bury(self._state, now) or self._exits
                 self._teller.dropped(self._generations.output.dropped)
-                if self._quit is None:
-                    self._teller.ended(self._state, self._exits, now)
-                    if self._nodes is not None:
-                        self._nodes.leave()
-                else:
-                    self._teller.dismissed(self._state, self._exits, self._quit.why, self._quit.words, now)
+                if self._quit is None and self._nodes is not None:
+                    self._nodes.leave()
+                if self._notice:
+                    self._teller.left_after(self._notice)
+                if self._way_back is None:
+                    self._teller.seal(self._state, self._exits, self._quit, now)
+                    self._teller.last_words(self._state, self._exits, self._quit, now)
             case _:
                 self._generations.do(action)
 
@@ -271,6 +279,34 @@ class Agent:
                 return
             self._generations.start_next()
             self._digest()
+
+    # --- the end
+
+    @property
+    def _notice(self) -> int:
+        """The notice after which the job should go back into the queue, 0 if it should not."""
+        return self._state.requeue if self._quit is None else self._quit.requeue
+
+    @property
+    def _way_back(self) -> WayBack | None:
+        """The way back into the queue, if it is to be gone from here: after all others have been told, for it ends us too."""
+        is_watched = self._quit is not None and self._quit.is_watched
+        return self._job.way_back if self._notice and not is_watched else None
+
+    def _go_back(self, way: WayBack) -> None:
+        intent, now = way.intend(self._notice), _now()
+        self._teller.last_words(self._state, self._exits, self._quit, now)
+        self._teller.say(intent.words)
+        failed = None
+        if intent.goes:
+            self._hand_over()
+            # srun drops what it has not read when its step ends, and nobody says when it has
+            self._hearing.wait(PASSAGE)
+            failed = way.go()
+            if failed is not None:
+                self._teller.say(failed)
+        self._teller.left_after(self._notice, intent, failed)
+        self._teller.seal(self._state, self._exits, self._quit, now)
 
     def _hand_over(self) -> None:
         """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""

@@ -23,7 +23,8 @@ MEANINGS: dict[str, str] = {
     str(BUG): "a bug in ddplaunch",
     str(NOT_EXECUTABLE): "the program cannot be executed",
     str(NOT_FOUND): "the program was not found",
-    "128+n": "signal n ended the first failing worker, or the job (130 Ctrl-C, 143 SIGTERM)",
+    "128+n": "signal n ended the first failing worker, or the job (130 Ctrl-C, 143 SIGTERM), "
+    "or all workers left after signal n of --requeue-on",
 }
 
 

@@ -54,7 +54,7 @@ def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError]
     complete = [
         replace(end, error=errors[end.rank]) if end.error is None and end.rank in errors else end for end in exits
     ]
-    candidates = [end for end in complete if failed_itself(end) or _ended_otherwise(end)]
+    candidates = [end for end in complete if failed_itself(end) or ended_otherwise(end)]
     return min(candidates, key=lambda end: (_doubt(end), failed_at(end), end.rank), default=None)
 
 
@@ -90,12 +90,12 @@ def said(failure: WorkerExit | WorkerError) -> str:
 
 def failure_status(first: WorkerExit) -> int:
     """Give the status that a first failure stands for, never 0: 1 if it had raised and was then stopped by us."""
-    if first.stopped_with is None or _ended_otherwise(first):
+    if first.stopped_with is None or ended_otherwise(first):
         return first.status or 1
     return first.code or 1
 
 
-def _ended_otherwise(end: WorkerExit) -> bool:
+def ended_otherwise(end: WorkerExit) -> bool:
     """Whether a worker that we asked to end died of something else.
 
     A process that was killed closes its connections before it can be waited for, and with a GPU that takes a while:

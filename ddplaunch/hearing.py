@@ -72,6 +72,13 @@ class Hearing:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
         self._selector.register(self._from_front, selectors.EVENT_READ, self._front_spoke)
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, whatever is heard meanwhile."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            for ready, _ in self._selector.select(left):
+                ready.data()
+
     def only_stops(self, stopped: Callable[[], None]) -> None:
         """Hear the front only if it wants the end, or ends itself: there is nothing left to be signalled."""
 

@@ -25,6 +25,7 @@ from ddplaunch.surroundings import look_around, torch_build
 
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.nodes.nodes import Nodes
+    from ddplaunch.slurmjob import WayBack
 
 
 _UNAUTHENTICATED = (
@@ -105,7 +106,7 @@ def carry_out(
         raise LaunchError(
             "--debug gives a worker the terminal, but stdin or stdout is none", hint="run it in a terminal"
         )
-    signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    signals = front.passed_on(spec.signals)
     raise_open_files()
     stage = Stage(
         Setting(
@@ -130,6 +131,7 @@ def carry_out(
         signals=signals,
         sent_again=allocation.sent_again,
         nodes=_nodes(spec, allocation, draft, env) if several else None,
+        way_back=_way_back(spec, env, draft),
     )
     # what takes time and nobody waits for is done while the workers start
     return serve(partial(agent.run, job), signals, spec.stop_signals, meanwhile=stage.tidy)
@@ -193,6 +195,7 @@ def _policy(spec: JobSpec, draft: Plan, *, coordinated: bool) -> Policy:
         # the coordinator's own agent watches the time for all
         timeout=spec.timeout if not coordinated or draft.node_rank == 0 else None,
         debug_rank=spec.debug_rank,
+        notices=frozenset(spec.requeue_on),
         coordinated=coordinated,
     )
 
@@ -203,6 +206,15 @@ def _nodes(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str,
     build = torch_build(spec)
     way = meet.way(spec, allocation, draft, env, torch=build.version if build else "")
     return partial(meet.join, way)
+
+
+def _way_back(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> WayBack | None:
+    """Give the way back into the queue, if it is for this process to go: the one nearest to the batch script goes it."""
+    if not spec.requeue_on or draft.workers[0].rank:
+        return None
+    from ddplaunch.slurmjob import WayBack  # few jobs need it
+
+    return WayBack(secret.public(env), spec.max_requeues)
 
 
 def _prepare_stdio() -> None:

@@ -139,6 +139,11 @@ class JobSpec:
     origins: Mapping[str, str] = NOTHING
     remarks: tuple[str, ...] = ()  # accepted for torchrun's sake but without effect here: why, one sentence each
 
+    @property
+    def signals(self) -> tuple[Signals, ...]:
+        """The signals that mean something to the job, besides those that are always passed on."""
+        return (*self.stop_signals, *self.forward_signals, *self.requeue_on)
+
     def origin(self, name: str) -> str:
         """Where the value of this field came from."""
         return self.origins.get(name, "default")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
+CONTROLLER = 5.0  # seconds that Slurm's controller gets to say why it is ending the job; the other nodes wait
+
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
 
@@ -141,7 +143,14 @@ class Stage:
             origins=setting.spec.origins,
             reports=setting.speaks,
             answer=partial(_answer, outbox) if setting.answers and setting.speaks else None,
+            what_ends=partial(_what_ends, setting.env) if setting.allocation.cluster == "slurm" else None,
         )
+
+
+def _what_ends(env: Mapping[str, str]) -> str:
+    from ddplaunch import slurmjob  # few jobs need it
+
+    return slurmjob.what_ends(env, CONTROLLER)
 
 
 def _tell(outbox: Outbox, event: Event) -> None:

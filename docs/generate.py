@@ -31,7 +31,6 @@ _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
 # what no job of this version can meet, and stands in the tables of the code for what comes
 _LATER_STATUSES = (HANG,)
-_LATER_CAUSES = ("preempted", "out of walltime")
 
 # every variable that a worker gets from ddplaunch: a new one fails here until it is explained
 _VARIABLES = {
@@ -202,6 +201,8 @@ def _exit_status() -> str:
         "`--timeout` from outside; the last lines on stderr, and `why` in "
         "[summary.json](run-folder.md), tell them apart.",
         "A job that a signal stopped ends with 128 + n, even if every worker took the signal, saved and exited with 0.",
+        "So does one whose workers left after a signal of [`--requeue-on`](../guides/slurm-requeue.md), whether it went "
+        "back into the queue or not: what follows in a script does not go on with unfinished training.",
         "With `--max-restarts`, the status is that of the last generation.",
         "With several nodes every node ends with the same status, but for one that was not let in (2) or that lost the others "
         "(121 before the start, 122 after it). 121 is also the status if a host cannot be reached over ssh, or has no ddplaunch. "
@@ -271,7 +272,7 @@ def _example() -> Plan:
 
 def _causes() -> str:
     words = {name: name.upper() for name in ("device", "signal", "memory", "interpreter", "shm", "module", "flag")}
-    rows = [[row.name, row.advice.format(**words)] for row in CAUSES if row.name not in _LATER_CAUSES]
+    rows = [[row.name, row.advice.format(**words)] for row in CAUSES]
     return _page(
         "# Causes of failures",
         "The hint below a [failure report](../concepts/failure-report.md) comes from this table: the first row that fits "

@@ -66,6 +66,12 @@ class Stopping(Struct, frozen=True, tag="stopping"):
     signum: Annotated[int, Meta(ge=0, le=64)]
 
 
+class Noticed(Struct, frozen=True, tag="noticed"):
+    """An agent to the coordinator: a signal came that announces the end."""
+
+    signum: Annotated[int, Meta(ge=1, le=64)]
+
+
 class Killing(Struct, frozen=True, tag="killing"):
     """An agent to the coordinator: whoever stops the job does not want to wait."""
 
@@ -155,6 +161,8 @@ class Quit(Struct, frozen=True, tag="quit"):
     status: Annotated[int, Meta(ge=0, le=255)]
     why: Line
     words: Text  # for people; "" if there is nothing to say
+    requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should go back into the queue
+    is_watched: bool = False  # a command that has started the agents is there, and sees to that
 
 
 class Ping(Struct, frozen=True, tag="ping"):
@@ -170,7 +178,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Killing | Forward | Ended | Pong
+ToCoordinator = Hello | Watch | Stopping | Noticed | Killing | Forward | Ended | Pong
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ping
 
 Malformed = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what the two decoders raise

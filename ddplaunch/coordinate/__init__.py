@@ -15,6 +15,7 @@ from ddplaunch.coordinate.events import (
     Left,
     NodeEnded,
     NodeKilling,
+    NodeNoticed,
     NodeStopping,
     StartFailed,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Member",
     "NodeEnded",
     "NodeKilling",
+    "NodeNoticed",
     "NodeStopping",
     "Phase",
     "Policy",

@@ -65,6 +65,7 @@ class Dismiss:
 
     status: int
     error: str = ""  # what was wrong, if it is not in the state
+    requeue: int = 0  # the notice after which it should go back into the queue
 
 
 Action = Begin | Stop | Kill | Refuse | Drop | Report | Say | Dismiss

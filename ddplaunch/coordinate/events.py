@@ -35,6 +35,14 @@ class NodeStopping:
 
 
 @record
+class NodeNoticed:
+    """A notice has come to an agent."""
+
+    id: int
+    signum: int
+
+
+@record
 class NodeKilling:
     """Somebody on this node does not want to wait for a stop."""
 
@@ -78,4 +86,4 @@ class DeadlineReached:
     at: float
 
 
-Event = Joined | Left | NodeStopping | NodeKilling | JobStopping | NodeEnded | DeadlineReached
+Event = Joined | Left | NodeStopping | NodeNoticed | NodeKilling | JobStopping | NodeEnded | DeadlineReached

@@ -49,6 +49,7 @@ class Policy:
     meeting_time: float = 600.0  # seconds to wait for the nodes
     last_call: float = 30.0  # seconds to wait for further nodes once `least` are there
     replaceable: bool = False  # whether somebody may start a lost node's agent anew
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster tells
 
 
@@ -77,6 +78,9 @@ class State:
     members: Mapping[int, Member] = NOTHING  # by id, in order of arrival
     why: Why | None = None
     signum: int = 0
+    notice: int = 0  # the first of policy.notices that came to any node in this generation
+    abandoned: bool = False  # a person has stopped the job
+    requeue: int = 0  # when ended: the notice after which the job should go back into the queue
     generation: int = -1
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0

@@ -14,11 +14,13 @@ from ddplaunch.coordinate.events import (
     Left,
     NodeEnded,
     NodeKilling,
+    NodeNoticed,
     NodeStopping,
 )
 from ddplaunch.coordinate.seating import disagreements, missing, order, waiting, why_refused
 from ddplaunch.coordinate.state import OWN, Member, Phase, Policy, State, Why
 from ddplaunch.first_failure import failure_status, follows
+from ddplaunch.notice import all_left
 from ddplaunch.record import replace
 
 FIRST_NOTICE = 3.0  # seconds after which it is said for the first time whom the job waits for
@@ -45,16 +47,27 @@ def step(state: State, event: Event) -> Result:
         case Left(who, reason, at):
             return _left(state, who, reason, at) if who in state.members else (state, ())
         case NodeStopping(who, why, signum, at):
-            return _stopping(state, who, why, signum, at) if who in state.members else (state, ())
+            return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
+        case NodeNoticed(who, signum):
+            return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
         case NodeKilling(who, _):
             others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
             return replace(state, halted=True), (Kill(others),)
         case JobStopping(why, signum, at):
-            return _job_stopping(state, why, signum, at)
+            return _job_stopping(_noted(state, signum, why), why, signum, at)
         case NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
         case DeadlineReached(at):
             return _deadline(state, at)
+
+
+def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
+    """Remember that the end was announced, or that a person wants it."""
+    if why is not Why.SIGNALLED:
+        return state
+    if signum in state.policy.notices:
+        return state if state.notice else replace(state, notice=signum)
+    return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
 
 
 def _is_awaited(state: State, who: int) -> bool:
@@ -120,6 +133,7 @@ def _start(state: State, at: float) -> Result:
         members=members,
         why=None,
         signum=0,
+        notice=0,  # these workers have not been told
         generation=generation,
         generation_at=at,
         exits=(),
@@ -189,6 +203,8 @@ def _all_ended(state: State, at: float) -> Result:
 
 def _again_or_end(state: State, at: float) -> Result:
     failure = state.failure
+    if _left_after(state):
+        return _end(state)
     if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
         state = replace(state, why=Why.NODE_LOST)
     if state.halted or state.start_failure is not None or state.why not in _MAY_GO_ON:
@@ -209,12 +225,23 @@ _MAY_GO_ON = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
 
 
 def _end(state: State, error: str = "") -> Result:
+    state = replace(state, requeue=_left_after(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, give_up_at=None, notice_at=None, status=status)
-    return ended, (Dismiss(status, error),)
+    return ended, (Dismiss(status, error, state.requeue),)
+
+
+def _left_after(state: State) -> int:
+    """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
+    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
+        return 0
+    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED)
+    return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
 
 
 def _status(state: State) -> int:
+    if state.requeue:
+        return exitcodes.of_signal(state.requeue)
     match state.why:
         case Why.FAILED if state.start_failure is not None:
             return state.start_failure.status

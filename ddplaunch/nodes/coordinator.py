@@ -121,6 +121,8 @@ class Coordinator:
         match message:
             case messages.Stopping(why, signum):
                 self._feed(coordinate.NodeStopping(id, _WHYS.get(why, coordinate.Why.FAILED), signum, now))
+            case messages.Noticed(signum):
+                self._feed(coordinate.NodeNoticed(id, signum))
             case messages.Killing():
                 self._feed(coordinate.NodeKilling(id, now))
             case messages.Ended(generation) if generation == self._state.generation:
@@ -140,6 +142,7 @@ class Coordinator:
         if self._over_at is not None:
             return  # they go as they were told to
         if id in self._watchers:
+            self._watchers.discard(id)
             self._feed(coordinate.JobStopping(coordinate.Why.FRONT_LOST, 0, self._clock()))
         else:
             self._feed(coordinate.Left(id, reason, self._clock()))
@@ -187,8 +190,8 @@ class Coordinator:
                 self._voice.failed(self._state, self._traces, wait)
             case coordinate.Say(text):
                 self._voice.say(text)
-            case coordinate.Dismiss(status, error):
-                self._dismiss(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "")
+            case coordinate.Dismiss(status, error, requeue):
+                self._dismiss(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
 
     def _begin(self, generation: int, order: Sequence[int], restarts: int) -> None:
         self._traces = {}
@@ -215,14 +218,15 @@ class Coordinator:
             )
             self._tell((id,), begin)
 
-    def _dismiss(self, status: int, error: str) -> None:
+    def _dismiss(self, status: int, error: str, requeue: int = 0) -> None:
         words = self._voice.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         self._over_at = self._clock() + FAREWELL
-        self._last_word = messages.Quit(status, why, words)
+        is_watched = bool(self._watchers)
+        self._last_word = messages.Quit(status, why, words, requeue, is_watched)
         self._tell(list(self._connections.ids), self._last_word)  # also to who has come too late to say what it is
         assert self._own is not None
-        self._own.take(messages.Quit(status, why, ""))
+        self._own.take(messages.Quit(status, why, "", requeue, is_watched))
 
     # --- what goes out
 

@@ -149,6 +149,7 @@ def _terms(way: Way, ports: Sequence[int]) -> Terms:
             meeting_time=spec.rdzv_timeout,
             last_call=spec.last_call,
             replaceable=not allocation.start,
+            notices=frozenset(spec.requeue_on),
             names=allocation.hosts if len(allocation.hosts) == most else (),
         ),
         run_id=way.draft.run_id,

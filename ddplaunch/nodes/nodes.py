@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch import supervise
-from ddplaunch.control.messages import Ended, Killing, StartFailure, Stopping
+from ddplaunch.control.messages import Ended, Killing, Noticed, StartFailure, Stopping
 from ddplaunch.nodes import wire
 from ddplaunch.nodes.link import Link
 from ddplaunch.outcome import WorkerExit
@@ -26,6 +26,10 @@ class Nodes:
     def announce(self, why: supervise.Why, signum: int) -> None:
         """Say that this node's workers are being stopped."""
         self._link.send(Stopping(why.name, signum))
+
+    def notice(self, signum: int) -> None:
+        """Say that the end was announced here."""
+        self._link.send(Noticed(signum))
 
     def hurry(self) -> None:
         """Say that nobody wants to wait for the stop."""

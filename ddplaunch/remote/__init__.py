@@ -43,7 +43,7 @@ def lead(
             hint="debug it in a job of one node, on that host",
         )
     python = spec.remote_python or sys.executable
-    signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    signals = front.passed_on(spec.signals)
     job = fan.Job(
         calls=_calls(spec, env, allocation, python, answers=answers),
         starter=allocation.starter,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import front, hostlist, secret
+from ddplaunch import front, hostlist, secret, slurmjob
 from ddplaunch.cluster import Allocation, meet
 from ddplaunch.cluster.slurm import components
 from ddplaunch.options.write import to_argv
@@ -47,7 +47,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = meet.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
-    signals = front.passed_on((*spec.stop_signals, *spec.forward_signals))
+    signals = front.passed_on(spec.signals)
     job = step.Job(
         argv=argv(spec, allocation, sys.executable, components(env)),
         env=environment(env, token=token, port=port),
@@ -61,6 +61,9 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         silence=spec.heartbeat_timeout,
         grace_period=spec.grace_period,
         open_files=raise_open_files(),
+        notices=frozenset(spec.requeue_on),
+        way_back=slurmjob.WayBack(secret.public(env), spec.max_requeues),
+        is_quiet=spec.verbosity < 0,
     )
     return front.run(partial(step.run, job), signals, spec.stop_signals, meanwhile=_nothing)
 

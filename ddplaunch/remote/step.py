@@ -23,6 +23,7 @@ from ddplaunch.link import STDERR, Outbox, Tie
 from ddplaunch.nodes.network_link import NetworkLink
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start, why_not_started
 from ddplaunch.record import record
+from ddplaunch.slurmjob import WayBack
 
 WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
 FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
@@ -46,6 +47,9 @@ class Job:
     silence: float  # seconds after which a silent coordinator counts as lost
     grace_period: float  # seconds
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
+    notices: frozenset[int]
+    way_back: WayBack
+    is_quiet: bool = False
 
 
 def run(job: Job, tie: Tie) -> int:
@@ -86,6 +90,7 @@ class Step:
         self._quit: messages.Quit | None = None
         self._signum = 0  # the first signal to stop
         self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
+        self._is_alone = False  # whether the command that the user typed has ended, and no signal explains it
         self._untold = False  # whether the coordinator is yet to hear of that signal
         self._gone_by: float | None = None
         self._is_ending = False  # whether srun was told to end the step
@@ -112,6 +117,8 @@ class Step:
         self._link.close()
         if (never := why_not_started(child, "srun")) is not None:
             return self._fail(str(never), exitcodes.NOT_FOUND)
+        if notice := self._notice():
+            self._go_back(notice)
         return self._status()
 
     def _wait(self) -> None:
@@ -136,6 +143,7 @@ class Step:
             case supervise.SignalReceived(signum, _, escalates):
                 self._signalled(signum, escalates)
             case supervise.FrontLost():
+                self._is_alone = not self._signum
                 self._stop(signal.SIGTERM)
 
     def say(self, text: str) -> None:
@@ -207,6 +215,25 @@ class Step:
 
     def _ended(self) -> None:
         _, self._wait_status = os.waitpid(self._srun, 0)
+
+    def _notice(self) -> int:
+        """The notice after which the job should go back into the queue, 0 if it should not."""
+        if self._is_alone:
+            return 0
+        if self._quit is not None:
+            return self._quit.requeue
+        never_began = not self._link.is_reached
+        return self._signum if never_began and self._signum in self._job.notices else 0
+
+    def _go_back(self, notice: int) -> None:
+        intent = self._job.way_back.intend(notice)
+        self._mention(intent.words)
+        if intent.goes and (failed := self._job.way_back.go()) is not None:
+            self._mention(failed)
+
+    def _mention(self, words: str) -> None:
+        if not self._job.is_quiet:
+            self._say(f"ddplaunch: {words}\n")
 
     def _status(self) -> int:
         if self._quit is not None:

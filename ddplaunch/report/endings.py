@@ -23,6 +23,12 @@ def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: i
     return f"{count(workers, 'worker')}{on} finished in {duration(seconds)}{after}"
 
 
+def render_left(workers: int, notice: int, seconds: float, *, nodes: int = 1) -> str:
+    """Say that all workers left after a notice: "4 workers left after SIGUSR1, 12.3 s after the start"."""
+    on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
+    return f"{count(workers, 'worker')}{on} left after {signal_name(notice)}, {duration(seconds)} after the start"
+
+
 def starting_again(wait: float, number: int, most: int) -> str:
     """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)"."""
     pause = f" in {wait:g} s" if wait else ""
@@ -40,6 +46,11 @@ def render_stopped(signum: int, after: float, exits: Sequence[WorkerExit]) -> st
     `after` is the number of seconds from the start of the job to the signal.
     """
     return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} after {duration(after)}{_ends(exits)}"
+
+
+def with_reason(reason: str, words: str) -> str:
+    """Put the cluster's reason first: "out of walltime: stopped by SIGTERM ..."; "" for none."""
+    return f"{reason}: {words}" if reason else words
 
 
 def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:

@@ -60,6 +60,12 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
         "node_rank": "integer or null: in the generation that ran, null if the node took no part",
         "reason": "string: as in a sentence",
     },
+    "left_after_notice": {
+        "signal": "string: name of the notice",
+        "job": "string or null: what Slurm calls the job; empty outside of Slurm, null where another process sees to it",
+        "sent": "boolean or null: whether it was sent back into the queue from here",
+        "text": "string or null: why, as in a sentence",
+    },
     "job_ended": {
         "status": "integer: the command's exit status",
         "why": "string: finished, failed, signalled, timed_out, front_lost; with several nodes also node_lost, not_met, "

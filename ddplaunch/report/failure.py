@@ -43,6 +43,7 @@ class FailureReport:
     first: WorkerExit  # as `first_failure` picked it
     exits: tuple[WorkerExit, ...]  # of all workers, the first failure's too
     cause: Cause | None = None
+    ended_by: str = ""  # why the cluster is ending the job: "out of walltime"
     cwd: str = ""  # paths below it are shown relative to it
     restarts: int = 0  # used
     max_restarts: int = 0
@@ -77,6 +78,7 @@ def _head(report: FailureReport) -> list[str]:
         how.insert(0, first.how)
     if len(rest) > _MESSAGE_LINES:
         rest = [*rest[:_MESSAGE_LINES], f"... and {count(len(rest) - _MESSAGE_LINES, 'more line')} in its log"]
+    who = f"{report.ended_by}: {who}" if report.ended_by else who
     return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
 
 

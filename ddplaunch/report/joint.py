@@ -8,10 +8,12 @@ from ddplaunch import coordinate
 from ddplaunch.coordinate import State, Why
 from ddplaunch.report.endings import (
     render_finished,
+    render_left,
     render_start_failure,
     render_stopped,
     render_timeout,
     starting_again,
+    with_reason,
 )
 from ddplaunch.report.teller import Teller
 from ddplaunch.report.traces import Traces
@@ -74,6 +76,9 @@ class Joint:
         """The line that closes a job which did not fail; None if it failed."""
         now = self._teller.clock()
         match state.why:
+            case Why.FAILED | Why.FINISHED if state.requeue:
+                seconds = now - self._teller.began
+                return render_left(len(state.exits), state.requeue, seconds, nodes=len(state.taking_part))
             case Why.FINISHED:
                 workers = sum(member.workers for member in state.taking_part)
                 plan = self._teller.plan
@@ -81,7 +86,8 @@ class Joint:
                 return render_finished(workers, now - self._teller.began, restarts=state.restarts, nodes=nodes)
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
-                return render_stopped(state.signum, min(stopped, default=now) - self._teller.began, state.exits)
+                words = render_stopped(state.signum, min(stopped, default=now) - self._teller.began, state.exits)
+                return with_reason(self._teller.ended_by(state.signum), words)
             case Why.TIMED_OUT:
                 return render_timeout(self._timeout or 0.0, state.exits)
         return None
@@ -106,6 +112,7 @@ class Joint:
             restarts=state.restarts,
             max_restarts=self._max_restarts,
             colour=self._teller.colour,
+            ended_by=self._teller.ended_by(first.signal),
         )
 
 

@@ -10,12 +10,17 @@ from ddplaunch.supervise import State, Why
 
 
 def summary(
-    state: State, exits: Sequence[WorkerExit], seconds: float, why: str, first: WorkerExit | None = None
+    state: State,
+    exits: Sequence[WorkerExit],
+    seconds: float,
+    why: str,
+    first: WorkerExit | None = None,
+    left_after: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give the summary as plain data.
 
     `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
-    on another node.
+    on another node, `left_after` what is said of a notice.
     """
     return {
         "v": 1,
@@ -23,7 +28,10 @@ def summary(
         "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
-        "first_failure": _first_failure(state, first) if first or state.why is Why.FAILED else None,
+        "first_failure": _first_failure(state, first)
+        if first or (state.why is Why.FAILED and not state.requeue)
+        else None,
+        "left_after": left_after,
         "workers": [
             {
                 "rank": exit.rank,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__, supervise
 from ddplaunch.first_failure import first_failure
@@ -14,10 +14,12 @@ from ddplaunch.plan import Plan
 from ddplaunch.process import node_facts
 from ddplaunch.report.endings import (
     render_finished,
+    render_left,
     render_start_failure,
     render_stopped,
     render_timeout,
     starting_again,
+    with_reason,
 )
 from ddplaunch.report.events import Event, Reader
 from ddplaunch.report.plan_data import plan_data
@@ -27,6 +29,10 @@ from ddplaunch.report.summary import summary
 from ddplaunch.report.traces import Traces
 from ddplaunch.report.words import count, signal_name
 from ddplaunch.supervise import State, Why
+
+if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch.control.messages import Quit
+    from ddplaunch.slurmjob import Intent
 
 OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that nobody else tells of
 
@@ -46,10 +52,12 @@ class Teller:
         origins: Mapping[str, str],
         reports: bool = True,
         answer: Callable[[Mapping[str, Any]], None] | None = None,
+        what_ends: Callable[[], str] | None = None,
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
         `answer`, if somebody has called for the job, takes how it ended, which then does not stand on stderr as well.
+        `what_ends` finds out why the cluster is ending the job: "out of walltime", "" if it is not; this may take seconds.
         """
         self.write = write
         self.clock = clock
@@ -64,8 +72,10 @@ class Teller:
         self._origins = origins
         self._reports = reports
         self._answer = answer
+        self._what_ends = what_ends
         self._has_terminal = False
         self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
+        self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self._is_announced = False
         self._problem_told = False
         self._dropped = 0  # bytes told of
@@ -193,11 +203,43 @@ class Teller:
         self.write(self._report(state, exits))
         self.say(starting_again(wait, state.generation + 1, state.policy.max_restarts))
 
-    def ended(self, state: State, exits: list[WorkerExit], at: float) -> None:
-        """Tell how a job of one node ended."""
-        assert state.why is not None
-        self._close(state, exits, state.why.name.lower(), at)
+    def left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
+        """Note that all workers left after a notice, and what became of the job; None: another process sees to that."""
+        self._left_after = {
+            "signal": signal_name(notice),
+            "job": intent.job if intent else None,
+            "sent": intent.goes and failed is None if intent else None,
+            "text": (failed or intent.words) if intent else None,
+        }
+
+    def seal(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
+        """Put down how the job ended; `word` is what the coordinator said, if there is one."""
+        assert word is not None or state.why is not None
+        why = word.why if word is not None else state.why.name.lower() if state.why is not None else ""
+        seconds = at - self.began
+        if self._left_after is not None:
+            self.tell("left_after_notice", **self._left_after)
+        self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
+        ending = summary(state, exits, seconds, why, self.job_failure, self._left_after)
+        if self._answer is not None:
+            told = {name: ending[name] for name in ("status", "why", "seconds", "restarts", "first_failure")}
+            self._answer({"type": "outcome", **told})
+        if self._folder is not None:
+            self._folder.write("summary.json", ending)
+            self.problem(self._folder.problem)
+            self._folder.close()
+
+    def last_words(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
+        """Tell the user how the job, or this node's part in it, ended; of several nodes in the coordinator's words."""
+        if word is not None:
+            if (self._reports or word.why in OF_THIS_NODE) and (
+                word.words.startswith("error:") or self._verbosity >= 0
+            ):
+                self.write(word.words)
+            return
         match state.why:
+            case Why.FAILED | Why.FINISHED if state.requeue:
+                self.close(render_left(len(exits), state.requeue, at - self.began))
             case Why.FAILED:
                 self.report(self._report(state, exits))
             case Why.FINISHED:
@@ -205,7 +247,8 @@ class Teller:
                 self.say(render_finished(len(self._plan.workers), at - self.began, restarts=state.generation))
             case Why.SIGNALLED:
                 stopped = (exit.stopped_at for exit in exits if exit.stopped_at is not None)
-                self.close(render_stopped(state.signum, min(stopped, default=at) - self.began, exits))
+                words = render_stopped(state.signum, min(stopped, default=at) - self.began, exits)
+                self.close(with_reason(self.ended_by(state.signum), words))
             case Why.TIMED_OUT:
                 self.close(render_timeout(state.policy.timeout or 0.0, exits))
 
@@ -222,23 +265,10 @@ class Teller:
             self._answer({"type": "said", "text": text})
         self.say(text)
 
-    def dismissed(self, state: State, exits: list[WorkerExit], why: str, words: str, at: float) -> None:
-        """Tell how this node's part in a job of several ended, in the coordinator's words."""
-        self._close(state, exits, why, at)
-        if (self._reports or why in OF_THIS_NODE) and (words.startswith("error:") or self._verbosity >= 0):
-            self.write(words)
-
-    def _close(self, state: State, exits: list[WorkerExit], why: str, at: float) -> None:
-        seconds = at - self.began
-        self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
-        ending = summary(state, exits, seconds, why, self.job_failure)
-        if self._answer is not None:
-            told = {name: ending[name] for name in ("status", "why", "seconds", "restarts", "first_failure")}
-            self._answer({"type": "outcome", **told})
-        if self._folder is not None:
-            self._folder.write("summary.json", ending)
-            self.problem(self._folder.problem)
-            self._folder.close()
+    def ended_by(self, signum: int | None) -> str:
+        """Find out why the cluster is ending the job, if this signal, that ended it or a worker, may have come from there."""
+        asked = self._what_ends is not None and signum in (signal.SIGTERM, signal.SIGKILL)
+        return self._what_ends() if asked and self._what_ends is not None else ""
 
     def _report(self, state: State, exits: list[WorkerExit]) -> str:
         """Write the failure report."""
@@ -261,6 +291,7 @@ class Teller:
             restarts=state.generation,
             max_restarts=state.policy.max_restarts,
             colour=self.colour,
+            ended_by=self.ended_by(first.signal),
         )
 
     def problem(self, what: str | None) -> None:

@@ -22,16 +22,27 @@ def verdict(
     restarts: int,
     max_restarts: int,
     colour: bool,
+    ended_by: str = "",
 ) -> str:
-    """Write the failure report of a generation; `traces` are those of the node where the first failure was."""
+    """Write the failure report of a generation.
+
+    `traces` are those of the node where the first failure was, `ended_by` is why the cluster is ending the job, if it is.
+    """
     size, room = traces.shm or (None, None)
     facts = Facts(
-        oom_kills=traces.oom_kills, shm_size=size, shm_free=room, interpreter=interpreter, debugging=debugging
+        oom_kills=traces.oom_kills,
+        shm_size=size,
+        shm_free=room,
+        interpreter=interpreter,
+        debugging=debugging,
+        preempted=ended_by == "preempted",
+        walltime_over=ended_by == "out of walltime",
     )
     report = FailureReport(
         first=first,
         exits=tuple(exits),
         cause=classify(first, facts),
+        ended_by=ended_by,
         cwd=cwd,
         restarts=restarts,
         max_restarts=max_restarts,

@@ -22,6 +22,7 @@ from ddplaunch.supervise.actions import (
     Stop,
     Suspend,
     Sweep,
+    TellNotice,
 )
 from ddplaunch.supervise.events import (
     Begun,
@@ -74,6 +75,7 @@ __all__ = [
     "Suspend",
     "Sweep",
     "Swept",
+    "TellNotice",
     "ToldToKill",
     "ToldToStop",
     "Why",

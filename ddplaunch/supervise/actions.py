@@ -84,6 +84,13 @@ class Announce:
 
 
 @record
+class TellNotice:
+    """Tell the coordinator that a notice came."""
+
+    signum: int
+
+
+@record
 class Hurry:
     """Tell the coordinator that nobody wants to wait for the stop."""
 
@@ -93,4 +100,19 @@ class Report:
     """All is gone: tell the coordinator how this node's workers ended, let go of what they held."""
 
 
-Action = Start | Forward | Stop | Kill | Sweep | Retry | Suspend | Resume | Say | Exit | Announce | Hurry | Report
+Action = (
+    Start
+    | Forward
+    | Stop
+    | Kill
+    | Sweep
+    | Retry
+    | Suspend
+    | Resume
+    | Say
+    | Exit
+    | Announce
+    | TellNotice
+    | Hurry
+    | Report
+)

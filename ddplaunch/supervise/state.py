@@ -44,6 +44,7 @@ class Policy:
     max_restarts: int = 0
     timeout: float | None = None  # seconds
     debug_rank: int | None = None
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     coordinated: bool = False  # several nodes: a coordinator says when to start, and what follows from an end
 
 
@@ -55,6 +56,9 @@ class State:
     phase: Phase = Phase.RUNNING
     why: Why | None = None
     signum: int = 0  # that asked the job to stop
+    notice: int = 0  # the first of policy.notices that came in this generation
+    abandoned: bool = False  # a person has stopped the job
+    requeue: int = 0  # when ended: the notice after which the job should go back into the queue
     generation: int = 0
     short_lives: int = 0  # generations in a row that failed at once
     pending: frozenset[int] = frozenset()  # not started yet

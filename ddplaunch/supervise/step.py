@@ -11,7 +11,7 @@ from ddplaunch import exitcodes
 from ddplaunch.first_failure import follows
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import replace
-from ddplaunch.supervise.actions import Announce, Forward, Hurry, Kill, Report, Say, Start, Suspend
+from ddplaunch.supervise.actions import Announce, Forward, Hurry, Kill, Report, Say, Start, Suspend, TellNotice
 from ddplaunch.supervise.events import (
     Begun,
     DeadlineReached,
@@ -70,8 +70,10 @@ def step(state: State, event: Event) -> Result:
             return stop(replace(state, start_failure=event), Why.FAILED, SIGTERM, at)
         case WorkerExited(exit, at):
             return _exited(replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit)), exit, at)
-        case SignalReceived():
-            return _signalled(state, event)
+        case SignalReceived(signum):
+            state, told = _noted(state, signum)
+            state, actions = _signalled(state, event)
+            return state, (*told, *actions)
         case FrontLost(at):
             return stop(state, Why.FRONT_LOST, SIGTERM, at) if state.is_going else resume(state, at)
         case Begun(generation, _, _) if state.why in _NO_FURTHER:
@@ -101,6 +103,7 @@ def _start(state: State, generation: int, at: float) -> Result:
         phase=Phase.RUNNING,
         why=None,
         generation=generation,
+        notice=0,  # these workers have not been told
         pending=state.policy.ranks,
         exits=(),
         raised=(),
@@ -137,6 +140,17 @@ def _culprit_raised(state: State) -> bool:
     """Whether some worker has recorded an exception that does not merely follow another's end."""
     dead = {exit.rank for exit in state.exits}
     return any(rank not in dead and not follows(error) for rank, error in state.raised)
+
+
+def _noted(state: State, signum: int) -> Result:
+    """Remember that the end was announced, or that a person wants it. What a signal does to the workers is not said here."""
+    policy = state.policy
+    if signum in policy.stop_signals - policy.notices - {SIGTERM}:
+        return replace(state, abandoned=True), ()
+    finished = state.phase is Phase.ENDED or (state.phase is Phase.SWEEPING and state.why is Why.FINISHED)
+    if signum not in policy.notices or state.notice or finished:
+        return state, ()
+    return replace(state, notice=signum), (TellNotice(signum),) if policy.coordinated else ()
 
 
 def _signalled(state: State, event: SignalReceived) -> Result:

@@ -11,7 +11,7 @@ from ddplaunch import backoff
 from ddplaunch.record import replace
 from ddplaunch.supervise.actions import Action, Announce, Exit, Kill, Report, Resume, Retry, Say, Stop, Sweep
 from ddplaunch.supervise.state import Phase, State, Why
-from ddplaunch.supervise.verdict import failed, status_of
+from ddplaunch.supervise.verdict import failed, left_after, status_of
 
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 TIDY_PATIENCE = 3.0  # seconds for those that tidy up: torch's manager of shared memory ends 2 s after its users
@@ -78,7 +78,8 @@ def swept(state: State, at: float) -> Result:
     if state.policy.coordinated and state.dismissed is None:
         return replace(state, phase=Phase.WAITING, phase_deadline=None), (Report(),)
     can_restart = state.why is Why.FAILED and state.start_failure is None and not state.halted
-    if can_restart and state.dismissed is None and state.generation < state.policy.max_restarts:
+    can_restart = can_restart and state.dismissed is None and not left_after(state)
+    if can_restart and state.generation < state.policy.max_restarts:
         lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
         wait = backoff.pause(lives)
         waiting = replace(state, phase=Phase.WAITING, short_lives=lives, phase_deadline=at + wait)
@@ -88,6 +89,7 @@ def swept(state: State, at: float) -> Result:
 
 def end(state: State) -> Result:
     """Let the job end on this node."""
+    state = replace(state, requeue=left_after(state))
     status = status_of(state)
     return replace(state, phase=Phase.ENDED, phase_deadline=None, status=status), (Exit(status),)
 

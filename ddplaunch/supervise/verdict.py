@@ -6,6 +6,8 @@ from signal import SIGKILL
 
 from ddplaunch import exitcodes
 from ddplaunch.first_failure import failure_status
+from ddplaunch.notice import all_left
+from ddplaunch.record import replace
 from ddplaunch.supervise.state import State, Why
 
 
@@ -24,10 +26,25 @@ def lingering(state: State) -> str:
     return f"rank {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
 
 
+def left_after(state: State) -> int:
+    """Give the notice after which all workers of this node, the only one, have left; 0 if one failed, or none came.
+
+    Of several nodes the coordinator says it.
+    """
+    if not state.notice or state.abandoned or state.policy.coordinated or state.start_failure is not None:
+        return 0
+    raised = dict(state.raised)
+    exits = [replace(end, error=end.error or raised.get(end.rank)) for end in state.exits]
+    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED)
+    return state.notice if ended and all_left(exits, state.notice, state.signum) else 0
+
+
 def status_of(state: State) -> int:
     """Give the exit status of a job that has come to its end."""
     if state.dismissed is not None:
         return state.dismissed
+    if state.requeue:
+        return exitcodes.of_signal(state.requeue)
     match state.why:
         case Why.FAILED if state.start_failure is not None:
             return state.start_failure.status

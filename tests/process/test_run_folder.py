@@ -24,6 +24,8 @@ COMMON = {"v": int, "event": str, "at": float, "mono": float}
 TYPES = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int),
+    "string or null": lambda value: value is None or isinstance(value, str),
+    "boolean or null": lambda value: value is None or isinstance(value, bool),
     "integer or null": lambda value: value is None or isinstance(value, int),
     "number": lambda value: isinstance(value, (int, float)),
     "list of strings": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
@@ -107,6 +109,18 @@ def signalled(job, program):
     assert job.wait().status == 130
 
 
+def noticed(job, program):
+    process = job.start("--nproc-per-node", 2, "--requeue-on", "USR1", program("leaves"))
+    job.signs("ready", 2)
+    process.send_signal(signal.SIGUSR1)
+    result = job.wait()
+    assert result.status == 138
+    words = "the workers left after SIGUSR1, and nobody starts them again: this is no Slurm job"
+    assert result.err.splitlines()[-1] == f"ddplaunch: {words}"
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert summary["left_after"] == {"signal": "SIGUSR1", "job": "", "sent": False, "text": words}
+
+
 def front_killed(job, program):
     process = job.start("--nproc-per-node", 2, program("behave"), "all=default", stdout=-3, stderr=-3)
     job.signs("ready", 2)
@@ -139,7 +153,7 @@ def without_a_log(job, program):
     assert process.returncode == 3
 
 
-JOBS = (well, failing, restarted, not_started, signalled, front_killed, unread, without_a_log)
+JOBS = (well, failing, restarted, not_started, signalled, noticed, front_killed, unread, without_a_log)
 
 
 def test_jobs_write_the_events_of_the_schema_and_no_others(tmp_path, program):

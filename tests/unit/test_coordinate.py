@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
@@ -17,12 +17,14 @@ from ddplaunch.coordinate import (
     Dismiss,
     Drop,
     Event,
+    JobStopping,
     Joined,
     Kill,
     Left,
     Member,
     NodeEnded,
     NodeKilling,
+    NodeNoticed,
     NodeStopping,
     Phase,
     Policy,
@@ -421,3 +423,62 @@ def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once(
     state, _ = history(ELASTIC, [*late, ended(1, 42), ended(2, 43), ended(1, 44)])
     assert len(state.exits) == 1
     assert not state.members[2].has_ended
+
+
+# --- a notice of the end
+
+NOTICES = Policy(least=3, most=3, max_restarts=3, notices=frozenset({SIGUSR1, SIGTERM}))
+BEGUN = Begin(0, (0, 1, 2), 0)
+LEAVING = [ended(0, 5), ended(1, 5), ended(2, 5)]
+STOPPING = [stopping(0, 5), stopping(1, 5), stopping(2, 5)]
+ABANDONED: dict[str, tuple[list[Event], int]] = {
+    "there was no notice": ([*met(), *LEAVING], 0),
+    "Ctrl-C came after it": (
+        [*met(), NodeNoticed(1, SIGUSR1), NodeStopping(1, Why.SIGNALLED, SIGINT, 4), *STOPPING],
+        130,
+    ),
+    "the user's command was lost": ([*met(), JobStopping(Why.FRONT_LOST, 0, 4), *STOPPING], 122),
+    "the time of --timeout was up": ([*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 4), *STOPPING], 124),
+    "it came to a node that had ended, when all had": ([*met(), *LEAVING, NodeNoticed(1, SIGUSR1)], 0),
+    "a node was lost": ([*met(), NodeNoticed(1, SIGUSR1), Left(2, "silent", 4), stopping(0, 5), stopping(1, 5)], 122),
+}
+NOTICED: dict[str, tuple[list[Event], int]] = {
+    "it came to one node": ([*met(), NodeNoticed(1, SIGUSR1), *LEAVING], SIGUSR1),
+    "it came when a node had ended": ([*met(), ended(0, 4), NodeNoticed(1, SIGUSR1), *LEAVING[1:]], SIGUSR1),
+    "it stops a node": (
+        [*met(), NodeNoticed(1, SIGTERM), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
+        SIGTERM,
+    ),
+    "it came to who has started the agents": ([*met(), JobStopping(Why.SIGNALLED, SIGTERM, 4), *STOPPING], SIGTERM),
+    "a worker lost contact with one that had left": (
+        [
+            *met(),
+            NodeNoticed(1, SIGUSR1),
+            NodeStopping(2, Why.FAILED, SIGTERM, 5),
+            ended(2, 5, end(2, "c", 5, code=1, stderr_tail=FOLLOWING)),
+            ended(0, 5),
+            stopping(1, 5),
+        ],
+        SIGUSR1,
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", NOTICED)
+def test_a_job_goes_back_after_a_notice_if(sentence: str) -> None:
+    events, signum = NOTICED[sentence]
+    assert silent(history(NOTICES, events)[1])[-1] == Dismiss(128 + signum, requeue=signum)
+
+
+@pytest.mark.parametrize("sentence", ABANDONED)
+def test_a_job_does_not_go_back_if(sentence: str) -> None:
+    events, status = ABANDONED[sentence]
+    policy = Policy(least=3, most=3, notices=NOTICES.notices)
+    assert silent(history(policy, events)[1])[-1] == Dismiss(status)
+
+
+def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> None:
+    events = [*met(), NodeNoticed(0, SIGUSR1), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)]
+    state, actions = history(NOTICES, [*events, DeadlineReached(9.0)])
+    assert silent(actions) == [BEGUN, Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 1, 2), 1)]
+    assert state.notice == 0

@@ -203,6 +203,14 @@ def test_an_exit_status() -> None:
     """)
 
 
+def test_why_the_cluster_ends_the_job_stands_first() -> None:
+    first = end(2, signal=SIGTERM)
+    cause = classify(first, Facts(walltime_over=True))
+    text = render(FailureReport(first=first, exits=(first,), cause=cause, ended_by="out of walltime"))
+    assert text.startswith("error: out of walltime: rank 2 failed: killed by SIGTERM   (after ")
+    assert "hint: the time limit of the allocation was reached" in text
+
+
 def test_an_exit_status_without_a_word() -> None:
     assert report(end(1, 3), stopped(0)) == expect("""
     error: rank 1 failed: exit status 3   (after 4 s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,7 @@ from ddplaunch.supervise import (
     Suspend,
     Sweep,
     Swept,
+    TellNotice,
     ToldToKill,
     ToldToStop,
     Why,
@@ -735,3 +737,77 @@ def test_whatever_happens_the_job_ends_once_signals_and_deadlines_have_come(even
         take(SignalReceived(SIGTERM, at + 3))
     assert state.phase is Phase.ENDED
     assert exits == 1
+
+
+# --- a notice of the end
+
+NOTICES = replace(POLICY, notices=frozenset({SIGUSR1, SIGTERM}), max_restarts=3)
+TOLD = (*STARTED, SignalReceived(SIGUSR1, 1.0))
+GONE = tuple(ended(rank, 2.0) for rank in ALL)
+BY_TERM: dict[str, Any] = {"code": None, "signal": SIGTERM, "stopped_with": SIGTERM, "stopped_at": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("history", "status", "requeue"),
+    [
+        ((*TOLD, *GONE), 138, SIGUSR1),
+        ((*STARTED, *GONE), 0, 0),
+        ((*TOLD, *(ended(rank, 2.0, code=None, signal=SIGUSR1) for rank in ALL)), 138, SIGUSR1),
+        ((*TOLD, ended(0), ended(1, code=1, error=LOST), ended(2, **BY_TERM)), 138, SIGUSR1),
+        ((*STARTED, SignalReceived(SIGTERM, 1.0), *(ended(rank, **BY_TERM) for rank in ALL)), 143, SIGTERM),
+        ((*TOLD, SignalReceived(SIGTERM, 1.5), *(ended(rank, **BY_TERM) for rank in ALL)), 138, SIGUSR1),
+        ((*TOLD, SignalReceived(SIGINT, 1.5), *(ended(rank, 2.0) for rank in ALL)), 130, 0),
+        ((*STARTED, SignalReceived(SIGTERM, 1.0), SignalReceived(SIGINT, 1.5), *GONE), 143, 0),
+        (
+            (*STARTED, ended(0, code=None, signal=SIGTERM), SignalReceived(SIGTERM, 1.1), ended(1), ended(2)),
+            143,
+            SIGTERM,
+        ),
+        ((*STARTED, *GONE, SignalReceived(SIGUSR1, 3.0)), 0, 0),
+    ],
+    ids=[
+        "all left with 0",
+        "there was none",
+        "it ended all of them",
+        "one lost contact, and the rest were stopped",
+        "it stopped them",
+        "the time was up before all had left",
+        "Ctrl-C came after it",
+        "Ctrl-C came after one that stops",
+        "Slurm signalled a worker first",
+        "it came when all had finished",
+    ],
+)
+def test_a_job_goes_back_if_all_left_after_a_notice(history, status, requeue):
+    state, actions = after(*history, NOTHING_LEFT, policy=NOTICES)
+    assert (actions, state.requeue) == ([Exit(status)], requeue)
+
+
+def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other():
+    history = (*TOLD, ended(1, code=3, error=OWN), ended(0, **BY_TERM), ended(2, **BY_TERM), NOTHING_LEFT)
+    assert isinstance(after(*history, policy=NOTICES)[1][0], Retry)
+    state, actions = after(*history, policy=replace(NOTICES, max_restarts=0))
+    assert (actions, state.requeue) == ([Exit(3)], 0)
+    state, _ = after(*history, DeadlineReached(100.0), policy=NOTICES)
+    assert (state.generation, state.notice) == (1, 0)
+
+
+def test_what_a_notice_does_to_the_workers_is_what_it_did_before():
+    plain = replace(POLICY, max_restarts=3)
+    for signum in (SIGUSR1, SIGTERM, SIGINT):
+        history = (*STARTED, SignalReceived(signum, 1.0))
+        assert after(*history, policy=NOTICES)[1] == after(*history, policy=plain)[1]
+
+
+def test_of_several_nodes_the_coordinator_is_told_of_a_notice_and_decides():
+    policy = replace(NOTICES, coordinated=True)
+    begun = (Begun(0, ALL, 0.0), *STARTED)
+    assert after(*begun, SignalReceived(SIGUSR1, 1.0), policy=policy)[1] == [TellNotice(SIGUSR1), Forward(SIGUSR1, ALL)]
+    assert after(*begun, *(SignalReceived(SIGUSR1, at) for at in (1.0, 2.0)), policy=policy)[1] == [
+        Forward(SIGUSR1, ALL)
+    ]
+    _, actions = after(*begun, SignalReceived(SIGTERM, 1.0), policy=policy)
+    assert actions == [TellNotice(SIGTERM), Stop(SIGTERM, ALL), Announce(Why.SIGNALLED, SIGTERM)]
+    history = (*begun, SignalReceived(SIGUSR1, 1.0), *GONE, NOTHING_LEFT, Dismissed(138, 3.0))
+    state, actions = after(*history, policy=policy)
+    assert (actions, state.requeue) == ([Exit(138)], 0)

@@ -1,0 +1,287 @@
+"""What Slurm does with the job that we are part of, and the one thing that it is asked to do: to send it back into the queue.
+
+Nothing here decides that a job should go back. `parse`, `fate` and `refusal` are pure; the rest runs `scontrol`, which may be
+missing in a container, and waits for it.
+
+What `scontrol show job` said when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides what the job will have been):
+
+| what came | JobState | Reason | Restarts | and |
+| --- | --- | --- | --- | --- |
+| `--signal=USR1@60`, `scancel --signal` | RUNNING | None | as before | |
+| `scancel` | COMPLETING | None | as before | EndTime: now; ExitCode 0:15 or still 0:0 |
+| the time limit | COMPLETING | TimeLimit | as before | EndTime: now |
+| preemption by requeue | COMPLETING | None | one more | no PreemptTime any more |
+| preemption with GraceTime | RUNNING | None | as before | PreemptTime: now, until the grace is over; then as above |
+| preemption by cancel, at its end | COMPLETING | None | as before | PreemptTime = EndTime |
+| `scancel` in the grace | COMPLETING | None | as before | PreemptTime before EndTime |
+| `scontrol requeue`, a lost node | COMPLETING | None | one more | |
+| a lost node, `--no-requeue` | COMPLETING | NodeDown | as before | |
+| the script ended by a signal of its own | COMPLETING | JobLaunchFailure | as before | newer versions: RaisedSignal:... |
+| the end of the script | COMPLETING | None | as before | as after `scancel` |
+
+`scontrol requeue` takes a job that is COMPLETING too, even one that was cancelled; it refuses jobs of salloc and those with
+`--no-requeue`. Of an array it takes ID_INDEX, and all elements where it is given the id that one element shares with the array.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from ddplaunch import exitcodes, slurmctld
+from ddplaunch.record import record
+
+PATIENCE = 20.0  # seconds for one answer; slurmctld's own MessageTimeout is 10
+
+_NEVER = ("None", "Unknown", "N/A", "(null)", "")
+
+
+class Fate(Enum):
+    """What Slurm is doing with the job."""
+
+    RUNNING = "running"
+    REQUEUED = "requeued"  # Slurm itself sends it back: preemption, a lost node, `scontrol requeue`
+    PREEMPTED = "preempted"
+    OUT_OF_WALLTIME = "out of walltime"
+    NODE_LOST = "node lost"
+    CANCELLED = "cancelled"  # or its script has ended, which looks the same
+    OVER = "over"  # for a reason that has no place here
+
+
+@record(kw_only=True)
+class Job:
+    """A job as the controller describes it."""
+
+    states: tuple[str, ...]  # "RUNNING"; newer versions may give several
+    reason: str
+    restarts: int
+    preempted_at: str  # "2026-11-21T19:40:51", "" for not at all
+    ends_at: str
+    is_batch: bool
+    may_requeue: bool
+
+
+@record(kw_only=True)
+class Intent:
+    """Whether the job is to be sent back, and what to say of it."""
+
+    job: str  # its id, "" if this is no Slurm job
+    goes: bool
+    words: str  # a sentence without its end
+
+
+class Unknown(Exception):
+    """The controller does not answer, or cannot be asked; the text says why, as in a sentence."""
+
+
+class Missing(Unknown):
+    """There is no scontrol here."""
+
+
+# what a job's end is called before all else that is said of it
+LABELS = {
+    Fate.REQUEUED: "requeued by Slurm",
+    Fate.PREEMPTED: "preempted",
+    Fate.OUT_OF_WALLTIME: "out of walltime",
+    Fate.NODE_LOST: "a node of the job was lost",
+    Fate.CANCELLED: "cancelled",
+}
+
+
+# --- pure
+
+
+def job_id(env: Mapping[str, str]) -> str:
+    """Give the id by which `scontrol` knows this job alone: an array element's own, a het job's first one."""
+    array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+    if array and index:
+        return f"{array}_{index}"
+    return env.get("SLURM_HET_JOB_ID") or env.get("SLURM_JOB_ID_HET_GROUP_0") or env.get("SLURM_JOB_ID", "")
+
+
+def restarts(env: Mapping[str, str]) -> int:
+    """Give how often Slurm has started this job again."""
+    text = env.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def parse(text: str) -> Job | None:
+    """Read what `scontrol show job -o` says of one job; None if it is something else."""
+    fields = next(iter(slurmctld.parse(text)), {})
+    if "JobState" not in fields:
+        return None
+    count = fields.get("Restarts", "0")
+    return Job(
+        states=tuple(re.split(r"[,+]", fields["JobState"])),
+        reason=fields.get("Reason", "None"),
+        restarts=int(count) if count.isdecimal() else 0,
+        preempted_at=_time(fields.get("PreemptTime", "")),
+        ends_at=_time(fields.get("EndTime", "")),
+        is_batch=fields.get("BatchFlag", "1") != "0",
+        may_requeue=fields.get("Requeue", "1") != "0",
+    )
+
+
+def _time(text: str) -> str:
+    return "" if text in _NEVER else text
+
+
+def fate(job: Job, restarts: int) -> Fate:
+    """Say what Slurm is doing with a job whose processes were told of `restarts` before."""
+    states = set(job.states)
+    if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
+        return Fate.REQUEUED
+    if job.reason == "TimeLimit" or "TIMEOUT" in states:
+        return Fate.OUT_OF_WALLTIME
+    if job.reason == "NodeDown" or "NODE_FAIL" in states:
+        return Fate.NODE_LOST
+    is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
+    if "PREEMPTED" in states or (job.preempted_at and not (is_ending and job.preempted_at < job.ends_at)):
+        return Fate.PREEMPTED
+    # the signal that was meant for the workers has ended the script: nobody has cancelled the job
+    if not is_ending or job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal"):
+        return Fate.RUNNING
+    return Fate.CANCELLED if job.reason == "None" or "CANCELLED" in states else Fate.OVER
+
+
+def refusal(job: Job, found: Fate) -> str | None:
+    """Say why a job is not to be sent back after all, as what follows on its name in a sentence; None if it is."""
+    match found:
+        case Fate.REQUEUED:
+            return "is sent back into the queue by Slurm itself"
+        case Fate.CANCELLED:
+            return "was cancelled, and so does not go back into the queue"
+        case Fate.OVER:
+            return f"has ended ({job.reason}), and does not go back into the queue"
+    if not job.is_batch:
+        return "cannot go back into the queue: only jobs of sbatch can"
+    if not job.may_requeue:
+        return "cannot go back into the queue: submit it with `sbatch --requeue`"
+    return None
+
+
+def by_hand(env: Mapping[str, str], signum: int) -> str:
+    """Give the line of a batch script that does what we could not do."""
+    own = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if "_" in job_id(env) else "$SLURM_JOB_ID"
+    return f"[ $? -ne {exitcodes.of_signal(signum)} ] || scontrol requeue {own}"
+
+
+# --- the controller
+
+
+def ask(env: Mapping[str, str], patience: float = PATIENCE) -> Job:
+    """Ask about this job.
+
+    Raises:
+        Unknown: there is no answer.
+    """
+    job = parse(_scontrol(env, ("show", "job", "-o", job_id(env)), patience))
+    if job is None:
+        raise Unknown("scontrol's answer cannot be read")
+    return job
+
+
+def what_ends(env: Mapping[str, str], patience: float) -> str:
+    """Say why Slurm is ending this job, "preempted" or the like; "" if it is not, or if nobody knows."""
+    ends_at = env.get("SLURM_JOB_END_TIME", "")  # of newer versions
+    if ends_at.isdecimal() and time.time() >= int(ends_at):
+        return LABELS[Fate.OUT_OF_WALLTIME]
+    try:
+        found = fate(ask(env, patience), restarts(env))
+    except Unknown:
+        return ""
+    return LABELS.get(found, "")
+
+
+@record
+class WayBack:
+    """The way of this job into the queue, which it goes `most` times at most, Slurm's own requeues counted."""
+
+    env: Mapping[str, str]
+    most: int
+
+    def intend(self, signum: int) -> Intent:
+        """Find out whether the job is to go back after the notice `signum`."""
+        job, before = job_id(self.env), restarts(self.env)
+        notice = signal.Signals(signum).name
+        if not job:
+            return _stays(job, f"the workers left after {notice}, and nobody starts them again: this is no Slurm job")
+        try:
+            known = ask(self.env)
+        except Missing as error:
+            return _stays(
+                job,
+                f"job {job} should go back into the queue after {notice}, but {error}; "
+                f"put this after the command in the batch script: {by_hand(self.env, signum)}",
+            )
+        except Unknown as error:
+            return _stays(job, f"job {job} cannot go back into the queue after {notice}: {error}")
+        if why := refusal(known, fate(known, before)):
+            return _stays(job, f"job {job} {why}")
+        if before >= self.most:
+            return _stays(
+                job,
+                f"job {job} has been started again {before} times, and does not go back into the queue "
+                f"after {notice} (--max-requeues {self.most})",
+            )
+        words = f"job {job} goes back into the queue after {notice} (requeue {before + 1} of at most {self.most})"
+        return Intent(job=job, goes=True, words=words)
+
+    def go(self) -> str | None:
+        """Send the job back, which ends all that runs of it; give the reason in a sentence if that cannot be done."""
+        job = job_id(self.env)
+        try:
+            _scontrol(self.env, ("requeue", job))
+        except Unknown as error:
+            # Slurm ends all processes of a job that it sends back, and may have ended scontrol before its answer
+            if ask_restarts(self.env) > restarts(self.env):
+                return None
+            return f"job {job} could not be sent back into the queue: {error}"
+        return None
+
+
+def _stays(job: str, words: str) -> Intent:
+    return Intent(job=job, goes=False, words=words)
+
+
+def ask_restarts(env: Mapping[str, str]) -> int:
+    """Ask how often Slurm starts this job again; 0 if there is no answer."""
+    try:
+        return ask(env).restarts
+    except Unknown:
+        return 0
+
+
+def _scontrol(env: Mapping[str, str], words: Sequence[str], patience: float = PATIENCE) -> str:
+    import subprocess  # few jobs need it
+
+    asking = {**env, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(
+            ["scontrol", *words],
+            env=asking,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience,
+            check=False,
+            start_new_session=True,  # Ctrl-C is not for it
+            preexec_fn=_bear_the_end,  # which is safe, since this process has no threads
+        )
+    except FileNotFoundError:
+        raise Missing("there is no scontrol here") from None
+    except OSError as error:
+        raise Missing(f"scontrol cannot be run ({error.strerror})") from None
+    except subprocess.TimeoutExpired:
+        raise Unknown(f"scontrol has not answered within {patience:g} s") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise Unknown(f"scontrol says: {said}" if said else f"scontrol ended with status {done.returncode}")
+    return done.stdout.decode(errors="replace")
+
+
+def _bear_the_end() -> None:
+    """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

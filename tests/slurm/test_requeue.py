@@ -1,0 +1,192 @@
+"""Jobs that go back into the queue after a notice: once, and only if nobody cancelled them and no worker failed."""
+
+from __future__ import annotations
+
+import os
+from signal import SIGUSR1
+
+import pytest
+
+from tests.conftest import PROGRAMS
+from tests.slurm.job import Batch, SlurmJob
+from tests.slurm.started import BEHAVE, EVERY_WAY, RANKS, batch, front, one_cluster, ready
+
+__all__ = ["one_cluster"]
+
+LEAVES = PROGRAMS / "leaves.py"
+ONE_NODE = "the script itself"
+
+
+def leaving(
+    job: SlurmJob, way: str, *args: str, flags: str = "--requeue-on USR1", options: tuple[str, ...] = ()
+) -> Batch:
+    """A job whose workers run, in one of the ways; where the script itself is the command, on one node with two workers."""
+    if way == ONE_NODE:
+        running = job.sbatch(f"exec {job.ddplaunch} --nproc-per-node 2 {flags} {LEAVES} {' '.join(args)}", *options)
+        ready(job, running, 2)
+    else:
+        running = batch(job, way, LEAVES, *args, flags=flags, options=options)
+        ready(job, running)
+    return running
+
+
+def signs(job: SlurmJob, name: str, number: int) -> list[str]:
+    """What the workers have put up under a name."""
+    paths = [job.home / "signs" / f"{name}-{rank}" for rank in range(number)]
+    return [path.read_text().strip() if path.exists() else "missing" for path in paths]
+
+
+def about_the_queue(running: Batch) -> list[str]:
+    """What the job has said of the queue, before its next start truncates the file."""
+    return [line for line in running.output().splitlines() if "into the queue" in line]
+
+
+def goes_back(job: SlurmJob, running: Batch, number: int = RANKS, notice: str = "SIGUSR1") -> None:
+    """Prove that the job comes back once, after each worker had the signal once and saved, and that it then completes."""
+    running.wait("PENDING")
+    words = f"ddplaunch: job {running.id} goes back into the queue after {notice} (requeue 1 of at most 10)"
+    assert about_the_queue(running) == [words], running.output()
+    assert signs(job, "saved", number) == [""] * number, running.output()
+    assert signs(job, "got", number) == [notice] * number
+    assert "Kill task failed" not in running.output()
+    running.skip_hold()
+    running.wait("COMPLETED")
+    assert signs(job, "again", number) == ["1"] * number
+    assert running.restarts() == 1
+
+
+@EVERY_WAY
+def test_a_job_goes_back_once_and_completes(job: SlurmJob, way: str) -> None:
+    running = leaving(job, way)
+    running.cancel("--signal=USR1")
+    goes_back(job, running)
+    job.nothing_left(10)
+
+
+def test_a_job_goes_back_before_its_time_is_up(job: SlurmJob) -> None:
+    running = leaving(job, ONE_NODE, options=("--time=1", "--signal=B:USR1@60"))
+    job.cluster.pass_time(30)
+    goes_back(job, running, 2)
+
+
+def test_a_job_goes_back_when_its_time_is_up(job: SlurmJob) -> None:
+    running = leaving(job, ONE_NODE, flags="--requeue-on USR1,TERM", options=("--time=1",))
+    job.cluster.pass_time(95)
+    running.wait("PENDING")
+    assert "ddplaunch: out of walltime: stopped by SIGTERM" in running.output()
+    goes_back(job, running, 2, notice="SIGTERM")
+
+
+def test_a_job_whose_script_slurm_has_ended_already_goes_back_too(job: SlurmJob) -> None:
+    """A shell ends by SIGTERM at once, and the command in it by SIGKILL, while the agents' step has time yet."""
+    running = leaving(job, "a step of its own", flags="--requeue-on TERM", options=("--time=1",))
+    job.cluster.pass_time(95)
+    running.wait("PENDING")
+    assert (running.restarts(), signs(job, "saved", RANKS)) == (1, [""] * RANKS)
+    running.cancel()
+
+
+def test_of_an_array_the_element_alone_goes_back(job: SlurmJob) -> None:
+    """Of two the last has the id of the array itself, which `scontrol requeue` takes for all of it."""
+    own = "mkdir -p $DDP_TEST_DIR/$SLURM_ARRAY_TASK_ID; export DDP_TEST_DIR=$DDP_TEST_DIR/$SLURM_ARRAY_TASK_ID"
+    array = job.sbatch(f"{own}\nexec {job.ddplaunch} --requeue-on USR1 {LEAVES}", "--array=0-1")
+    other, last = array.element(0), array.element(1)
+    for index in (0, 1):
+        job.sign(f"{index}/ready-0")
+    assert last.about()["JobId"] == array.id
+    last.cancel("--batch", "--signal=USR1")
+    last.wait("PENDING")
+    assert about_the_queue(last)[0].startswith(f"ddplaunch: job {last.id} goes back into the queue")
+    assert (other.state(), other.restarts(), last.restarts()) == ("RUNNING", 0, 1)
+    array.cancel()
+    assert [element.wait() for element in (other, last)] == ["CANCELLED"] * 2
+
+
+def test_a_worker_that_fails_after_the_notice_fails_the_job(job: SlurmJob) -> None:
+    running = leaving(job, "a step of its own", "1=fails")
+    running.cancel("--signal=USR1")
+    assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 1, 0)
+    assert about_the_queue(running) == []
+    assert "rank 1 on node1 failed: RuntimeError: the checkpoint cannot be written" in running.output()
+
+
+def test_workers_that_the_notice_itself_ends_have_left(job: SlurmJob) -> None:
+    running = leaving(job, "a task for each node", *(f"{rank}=dies" for rank in range(RANKS)))
+    running.cancel("--signal=USR1")
+    running.wait("PENDING")
+    assert len(about_the_queue(running)) == 1
+    assert "6 workers on 3 nodes left after SIGUSR1" in running.output()
+    running.cancel()
+
+
+@pytest.mark.parametrize("way", ["a task for each node", "a step of its own"])
+def test_a_job_that_somebody_cancels_does_not_come_back(job: SlurmJob, way: str) -> None:
+    running = leaving(job, way, flags="--requeue-on TERM")
+    running.cancel()
+    assert (running.wait(), running.restarts()) == ("CANCELLED", 0)
+    assert signs(job, "saved", RANKS) == [""] * RANKS
+    job.nothing_left(10)
+
+
+def test_a_preempted_job_that_leaves_within_the_grace_time_goes_back_once(job: SlurmJob) -> None:
+    running = leaving(
+        job, "a task for each rank", flags="--requeue-on TERM", options=("--partition=graced", "--exclusive")
+    )
+    high = job.sbatch("true", "--partition=high", "--exclusive", "--nodes=3")
+    goes_back(job, running, notice="SIGTERM")
+    assert high.wait() == "COMPLETED"
+
+
+def test_a_preempted_job_without_grace_time_goes_back_by_slurm_alone(job: SlurmJob) -> None:
+    running = leaving(job, ONE_NODE, flags="--requeue-on TERM", options=("--partition=low", "--exclusive"))
+    high = job.sbatch("true", "--partition=high", "--exclusive", "--nodes=3")
+    running.wait("PENDING")
+    assert about_the_queue(running) == [f"ddplaunch: job {running.id} is sent back into the queue by Slurm itself"]
+    assert high.wait() == "COMPLETED"
+    running.skip_hold()
+    running.wait("COMPLETED")
+    assert running.restarts() == 1
+
+
+def test_a_job_goes_back_no_more_often_than_it_may(job: SlurmJob) -> None:
+    running = leaving(job, ONE_NODE, flags="--requeue-on USR1 --max-requeues 0")
+    running.cancel("--batch", "--signal=USR1")
+    assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 138, 0)
+    assert about_the_queue(running) == [
+        f"ddplaunch: job {running.id} has been started again 0 times, and does not go back into the queue after SIGUSR1 "
+        "(--max-requeues 0)"
+    ]
+
+
+def test_where_scontrol_is_missing_the_script_can_send_the_job_back(job: SlurmJob) -> None:
+    by_hand = "[ $? -ne 138 ] || scontrol requeue $SLURM_JOB_ID"
+    running = job.sbatch(
+        f"trap : USR1\nPATH=/nowhere {job.ddplaunch} --nproc-per-node 2 --requeue-on USR1 {LEAVES}\n{by_hand}\nsleep 60"
+    )
+    ready(job, running, 2)
+    os.kill(front(job, "node1"), SIGUSR1)
+    running.wait("PENDING")
+    assert about_the_queue(running) == [
+        f"ddplaunch: job {running.id} should go back into the queue after SIGUSR1, but there is no scontrol here; put this "
+        f"after the command in the batch script: {by_hand}"
+    ]
+    running.cancel()
+
+
+# --- what the report says of an end by Slurm
+
+
+def test_a_job_whose_time_is_up_says_so(job: SlurmJob) -> None:
+    running = batch(job, "a step of its own", BEHAVE, "all=polite", options=("--time=1",))
+    ready(job, running)
+    job.cluster.pass_time(95)
+    assert running.wait() == "TIMEOUT"
+    assert "ddplaunch: out of walltime: stopped by SIGTERM" in running.output()
+
+
+def test_a_job_that_is_cancelled_says_so(job: SlurmJob) -> None:
+    running = batch(job, "a step of its own", BEHAVE, "all=polite")
+    ready(job, running)
+    running.cancel()
+    running.wait("CANCELLED")
+    assert "ddplaunch: cancelled: stopped by SIGTERM" in running.output()
