@@ -138,7 +138,8 @@ class Stage:
             time.monotonic,
             readers=(partial(_tell, outbox),) if setting.tells else (),
             verbosity=setting.spec.verbosity,
-            colour=Stream.ERR in setting.screen.colour,
+            # what becomes an exception elsewhere has none
+            colour=Stream.ERR in setting.screen.colour and not setting.answers,
             cwd=_cwd(),
             origins=setting.spec.origins,
             reports=setting.speaks,

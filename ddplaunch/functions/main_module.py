@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+_MOST_SOURCES = 4 << 20  # characters
 _SELF_MADE = ("<stdin>", "<string>")  # what `python` without a file, and with -c, calls its code
 
 
@@ -46,6 +47,14 @@ def preparation(main: dict[str, str]) -> dict[str, Any]:
     if method := multiprocessing.get_start_method(allow_none=True):
         data["start_method"] = method
     return data
+
+
+def sources() -> dict[str, Any]:
+    """Give the lines of what was typed, for tracebacks: a notebook keeps those of its cells in linecache, without a file."""
+    import linecache
+
+    typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    return typed if sum(entry[0] for entry in typed.values()) <= _MOST_SOURCES else {}
 
 
 def _here() -> str:

@@ -87,7 +87,10 @@ class Function:
         except Exception as error:
             raise CannotSend(self._reason(error, by_value=by_value)) from error
         main = self._main if not by_value and _MAIN in data else {}
-        return Sent(preparation=main_module.preparation(main), pickle=data, descriptors=descriptors)
+        preparation = main_module.preparation(main)
+        if by_value:
+            preparation["sources"] = main_module.sources()
+        return Sent(preparation=preparation, pickle=data, descriptors=descriptors)
 
     def _reason(self, error: Exception, *, by_value: bool) -> str:
         """Say which part it was."""
@@ -165,20 +168,19 @@ def _pickler(buffer: io.BytesIO, *, by_value: bool) -> pickle.Pickler:
     from multiprocessing.reduction import ForkingPickler
 
     base: Any = ForkingPickler
+    names: dict[str, Any] = {"persistent_id": _persistent_id}
     if by_value:
         import cloudpickle
 
         base = cloudpickle.Pickler
-
-    class Pickler(base):  # type: ignore[misc]  # which it is, is known only now
-        def persistent_id(self, value: object) -> int | None:
-            return value.index if type(value) is _Descriptor else None
-
-    pickler: Any = Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-    if by_value:
         registered: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to know
-        pickler.dispatch_table = ChainMap(registered, pickler.dispatch_table)
-    return pickler  # type: ignore[no-any-return]
+        names["dispatch_table"] = ChainMap(registered, base.dispatch_table)
+    made: pickle.Pickler = type("Pickler", (base,), names)(buffer, pickle.HIGHEST_PROTOCOL)
+    return made
+
+
+def _persistent_id(_: pickle.Pickler, value: object) -> int | None:
+    return value.index if type(value) is _Descriptor else None
 
 
 def _cloudpickle() -> bool:

@@ -126,9 +126,11 @@ def main() -> None:
 
 
 def prepare(call: "dict[str, Any]") -> None:
-    """Become like the caller: import path, arguments, `__main__`."""
+    """Become like the caller: import path, arguments, `__main__`, lines of source that stand in no file."""
+    import linecache
     from multiprocessing import process, spawn
 
+    linecache.cache.update(call["preparation"].get("sources", {}))
     current: Any = process.current_process()
     current.name = f"rank {RANK}"
     current._inheriting = True  # starting a process now means that the main module does so when it is imported
