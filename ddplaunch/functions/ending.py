@@ -10,7 +10,10 @@ from typing import Any
 from ddplaunch import exitcodes
 from ddplaunch.functions import failures
 
-_RUNNER = re.compile(r'  File "[^"]*/ddplaunch/worker/(?:call|bootstrap|program)\.py", line')
+# what leads to a function, or to a test
+_RUNNER = re.compile(
+    r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/testing/[^"]*|_pytest/[^"]*|pluggy/[^"]*)", line'
+)
 
 
 class Ending:

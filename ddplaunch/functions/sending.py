@@ -83,7 +83,7 @@ class Function:
 
     def _pickled(self, *, by_value: bool) -> Sent:
         try:
-            data, descriptors = _dumps(self._whole, by_value=by_value)
+            data, descriptors = dumps(self._whole, by_value=by_value)
         except Exception as error:
             raise CannotSend(self._reason(error, by_value=by_value)) from error
         main = self._main if not by_value and _MAIN in data else {}
@@ -104,7 +104,7 @@ class Function:
         )
         for name, value in parts:
             try:
-                close(_dumps(value, by_value=by_value)[1])
+                close(dumps(value, by_value=by_value)[1])
             except Exception as own:  # noqa: BLE001 - as above
                 way = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
                 return f"{name} cannot be sent to workers: {_one_line(own)}{way}{_advice(own)}"
@@ -138,8 +138,11 @@ class _Collector:
         return len(self.descriptors) - 1
 
 
-def _dumps(value: object, *, by_value: bool) -> tuple[bytes, tuple[int, ...]]:
-    """Pickle; give the descriptors that belong to it."""
+def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
+    """Pickle; give the descriptors that belong to it, which the caller closes.
+
+    Raises: whatever the objects' own code raises.
+    """
     buffer = io.BytesIO()
     collector = _Collector()
     with _spawning(collector):
@@ -149,6 +152,16 @@ def _dumps(value: object, *, by_value: bool) -> tuple[bytes, tuple[int, ...]]:
             close(collector.descriptors)
             raise
     return buffer.getvalue(), tuple(collector.descriptors)
+
+
+def loads(data: bytes, descriptors: Sequence[Any]) -> Any:
+    """Unpickle what `dumps` gave; each descriptor is as multiprocessing.reduction.DupFd gives it."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, index: int) -> Any:
+            return descriptors[index]
+
+    return Unpickler(io.BytesIO(data)).load()
 
 
 @contextmanager

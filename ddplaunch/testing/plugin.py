@@ -1,0 +1,145 @@
+"""A pytest plugin: `@pytest.mark.ddplaunch(nproc=2)` runs a test on every rank of a job.
+
+Fixtures are set up once, in pytest's own process, and their values go to the workers. The test fails with what the first
+failing rank reports. In a session that has no such test it does nothing, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ddplaunch.functions.failures import JobError
+    from ddplaunch.testing.rank import Request
+
+NAME = "ddplaunch"
+DEFAULTS: Mapping[str, Any] = {
+    "timeout": 300,
+    "log_dir": os.devnull,
+}  # a run folder for each test would push others out
+_ABOUT = (
+    f"{NAME}(nproc=2, timeout=300, **options): run the test in `nproc` workers, on every rank; `options` are those of "
+    "the command ddplaunch, with _ for -"
+)
+_FAILED = pytest.StashKey["JobError"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say which marker there is."""
+    config.addinivalue_line("markers", _ABOUT)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that has the marker on every rank."""
+    marker = pyfuncitem.get_closest_marker(NAME)
+    if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it is a test like any other
+        return None
+    from ddplaunch.functions import launch
+    from ddplaunch.functions.failures import JobError
+    from ddplaunch.testing.rank import Outcome, run
+
+    options = _options(marker)
+    request = _request(pyfuncitem)
+    wrong = ""
+    try:
+        launch(run, (request,), **options)
+    except Outcome as outcome:
+        raise outcome.exception() from None
+    except JobError as error:
+        pyfuncitem.stash[_FAILED] = error
+        raise
+    except (TypeError, ValueError) as error:
+        wrong = str(error).replace("launch()", f"@pytest.mark.{NAME}")
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the rank that failed first reported, in place of how we learned of it."""
+    report = yield
+    error = item.stash.get(_FAILED, None)
+    if error is None or call.when != "call":
+        return report
+    told = _reported(item.config, error)
+    notes = list(getattr(error, "__notes__", ()))
+    if told is None:
+        report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
+        return report
+    report.longrepr = told.longrepr
+    rank = getattr(error, "rank", "?")
+    report.sections += [(f"{name} of rank {rank}", text) for name, text in told.sections]
+    report.sections.append((NAME, "\n".join([f"rank {rank} failed first", *(note.strip("\n") for note in notes[1:])])))
+    return report
+
+
+def _options(marker: pytest.Mark) -> dict[str, Any]:
+    """The options of `launch()` that a marker gives."""
+    if marker.args:
+        pytest.fail(f"@pytest.mark.{NAME} takes keywords only: nproc={marker.args[0]!r}?", pytrace=False)
+    options = {**DEFAULTS, **marker.kwargs}
+    options.setdefault("nproc_per_node", options.pop("nproc", 2))
+    return options
+
+
+def _request(item: pytest.Function) -> Request:
+    """Write what a rank needs to run the same test."""
+    from ddplaunch.functions.sending import close, dumps
+    from ddplaunch.testing.rank import Later, Request
+
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    names = item._fixtureinfo.argnames  # noqa: SLF001 - as pytest itself does where it calls a test
+    values = {
+        name: item.funcargs[name]
+        for name in names
+        # a worker that collects the test again has the parameters
+        if name not in params or params[name] is not item.funcargs[name]
+    }
+    if item.instance is not None:
+        values |= {f"self.{name}": value for name, value in vars(item.instance).items()}
+    wrong = ""
+    for name, value in values.items():
+        try:
+            close(dumps(value)[1])
+        except Exception as error:  # noqa: BLE001 - whatever the object's own code raises
+            what = f"the attribute {name}" if name.startswith("self.") else f"the fixture {name}"
+            wrong = (
+                f"{what} cannot be sent to the workers of @pytest.mark.{NAME}: {' '.join(str(error).split())}\n"
+                "make it in the test itself, where every rank gets its own"
+            )
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+    return Request(arguments=_arguments(item), values={name: Later(value) for name, value in values.items()})
+
+
+def _arguments(item: pytest.Function) -> list[str]:
+    """The command line by which pytest finds this test again, and reports as it does here."""
+    config, option = item.config, item.config.option
+    words = [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
+    words += ["-o", "addopts="]  # the caller's own, such as `-n 4`, are for the whole session
+    words += [word for pair in option.override_ini or () for word in ("-o", pair) if not pair.startswith("addopts")]
+    words += [word for name in option.plugins or () for word in ("-p", name)]
+    words += [word for warning in option.pythonwarnings or () for word in ("-W", warning)]
+    words += [f"--import-mode={option.importmode}", f"--assert={option.assertmode}", f"--tb={option.tbstyle}"]
+    words += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
+    # what it prints goes to the console of the job, and so into what is captured here
+    return [*words, "-s", "-p", "no:cacheprovider", f"{item.path}::{item.nodeid.partition('::')[2]}"]
+
+
+def _reported(config: pytest.Config, error: JobError) -> pytest.TestReport | None:
+    """The report of the rank that failed first; None if it left none."""
+    from ddplaunch.testing.rank import REPORT
+
+    data = getattr(error, REPORT, None)
+    if data is None:
+        return None
+    report = config.hook.pytest_report_from_serializable(config=config, data=data)
+    return report if isinstance(report, pytest.TestReport) else None

@@ -1,0 +1,156 @@
+"""What a rank does with a test: it has pytest collect it again and run it, with the values that its fixtures have elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ddplaunch.functions import sending
+from ddplaunch.record import record
+
+REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
+
+
+class Outcome(Exception):
+    """What pytest expresses by exceptions of its own, which are no Exceptions: a skip, an expected or a plain failure."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+
+    def exception(self) -> BaseException:
+        """Give the exception that says the same."""
+        kind, message = self.args
+        if kind == "Skipped":
+            return pytest.skip.Exception(message, _use_item_location=True)
+        return pytest.xfail.Exception(message)
+
+
+class Failed(Exception):
+    """pytest.fail() was called."""
+
+
+class Later:
+    """A value that is unpickled when it is asked for: its module may be one that pytest is yet to import."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the value apart."""
+        from multiprocessing import reduction
+
+        data, descriptors = sending.dumps(self._value)
+        try:
+            return Parcel, (data, [reduction.DupFd(descriptor) for descriptor in descriptors])
+        finally:
+            sending.close(descriptors)
+
+
+class Parcel:
+    """Such a value as it arrives."""
+
+    def __init__(self, data: bytes, descriptors: Sequence[Any]) -> None:
+        self._data = data
+        self._descriptors = descriptors
+
+    def open(self) -> Any:
+        """Unpickle it."""
+        return sending.loads(self._data, self._descriptors)
+
+
+@record(kw_only=True)
+class Request:
+    """Which test to run."""
+
+    arguments: list[str]  # pytest's command line
+    values: Mapping[str, Any]  # of fixtures by name, and of attributes as "self.NAME"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it although it is frozen."""
+        return _remade, (self.arguments, dict(self.values))
+
+
+def run(request: Request) -> None:
+    """Run a test.
+
+    Raises: what the test raises.
+    """
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    rank = _Rank(request.values)
+    status = pytest.main(request.arguments, plugins=[rank])
+    if rank.error is not None:
+        raise rank.error
+    if not rank.has_run:
+        raise RuntimeError(f"pytest did not find the test again (exit status {int(status)}): {request.arguments[-1]}")
+
+
+def _remade(arguments: list[str], values: Mapping[str, Any]) -> Request:
+    return Request(arguments=arguments, values=values)
+
+
+class _Rank:
+    """The hooks of the session in a worker."""
+
+    def __init__(self, values: Mapping[str, Parcel]) -> None:
+        self._values = values
+        self.error: Exception | None = None
+        self.has_run = False
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Say nothing: who started us does."""
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            config.pluginmanager.unregister(reporter)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Have no fixture set up: each has its value."""
+        assert isinstance(item, pytest.Function)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        for name in item.fixturenames:
+            item.funcargs[name] = self._values[name].open() if name in self._values else params.get(name)
+        for name, value in self._values.items():
+            if name.startswith("self."):
+                setattr(item.instance, name.removeprefix("self."), value.open())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Keep what the test raised, with pytest's report of it."""
+        report = yield
+        self.has_run = self.has_run or call.when == "call"
+        if call.excinfo is not None and self.error is None:
+            self.error = _error(call.excinfo.value)
+            self.error.__traceback__ = _from_test_on(call.excinfo.value, str(item.path))
+            data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
+            try:
+                setattr(self.error, REPORT, data)
+            except (AttributeError, TypeError):  # its class allows no attributes
+                pass
+        return report
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep why the test cannot be collected."""
+        if report.failed and self.error is None:
+            self.error = RuntimeError(f"pytest cannot collect the test again:\n{report.longreprtext}")
+
+
+def _error(raised: BaseException) -> Exception:
+    if isinstance(raised, Exception):
+        return raised
+    if isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)):
+        return Outcome("Skipped" if isinstance(raised, pytest.skip.Exception) else "XFailed", str(raised.msg))
+    return Failed(str(raised))
+
+
+def _from_test_on(raised: BaseException, path: str) -> Any:
+    """The traceback without how pytest came to the test."""
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace or raised.__traceback__
