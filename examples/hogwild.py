@@ -24,6 +24,7 @@ import torch
 import torch.multiprocessing as mp
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.functional import cross_entropy
 
 HELD_BACK = 360  # images that are never trained on, a fifth
@@ -104,19 +105,10 @@ def run(processes: int, threads: int, args: argparse.Namespace, images: Tensor, 
     limit = args.seconds if threads == torch.get_num_threads() > 1 else math.inf
     work = Work(model, images[HELD_BACK:], labels[HELD_BACK:], threads, steps, limit, rate)
     taken, seconds = torch.zeros(processes, dtype=torch.int64), torch.zeros(processes)
-    context = mp.get_context("forkserver")
-    start = context.Barrier(processes)
+    start = mp.get_context("forkserver").Barrier(processes)
     # tensors among the arguments are moved to shared memory, and what a process writes to them is seen here
-    members = [
-        context.Process(target=train, args=(index, work, start, taken.share_memory_(), seconds.share_memory_()))
-        for index in range(processes)
-    ]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-    if any(member.exitcode for member in members):
-        raise SystemExit(f"processes of a run ended with {[member.exitcode for member in members]}")
+    arguments = (work, start, taken.share_memory_(), seconds.share_memory_())
+    start_processes(train, arguments, processes, start_method="forkserver")  # if one fails, it ends all, and says why
     with torch.no_grad():
         right = model(images[:HELD_BACK]).argmax(dim=1) == labels[:HELD_BACK]
     speed = float(BATCH * taken.sum() / seconds.max())
@@ -168,8 +160,9 @@ def main() -> None:
 
     cpus = torch.get_num_threads()  # ddplaunch gives its only worker every CPU that the job may use
     images, labels = (tensor.share_memory_() for tensor in load_data())
-    # processes are forked from one that has imported these already: milliseconds instead of seconds each
-    mp.get_context("forkserver").set_forkserver_preload(["torch", "sklearn.datasets"])
+    # processes are forked from one that has imported these already, the first with torch for the first step of an optimizer:
+    # they start in milliseconds instead of seconds
+    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo", "sklearn.datasets"])
     print(f"{cpus} CPUs, {args.steps} steps of {BATCH} images; accuracy on {HELD_BACK} images held back", flush=True)
     print("processes   threads, images/s (accuracy)      the same, threads unbounded         ratio")
     pairs = []

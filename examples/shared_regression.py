@@ -17,6 +17,7 @@ from threading import Barrier
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.functional import mse_loss
 
 SLOPE, OFFSET, VARIANCE = 2.0, 3.0, 0.25
@@ -65,26 +66,20 @@ def fit(processes: int, epochs: int) -> None:
     """Learn the line with this many processes, say what memory they shared and how, and check the line.
 
     Raises:
-        SystemExit: a process has failed, or the line is not the one that it should be.
+        SystemExit: the line is not the one that it should be.
     """
     torch.manual_seed(0)
     line = nn.Linear(1, 1).share_memory()  # two parameters, so two pieces of shared memory
     x, y = (tensor.share_memory_() for tensor in make_points(seed=1))
     before = line.weight.data_ptr()
-    context = mp.get_context("forkserver")
-    ready = context.Barrier(processes)
-    members = [
-        context.Process(target=learn, args=(index, processes, line, x, y, epochs, ready)) for index in range(processes)
-    ]
-    for member in members:
-        member.start()
+    ready = mp.get_context("forkserver").Barrier(processes)
+    arguments = (processes, line, x, y, epochs, ready)
+    members = start_processes(learn, arguments, processes, join=False, start_method="forkserver")
     print(
         f"{mp.get_sharing_strategy()}: 4 tensors, {descriptors()} open files, {names()} names in /dev/shm", flush=True
     )
-    for member in members:
-        member.join()
-    if any(member.exitcode for member in members):
-        raise SystemExit(f"the processes ended with {[member.exitcode for member in members]}")
+    while not members.join():  # it waits for some of them; if one fails, it ends all, and says why
+        pass
 
     assert line.weight.data_ptr() == before, "the others wrote to this very memory"
     x, y = make_points(seed=2)  # points that nobody has learned
@@ -110,7 +105,8 @@ def main() -> None:
         help="how memory is shared; own: as torch, or `ddplaunch --sharing-strategy`, has it [both]",
     )
     args = parser.parse_args()
-    mp.get_context("forkserver").set_forkserver_preload(["torch"])
+    # processes are forked from one that has imported torch already, and what the first step of an optimizer imports
+    mp.get_context("forkserver").set_forkserver_preload(["torch._dynamo"])
     own = mp.get_sharing_strategy()
     for strategy in {"both": STRATEGIES, "own": (own,)}.get(args.strategies, (args.strategies,)):
         mp.set_sharing_strategy(strategy)
