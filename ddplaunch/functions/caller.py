@@ -51,6 +51,7 @@ class Caller:
         self._control = b""
         self._ending = Ending()
         self._stop_signal = stop_signal(spec)
+        self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = Listener()
         try:
             self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
@@ -66,7 +67,7 @@ class Caller:
                 while self._is_going_on:
                     self._wait()
             except BaseException as interruption:
-                self._end(signal.SIGINT if isinstance(interruption, KeyboardInterrupt) else self._stop_signal)
+                self._end(self._interrupt if isinstance(interruption, KeyboardInterrupt) else self._stop_signal)
                 raise
             for line in self._lines.values():
                 line.drain()
@@ -169,10 +170,7 @@ class Caller:
                     self._wait()
                 return
             except KeyboardInterrupt:
-                signum = signal.SIGINT
-            except BaseException:
-                self._process.kill()  # its agent ends the rest
-                raise
+                signum = self._interrupt
 
     # --- workers
 
@@ -269,6 +267,9 @@ class Caller:
         if hasattr(self, "_ours"):
             self._ours.close()
         if hasattr(self, "_process"):
+            if self._process.returncode is None:  # we were interrupted more than once
+                self._process.kill()  # its agent ends the rest
+                self._process.wait()
             for pipe in (self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()

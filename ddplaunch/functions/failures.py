@@ -117,8 +117,18 @@ def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, A
     if not issubclass(kind, Exception):  # SystemExit and the like would pass all handlers of ours
         return None
     try:
-        bases = (kind,) if issubclass(kind, WorkerFailed) else (kind, WorkerFailed)
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        bases: tuple[type, ...] = (kind, WorkerFailed)
+        if issubclass(kind, WorkerFailed):
+            bases = (kind,)
+        elif issubclass(WorkerFailed, kind):  # RuntimeError, Exception
+            bases = (WorkerFailed,)
+        names = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+            # it may have to go on to another process, where its class is made again
+            "__reduce__": lambda self: (_of_both_types, (kind, self.args, {**attributes, **vars(self)})),
+        }
         result: Any = type(kind.__name__, bases, names)
         result = result.__new__(result, *args)
         result.args = args

@@ -101,13 +101,13 @@ def main() -> None:
         sys.exit("the process that called launch() is gone")
     during = ""
     try:
+        watch(call, descriptors)
         during = f"while it imported {main_module(call)}"
         prepare(call)
         during = "while it unpickled the function and its arguments"
         function, args, kwargs = load(pickled, descriptors)
         del pickled
         during = ""
-        watch(call, descriptors)
         result = function(*args, **kwargs)
         during = "when its result was to be sent"
         data = beside("answer")["dump"](result, call["result_limit"])

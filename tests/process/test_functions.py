@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -176,7 +177,10 @@ def test_an_exception_keeps_its_type_where_that_is_possible(what, kind, text):
     if what == "Refused":
         assert error.code == 7
     if what == "cause":
-        assert "KeyError: 'key'" in error.traceback
+        assert "KeyError: 'key'" in error.traceback and type(error).__name__ == "RuntimeError" and str(error) == "later"
+    if isinstance(error, kind) and kind is not ddplaunch.WorkerFailed:
+        again = pickle.loads(pickle.dumps(error))  # as a pool of processes or pytest-xdist would hand it on
+        assert (type(again).__mro__[1:], str(again), again.rank) == (type(error).__mro__[1:], str(error), 1)
 
 
 @pytest.mark.parametrize(
