@@ -158,7 +158,7 @@ class Crew:
             pump.started()
             if not self._paused:
                 self._watch(worker.rank, stream, pump)
-        return RunningWorker(worker.rank, child, self._clock())
+        return RunningWorker(worker.rank, child, self._clock(), by_itself=self._outfit.plan.interpreter is not None)
 
     # --- output
 

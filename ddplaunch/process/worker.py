@@ -8,6 +8,8 @@ import signal
 from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.record import record
 
+_FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
+
 
 @record
 class End:
@@ -33,11 +35,17 @@ class RunningWorker:
     so that signals to the group of a worker that ended reach what it left behind and nobody else.
     """
 
-    def __init__(self, rank: int, child: Child, started_at: float) -> None:
+    def __init__(self, rank: int, child: Child, started_at: float, *, by_itself: bool) -> None:
+        """`by_itself` is whether signals to save or to end are for its process alone while that lives.
+
+        A data loader would die of them, or run the handler that it has inherited, while its parent still needs it. What
+        such a worker has started is its own to end, or is swept. A command that is no Python program is mostly a wrapper.
+        """
         self.rank = rank
         self.pid = child.pid
         self.pidfd = child.pidfd
         self._child = child
+        self._by_itself = by_itself
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent
@@ -56,8 +64,11 @@ class RunningWorker:
         return why_not_started(self._child, program)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to its process group."""
+        """Send it a signal, or send that to its process group."""
         try:
+            if self._by_itself and signum not in _FOR_ALL and self.look() is None:
+                signal.pidfd_send_signal(self.pidfd, signum)
+                return
             os.killpg(self.pid, signum)
         except ProcessLookupError:
             os.kill(self.pid, signum)  # it has not yet made its group, or is a zombie without one
@@ -65,7 +76,7 @@ class RunningWorker:
             pass  # all in the group have changed their user
 
     def end(self, signum: int, at: float) -> None:
-        """Send its group a signal that is meant to end it, and note so if it still lives."""
+        """Send a signal that is meant to end it, and note so if it still lives."""
         if self.look() is None:
             self.stopped_with = signum
             if self.stopped_at is None:

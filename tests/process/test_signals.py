@@ -42,6 +42,32 @@ def test_a_stop_signal_reaches_every_worker_once_and_as_it_is(job, start, signum
     job.nothing_left()
 
 
+@pytest.mark.parametrize(("signum", "status"), [(SIGTERM, 143), (SIGINT, 130), (SIGUSR1, 0)])
+def test_what_a_python_program_has_started_is_there_while_it_saves(job, program, signum, status):
+    """A data loader that is ended by the signal would take the step during which the worker saves with it."""
+    process = job.start("--nproc-per-node", 2, program("loads"))
+    job.signs("ready", 2)
+    process.send_signal(signum)
+    assert job.wait().status == status
+    assert {path.name: path.read_text() for path in (job.home / "signs").glob("saved-*")} == {
+        "saved-0": "!",
+        "saved-1": "!",
+    }
+    assert not list((job.home / "signs").glob("child-*"))
+    job.nothing_left()
+
+
+def test_a_command_gets_its_signals_with_all_that_it_has_started(job):
+    """A shell does not pass signals on to the program that it waits for."""
+    inner = "trap 'touch $DDP_TEST_DIR/inner; exit 0' USR1; touch $DDP_TEST_DIR/ready-0; while :; do sleep 0.01; done"
+    process = job.start("--no-python", "/bin/sh", "-c", 'trap : USR1; sh -c "$0"; exit 0', inner)
+    job.sign("ready-0")
+    process.send_signal(SIGUSR1)
+    assert job.wait().status == 0
+    job.sign("inner")
+    job.nothing_left()
+
+
 @pytest.mark.parametrize(
     ("signum", "status"), [stop for stop in STOPS if stop[0] != SIGHUP], ids=lambda value: getattr(value, "name", "")
 )

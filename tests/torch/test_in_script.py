@@ -85,7 +85,7 @@ def test_the_same_script_runs_under_ddplaunch_however_the_workers_meet(job, prog
     ("signum", "words", "status"),
     [
         pytest.param(signal.SIGUSR1, ["loaders"], 0, id="SIGUSR1, which does not end their data loaders"),
-        pytest.param(signal.SIGTERM, [], 128 + 15, id="SIGTERM, which stops the job"),
+        pytest.param(signal.SIGTERM, ["loaders"], 128 + 15, id="SIGTERM, which stops the job but not its data loaders"),
     ],
 )
 def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words, status):
