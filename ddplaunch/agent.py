@@ -19,8 +19,9 @@ from ddplaunch.crew import CannotStart
 from ddplaunch.errors import LaunchError
 from ddplaunch.generations import Equip, Generations, MakeOutput
 from ddplaunch.hearing import Hearing
-from ddplaunch.link import CONTROL, HASTE, Outbox, Tie
+from ddplaunch.link import CONTROL, Outbox, Tie
 from ddplaunch.outcome import WorkerExit
+from ddplaunch.parting import Parting
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record
@@ -34,7 +35,6 @@ if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.slurmjob import WayBack
 
 STARTS = 8  # workers that are started between two looks at what happens: some 15 ms
-PASSAGE = 0.5  # seconds that the last words have to come through Slurm before the job is sent back
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
@@ -79,6 +79,7 @@ class Agent:
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,
         )
+        self._parting = Parting(self._outbox, self._selector, self._hearing, self._valve)
         self._generations = Generations(
             job.equip,
             job.output,
@@ -105,7 +106,7 @@ class Agent:
                 self._nodes = self._job.nodes(self, self._teller, self._selector)
             except LaunchError as error:
                 self._teller.write(error.render())
-                self._hand_over()
+                self._parting.hand_over(stopped=self._is_stopped)
                 return error.status
         self._digest()
         while self._state.phase is not Phase.ENDED or not (self._nodes is None or self._nodes.is_over):
@@ -115,7 +116,7 @@ class Agent:
             self._nodes.close()
         if self._way_back is not None:
             self._go_back(self._way_back)
-        self._hand_over()
+        self._parting.hand_over(stopped=self._is_stopped)
         assert self._state.status is not None
         return self._state.status
 
@@ -296,34 +297,13 @@ class Agent:
     def _go_back(self, way: WayBack) -> None:
         intent, now = way.intend(self._notice), _now()
         self._teller.last_words(self._state, self._exits, self._quit, now)
-        self._teller.say(intent.words)
-        failed = None
-        if intent.goes:
-            self._hand_over()
-            # srun drops what it has not read when its step ends, and nobody says when it has
-            self._hearing.wait(PASSAGE)
-            failed = way.go()
-            if failed is not None:
-                self._teller.say(failed)
+        failed = self._parting.go_back(way, intent, self._teller.say, stopped=self._is_stopped)
         self._teller.left_after(self._notice, intent, failed)
         self._teller.seal(self._state, self._exits, self._quit, now)
 
-    def _hand_over(self) -> None:
-        """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""
-        stopped = self._state.why is supervise.Why.SIGNALLED
-
-        def stop() -> None:
-            nonlocal stopped
-            stopped = True
-
-        self._valve.mind(None, True, _now())
-        self._hearing.only_stops(stop)
-        while self._outbox.size:
-            ready = self._selector.select(HASTE if stopped else None)
-            if not ready:
-                return
-            for key, _ in ready:
-                key.data()
+    @property
+    def _is_stopped(self) -> bool:
+        return self._state.why is supervise.Why.SIGNALLED
 
 
 def _now() -> float:

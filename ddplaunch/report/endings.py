@@ -1,19 +1,40 @@
-"""The words that close a job or a generation, the failure report aside. Pure."""
+"""The words that close a job or a generation, the failure report aside. Pure; asks its caller why the cluster ended a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.report.words import count, duration, signal_name, these_ranks
+from ddplaunch.supervise import State, Why
 
 _START_HINTS = {
     NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
     NOT_EXECUTABLE: "\nhint: is it executable? Else the machine is at a limit: see `ulimit -u` and `ulimit -n`\n",
 }
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
+
+
+def closing(
+    state: State, exits: Sequence[WorkerExit], seconds: float, at: float, ended_by: Callable[[int], str]
+) -> str | None:
+    """Say how the job ended; None if it failed, or if nobody is there to be told.
+
+    `seconds` are those of the job until `at`; `ended_by` finds out why the cluster ended it with this signal.
+    """
+    match state.why:
+        case Why.FAILED | Why.FINISHED if state.requeue:
+            return render_left(len(exits), state.requeue, seconds)
+        case Why.FINISHED:
+            return render_finished(len(state.policy.ranks), seconds, restarts=state.generation)
+        case Why.SIGNALLED:
+            stopped = min((end.stopped_at for end in exits if end.stopped_at is not None), default=at)
+            return with_reason(ended_by(state.signum), render_stopped(state.signum, seconds - (at - stopped), exits))
+        case Why.TIMED_OUT:
+            return render_timeout(state.policy.timeout or 0.0, exits)
+    return None
 
 
 def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:

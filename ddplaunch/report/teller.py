@@ -12,15 +12,7 @@ from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.plan import Plan
 from ddplaunch.process import node_facts
-from ddplaunch.report.endings import (
-    render_finished,
-    render_left,
-    render_start_failure,
-    render_stopped,
-    render_timeout,
-    starting_again,
-    with_reason,
-)
+from ddplaunch.report.endings import closing, render_start_failure, starting_again
 from ddplaunch.report.events import Event, Reader
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.ranks import compress
@@ -237,20 +229,13 @@ class Teller:
             ):
                 self.write(word.words)
             return
-        match state.why:
-            case Why.FAILED | Why.FINISHED if state.requeue:
-                self.close(render_left(len(exits), state.requeue, at - self.began))
-            case Why.FAILED:
-                self.report(self._report(state, exits))
-            case Why.FINISHED:
-                assert self._plan is not None
-                self.say(render_finished(len(self._plan.workers), at - self.began, restarts=state.generation))
-            case Why.SIGNALLED:
-                stopped = (exit.stopped_at for exit in exits if exit.stopped_at is not None)
-                words = render_stopped(state.signum, min(stopped, default=at) - self.began, exits)
-                self.close(with_reason(self.ended_by(state.signum), words))
-            case Why.TIMED_OUT:
-                self.close(render_timeout(state.policy.timeout or 0.0, exits))
+        line = closing(state, exits, at - self.began, at, self.ended_by)
+        if line is not None and state.status == 0:
+            self.say(line)
+        elif line is not None:
+            self.close(line)
+        elif state.why is Why.FAILED:
+            self.report(self._report(state, exits))
 
     def report(self, text: str) -> None:
         """Tell why the job failed."""

@@ -6,7 +6,6 @@ from signal import SIGKILL
 
 from ddplaunch import exitcodes
 from ddplaunch.first_failure import failure_status
-from ddplaunch.notice import all_left
 from ddplaunch.record import replace
 from ddplaunch.supervise.state import State, Why
 
@@ -33,6 +32,8 @@ def left_after(state: State) -> int:
     """
     if not state.notice or state.abandoned or state.policy.coordinated or state.start_failure is not None:
         return 0
+    from ddplaunch.notice import all_left  # few jobs get a notice
+
     raised = dict(state.raised)
     exits = [replace(end, error=end.error or raised.get(end.rank)) for end in state.exits]
     ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED)
