@@ -216,7 +216,8 @@ class Caller:
         ending = self._ending
         status = self._process.returncode if ending.status is None else ending.status
         if status != 0:
-            raise ending.failure(status, self._raised, self._read_stacks)
+            returned = sorted(rank for rank, line in self._lines.items() if line.answer and line.answer[0] == RESULT)
+            raise ending.failure(status, self._raised, self._read_stacks, returned)
         results = []
         for rank in range(self._world_size):
             answer = self._lines[rank].answer if rank in self._lines else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from signal import Signals
 from typing import Any
 
@@ -38,12 +38,13 @@ class Ending:
         status: int,
         raised: Callable[[int], failures.Raised | None],
         stacks: Callable[[], list[tuple[int, str]]],
+        returned: Sequence[int],
     ) -> failures.JobError:
         """Make the exception for a job that ended with this status, which is not 0."""
         first = self._first
         if self._why == "timed_out":
             words = self._words.replace("--timeout", "timeout", 1)
-            return failures.timed_out(words, [(rank, _theirs(text)) for rank, text in stacks()])
+            return failures.timed_out(words, [(rank, _theirs(text)) for rank, text in stacks()], returned)
         if first is None:
             return failures.refused(self._words or _lost(status), abs(status))
         told = raised(first["rank"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.record import record
+from ddplaunch.report.words import these_ranks
 
 
 class JobError(RuntimeError):
@@ -90,16 +91,18 @@ def refused(words: str, status: int) -> JobError:
     return result
 
 
-def timed_out(words: str, stacks: Sequence[tuple[int, str]]) -> JobTimeout:
-    """Make the exception for a job that took too long; `stacks` is where each rank was."""
+def timed_out(words: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
+    """Make the exception for a job that took too long; `stacks` is where each rank was, `returned` those that were done."""
     result = JobTimeout(words)
     result.status = 124
     alike: dict[str, list[int]] = {}
     for rank, stack in stacks:
         alike.setdefault(stack, []).append(rank)
     for stack, ranks in alike.items():
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-        result.add_note(f"\nwhere {who} {'was' if len(ranks) == 1 else 'were'}:\n{stack.rstrip()}")
+        was = "was" if len(ranks) == 1 else "were"
+        result.add_note(f"\nwhere {these_ranks(ranks)} {was}:\n{stack.rstrip()}")
+    if returned and stacks:
+        result.add_note(f"\n{these_ranks(returned)} had returned: perhaps the others waited for that")
     return result
 
 

@@ -168,4 +168,5 @@ def waits_there():
 
 
 def waits_apart():
-    waits_here() if rank() == 0 else waits_there()
+    if rank() < 2:
+        waits_here() if rank() == 0 else waits_there()
