@@ -135,8 +135,9 @@ def save_plot(path: Path, pairs: list[tuple[Run, Run]]) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(6, 4), layout="constrained")).subplots()
-    axes.plot([bounded.processes for bounded, _ in pairs], [ratio(pair) for pair in pairs], "o-")
-    axes.set(xlabel="processes", ylabel="speed with bounded threads / unbounded", yscale="log")
+    processes = [bounded.processes for bounded, _ in pairs]
+    axes.plot(processes, [ratio(pair) for pair in pairs], "o-")
+    axes.set(xlabel="processes", xticks=processes, ylabel="speed with bounded threads / unbounded", yscale="log")
     figure.savefig(path)
 
 
@@ -155,6 +156,8 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=90.0, help="fail below this accuracy, in percent [90]")
     parser.add_argument("--plot", type=Path, help="save the ratios as an image; needs matplotlib")
     args = parser.parse_args()
+    if not 1 <= min(args.processes) <= max(args.processes) <= args.steps:
+        parser.error("there must be at least one process, and a step for each")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise SystemExit("--plot needs matplotlib: pip install matplotlib")
 

@@ -148,6 +148,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=8, help="of a large tensor [8]")
     parser.add_argument("--count", type=int, default=40, help="tensors in each measurement, 5 times that if small [40]")
     args = parser.parse_args()
+    if args.count <= BUFFERS:
+        parser.error(f"--count must be above {BUFFERS}, or no buffer is reused")
     if importlib.util.find_spec("numpy") is None:
         raise SystemExit("numpy is missing, which the comparison with arrays needs: pip install numpy")
     mp.set_sharing_strategy("file_descriptor")  # names in /dev/shm have another pitfall: they may be left behind

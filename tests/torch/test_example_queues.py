@@ -37,6 +37,6 @@ def test_numbers_that_arrive_wrong_end_the_job(job: Job) -> None:
     source = EXAMPLE.read_text()
     assert "tensor.fill_(number)" in source
     program.write_text(source.replace("tensor.fill_(number)", "tensor.fill_(number + number // 3)"))
-    result = launched(job, program, "--megabytes", 0.1, "--count", 5)
+    result = launched(job, program, "--megabytes", 0.1, "--count", 6)
     assert result.status == 1
     assert "tensor 3 arrived as 4 ... 4" in result.err
