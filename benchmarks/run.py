@@ -20,6 +20,7 @@ import ends
 import nodes
 import outputs
 import rests
+import slurm
 import starts
 from bed import Bed, Figure
 
@@ -31,6 +32,8 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "nodes": nodes.start,
     "nodes-crash": nodes.crash,
     "thousand": nodes.thousand,
+    "slurm": slurm.start,
+    "slurm-crash": slurm.crash,
     "rest": rests.rest,
     "lines": outputs.lines,
     "flood": outputs.flood,

@@ -148,6 +148,11 @@ class Stage:
         )
 
 
+def run_id_of(spec: JobSpec) -> str:
+    """Give the name of this run: as was asked, or one that no other run has."""
+    return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+
+
 def _what_ends(env: Mapping[str, str]) -> str:
     from ddplaunch import slurmjob  # few jobs need it
 

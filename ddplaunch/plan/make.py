@@ -9,7 +9,6 @@ from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan, Seat, WorkerPlan, assign, backend, pin, variables
-from ddplaunch.plan.binding import bind
 from ddplaunch.plan.threads import threads
 from ddplaunch.record import NOTHING, record
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
@@ -67,11 +66,11 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
     how, pin_reason = pin.choose(spec, owned)
     crowd = _crowd(task, node) or owned
-    binding = bind(spec.numa_binding or spec.cpu_bind, crowd, node.cores, all_devices=node.hardware.devices)
-    cpus = binding.cpus if task is None or crowd is owned else (binding.cpus[task.local_rank],)
+    bound, binding_notes = _bind(spec, crowd, node)
+    cpus = bound if task is None or crowd is owned else (bound[task.local_rank],)
     caller = {**node.env, **dict(spec.env)}
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
-    own_cpus = [len(cpus) for cpus in binding.cpus] if _exclusive(spec) else []
+    own_cpus = [len(its) for its in bound] if _exclusive(spec) else []
     usable = min([node.hardware.usable_cpus, *(len(crowd) * number for number in own_cpus)])
     omp, threads_reason = threads(usable, len(crowd), asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
     if spec.threads is not None:
@@ -149,7 +148,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
             *allocation.notes,
             *node.hardware.notes,
             *_unusable(owned, node.build),
-            *binding.notes,
+            *binding_notes,
             *pin.notes(spec, how, owned),
         ),
     )
@@ -220,6 +219,17 @@ def _crowd(task: Task | None, node: Node) -> assign.Owned | None:
     from ddplaunch.plan import crowd  # most jobs have an agent for each node
 
     return crowd.around(task, node.hardware, node.devices)
+
+
+def _bind(spec: JobSpec, crowd: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Give the CPUs of each worker, () for one that is not bound, and what a reader of the plan should know."""
+    mode = spec.numa_binding or spec.cpu_bind
+    if mode == "none":
+        return ((),) * len(crowd), ()
+    from ddplaunch.plan.binding import bind  # most jobs bind nothing
+
+    binding = bind(mode, crowd, node.cores, all_devices=node.hardware.devices)
+    return binding.cpus, binding.notes
 
 
 def _exclusive(spec: JobSpec) -> bool:

@@ -53,14 +53,16 @@ def main() -> int:
 
 
 def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
-    from ddplaunch import cli, launcher, program
+    from ddplaunch import here, program
+    from ddplaunch.options.read import from_argv
     from ddplaunch.remote import orders, variables
     from ddplaunch.secret import VARIABLE as TOKEN
+    from ddplaunch.settings import job_spec
     from ddplaunch.surroundings import look_around
 
     env = variables.received(orders.variables(order), os.environ, os.path.isdir)
     _go_to(os.fsdecode(order.cwd))
-    spec = cli.asked(cli.parse("run", orders.words(order)), {}, None)
+    spec = job_spec(*from_argv(orders.words(order)))
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     node = look_around(spec, env, divided_by=nodes if order.simulated else 1)
@@ -72,7 +74,7 @@ def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
     if order.place > 0:
         relay.report(messages.Ready())
     meet = _wait_to_meet(order, spec.stop_signals, inlet) if order.place else None
-    return launcher.carry_out(
+    return here.carry_out(
         orders.without_terminal(spec, node, alone=nodes == 1),
         {**env, TOKEN: order.token},
         orders.allocation(order, meet),

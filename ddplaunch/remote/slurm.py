@@ -13,7 +13,7 @@ from ddplaunch.cluster import Allocation, meet
 from ddplaunch.cluster.slurm import components
 from ddplaunch.options.write import to_argv
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.remote import step
+from ddplaunch.remote import srun
 from ddplaunch.remote.colons import sheltered
 from ddplaunch.spec import JobSpec
 
@@ -48,7 +48,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     port = meet.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = front.passed_on(spec.signals)
-    job = step.Job(
+    job = srun.Job(
         argv=argv(spec, allocation, sys.executable, components(env)),
         env=environment(env, token=token, port=port),
         host=allocation.start[0].address,
@@ -65,7 +65,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         way_back=slurmjob.WayBack(secret.public(env), spec.max_requeues),
         is_quiet=spec.verbosity < 0,
     )
-    return front.run(partial(step.run, job), signals, spec.stop_signals, meanwhile=_nothing)
+    return front.run(partial(srun.run, job), signals, spec.stop_signals, meanwhile=_nothing)
 
 
 def argv(

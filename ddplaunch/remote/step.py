@@ -1,4 +1,4 @@
-"""The loop of a job in a Slurm allocation: it starts one step with an agent on each node, and speaks for the user to them.
+"""The loop of a job in a Slurm allocation: it speaks for the user to the agents of the step that srun starts.
 
 It stands where the agent of a job of one node stands, behind the same front. Signals go to the coordinator, never to srun:
 SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status comes from the coordinator too: srun's is the highest of
@@ -7,12 +7,10 @@ all tasks', and hidden when Slurm kills them. Agents write whole lines, which sr
 
 from __future__ import annotations
 
-import gc
 import os
 import selectors
 import signal
 import time
-from collections.abc import Mapping
 
 from ddplaunch import exitcodes, supervise
 from ddplaunch.control import messages
@@ -21,42 +19,13 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.hearing import Hearing
 from ddplaunch.link import STDERR, Outbox, Tie
 from ddplaunch.nodes.network_link import NetworkLink
-from ddplaunch.process.start import StartError, Stdio, handled_signals, start, why_not_started
-from ddplaunch.record import record
-from ddplaunch.slurmjob import WayBack
+from ddplaunch.process.start import Child, StartError, why_not_started
+from ddplaunch.remote.srun import Job
 
 WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
 FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
 LAST_WAIT = 2.0  # seconds from then until srun, which waits for a node that does not answer, is ended itself
 FOREVER = float("inf")
-
-
-@record(kw_only=True)
-class Job:
-    """All that the loop needs to know."""
-
-    argv: tuple[str, ...]  # srun and what each task runs
-    env: Mapping[str, str]  # of the step, with the job's token
-    host: str  # of node 0
-    ports: tuple[int, ...]  # where the coordinator listens
-    token: str
-    name: str  # what the agents know the job by besides
-    signals: frozenset[int]
-    stops: frozenset[int]
-    sent_again: frozenset[int]  # of which a second one means no hurry
-    silence: float  # seconds after which a silent coordinator counts as lost
-    grace_period: float  # seconds
-    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
-    notices: frozenset[int]
-    way_back: WayBack
-    is_quiet: bool = False
-
-
-def run(job: Job, tie: Tie) -> int:
-    """Carry the job out and give its exit status. Runs in a process of its own."""
-    gc.freeze()
-    gc.enable()
-    return Step(job, tie).run()
 
 
 class Step:
@@ -95,28 +64,17 @@ class Step:
         self._gone_by: float | None = None
         self._is_ending = False  # whether srun was told to end the step
 
-    def run(self) -> int:
+    def run(self, srun: Child) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
         self._hearing.listen(self._job.signals)
-        try:
-            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the keys stay with the shell
-            child = start(
-                self._job.argv,
-                self._job.env,
-                Stdio(nothing, 1, 2),
-                handled=handled_signals(),
-                open_files=self._job.open_files,
-            )
-        except StartError as error:
-            return self._fail(str(error), exitcodes.NOT_EXECUTABLE)
-        self._srun = child.pid
-        self._selector.register(child.pidfd, selectors.EVENT_READ, self._ended)
+        self._srun = srun.pid
+        self._selector.register(srun.pidfd, selectors.EVENT_READ, self._ended)
         self._link.aim((self._job.host,), self._job.ports)
         while self._wait_status is None:
             self._wait()
         self._link.close()
-        if (never := why_not_started(child, "srun")) is not None:
-            return self._fail(str(never), exitcodes.NOT_FOUND)
+        if (never := why_not_started(srun, "srun")) is not None:
+            return self.fail(never, exitcodes.NOT_FOUND)
         if notice := self._notice():
             self._go_back(notice)
         return self._status()
@@ -243,7 +201,8 @@ class Step:
         status = self._wait_status or 0
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def _fail(self, reason: str, status: int) -> int:
+    def fail(self, reason: StartError, status: int) -> int:
+        """Say that there is no step, and give the status."""
         hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
         self._say(LaunchError(f"no step could be started: {reason}", hint=hint).render())
         return status

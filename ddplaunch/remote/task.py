@@ -5,24 +5,35 @@ The words say all that was asked for; variables and files were read where the co
 
 from __future__ import annotations
 
-import os
-import sys
+import gc
 
-from ddplaunch import cli, launcher
-from ddplaunch.errors import LaunchError
-from ddplaunch.remote.colons import unsheltered
+gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the start
+
+import os  # noqa: E402 - as in __main__
+import sys  # noqa: E402
+
+from ddplaunch import launcher  # noqa: E402
+from ddplaunch.errors import LaunchError  # noqa: E402
+from ddplaunch.exitcodes import BUG  # noqa: E402
+from ddplaunch.options.read import from_argv  # noqa: E402
+from ddplaunch.remote.colons import unsheltered  # noqa: E402
+from ddplaunch.settings import job_spec  # noqa: E402
 
 
 def main() -> int:
     """Run the agent and give the exit status of its task: of a job that failed, one task says so, and not each of them."""
     try:
-        spec = cli.asked(cli.parse("run", unsheltered(sys.argv[1:])), {}, None)
-        status = launcher.run(spec, dict(os.environ))
+        status = launcher.run(job_spec(*from_argv(unsheltered(sys.argv[1:]))), dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         sys.stderr.write(error.render())
         return error.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+        sys.excepthook(*sys.exc_info())
+        return BUG
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    sys.stderr.flush()
+    os._exit(ended)  # to tear the interpreter down would take longer than to start a worker

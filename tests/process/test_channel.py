@@ -622,7 +622,7 @@ def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
     ours: list[Ear] = []
     loop.stopped = 100.0
     dialer = loop.dial(ours, at(port))
-    for tries, pause in enumerate([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0], start=1):
+    for tries, pause in enumerate([min(0.01 * 1.25**tries, 1.0) for tries in range(24)], start=1):
         loop.until(lambda expected=tries: len(loop.failures) == expected)
         assert dialer.deadline == pytest.approx(loop.stopped + pause)
         loop.stopped = dialer.deadline

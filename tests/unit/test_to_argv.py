@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from ddplaunch import cli
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Option
+from ddplaunch.options.read import from_argv
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.options.write import to_argv
 from ddplaunch.record import fields_of
+from ddplaunch.settings import job_spec
 from ddplaunch.spec import JobSpec
 
 _SAMPLES: dict[str, list[str]] = {
@@ -51,6 +53,7 @@ def test_a_job_written_to_argv_reads_the_same(words: list[str]) -> None:
     for name in fields_of(JobSpec):
         if name not in ("origins", "remarks"):
             assert getattr(again, name) == getattr(job, name), name
+    assert job_spec(*from_argv(to_argv(job))) == again
 
 
 def test_a_timeout_from_a_variable_does_not_contradict_the_flag_that_won_over_it() -> None:

@@ -1,0 +1,58 @@
+"""What `ddplaunch plan` shows: the plan of every node, as if each were like this one. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch import secret
+from ddplaunch.cluster import Allocation
+from ddplaunch.plan import Plan, Seat
+from ddplaunch.plan.make import Agreed, Node, make_plan
+from ddplaunch.record import replace
+from ddplaunch.report import plan_view
+from ddplaunch.spec import JobSpec
+from ddplaunch.stage import run_id_of
+from ddplaunch.surroundings import look_around
+
+
+def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: str) -> str:
+    """Write the plan as a "table", as "json" or as "sh".
+
+    Raises:
+        LaunchError: the job cannot be run here as asked.
+    """
+    decided = _of_all_nodes(spec, allocation, look_around(spec, secret.public(env)))
+    match form:
+        case "json":
+            return plan_view.as_json(decided, spec.origins)
+        case "sh":
+            return plan_view.shell(decided)
+    return plan_view.table(decided, spec)
+
+
+def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
+    """Plan every node as if it were like this one, and put all workers into one plan."""
+    run_id = run_id_of(spec)
+    here = make_plan(spec, allocation, node, run_id=run_id)
+    if allocation.task is not None or len(here.seats) == 1:
+        return here
+    asked = [_for_host(spec, allocation, place) for place in range(len(here.seats))]
+    drafts = [
+        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id) for place, one in enumerate(asked)
+    ]
+    agreed = Agreed(
+        seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
+        backend=here.backend,
+        backend_reason=here.reasons["backend"],
+    )
+    plans = [
+        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id, agreed=agreed)
+        for place, one in enumerate(asked)
+    ]
+    return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
+
+
+def _for_host(spec: JobSpec, allocation: Allocation, place: int) -> JobSpec:
+    """The job as a host gets it that was given a number of workers of its own."""
+    slots = allocation.start[place].slots if allocation.start else None
+    return spec if slots is None else replace(spec, nproc_per_node=slots)
