@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from signs import FOLDER, RANK, all_ready, put, wait
+from signs import FOLDER, RANK, all_ready, put, put_all, wait
 
 CAUGHT = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "CONT")
 got = []
@@ -19,7 +19,7 @@ got = []
 def catch(then=None):
     def handler(signum, _frame):
         got.append(signal.Signals(signum).name)
-        put(f"got-{RANK}", " ".join(got))
+        put_all(f"got-{RANK}", got)
         if then and signum not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
             then()
 

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 
-from signs import RANK, all_ready, put
+from signs import RANK, all_ready, put, put_all
 
 SECONDS = 1.0
 told = threading.Event()
@@ -13,7 +13,7 @@ got = []
 
 def heard(signum, _frame):
     got.append(signal.Signals(signum).name)
-    put(f"got-{RANK}", " ".join(got))
+    put_all(f"got-{RANK}", got)
     told.set()
 
 

@@ -20,6 +20,13 @@ def put(name: str, text: object = "") -> None:
     os.rename(file.name, path)
 
 
+def put_all(name: str, words: list) -> None:
+    """Put up a list that grows in signal handlers: one of them may come in the middle of this, and put up more words."""
+    put(name, text := " ".join(words))
+    while text != (now := " ".join(words)):
+        put(name, text := now)
+
+
 def wait(name: str) -> None:
     """Wait until somebody has put up this sign."""
     while not os.path.exists(os.path.join(FOLDER, name)):

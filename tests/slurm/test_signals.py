@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.hearing import ECHO
 from tests.conftest import until
 from tests.slurm.job import SlurmJob
-from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, batch, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, WAYS, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -66,13 +66,32 @@ def test_workers_of_a_cancelled_job_may_save(job: SlurmJob, way: str) -> None:
 @pytest.mark.parametrize("script", ["exec {}", "trap 'kill -USR1 $!' USR1\n{} &\nwait $!\nwait $!"])
 def test_a_signal_for_the_script_alone_is_passed_on_by_whoever_hears_it(job: SlurmJob, script: str) -> None:
     command = f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite"
-    running = job.sbatch(script.format(command), f"--nodes={NODES}", "--time=2", "--signal=B:USR1@100")
+    running = job.sbatch(script.format(command), f"--nodes={NODES}")
     ready(job, running)
     running.cancel("--batch", "--signal=USR1")
     all_got(job, "SIGUSR1")
     running.cancel()
     running.wait("CANCELLED")
     job.nothing_left(10)
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("to", ["the tasks", "the script"])
+def test_a_signal_before_the_time_limit_reaches_each_worker_once(job: SlurmJob, way: str, to: str) -> None:
+    """The script passes on what is for it alone; srun, to its tasks."""
+    before, after, tasks = WAYS[way]
+    command = f"{before} {job.ddplaunch} {after} {BEHAVE} all=polite"
+    limit = ("--time=3", f"--signal={'B:' if to == 'the script' else ''}USR1@60")
+    script = f"trap 'kill -USR1 $!' USR1\n{command} &\nwait $!\nwait $!"
+    running = job.sbatch(script, f"--nodes={NODES}", f"--ntasks-per-node={tasks}", *limit)
+    ready(job, running)
+    job.cluster.pass_time(121)
+    all_got(job, "SIGUSR1")
+    running.wait("RUNNING")  # not SIGNALING
+    running.cancel()
+    running.wait("CANCELLED")
+    job.nothing_left(10)
+    assert {names.count("SIGUSR1") for names in got(job)} == {1}
 
 
 # --- of people
