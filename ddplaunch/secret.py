@@ -8,9 +8,9 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
 VARIABLE = "DDPLAUNCH_TOKEN"
-MEETING_PORT = (
-    "DDPLAUNCH_MEETING_PORT"  # where the agents of a step that ddplaunch has started meet: no secret, but as private
-)
+# no secrets, but as private: what a step in Slurm that ddplaunch has started is told besides
+MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # where its agents meet
+TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # what the batch script has asked for, which is not the step's own number
 _LONGEST = 4096  # bytes; a file that is longer is probably another one
 
 
@@ -32,8 +32,8 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
 
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that workers may see: all but those by which agents find and know each other."""
-    return {name: value for name, value in env.items() if name not in (VARIABLE, MEETING_PORT)}
+    """Give the variables that workers may see: all but those that agents have from whoever started them."""
+    return {name: value for name, value in env.items() if name not in (VARIABLE, MEETING_PORT, TASKS_PER_NODE)}
 
 
 def _read(path: str, asked: str) -> str:

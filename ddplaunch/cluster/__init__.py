@@ -51,6 +51,7 @@ class Allocation:
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
     task: Task | None = None
     nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
+    tasks_per_node: int | None = None  # that were asked of the cluster: workers of a node without accelerators
     requeues: int = 0  # how often the cluster has started this job again
     sent_again: frozenset[int] = frozenset()  # signals to stop that its scheduler itself may send more than once
     identity: str = ""  # what its agents know the job by, and no other job has: "slurm 84.0"; "" where there is nothing

@@ -20,7 +20,7 @@ from ddplaunch.cluster.scene import NOT_HERE, Scene, printable
 from ddplaunch.errors import LaunchError
 from ddplaunch.hostlist import Host
 from ddplaunch.record import record, replace
-from ddplaunch.secret import MEETING_PORT
+from ddplaunch.secret import MEETING_PORT, TASKS_PER_NODE
 
 NEEDS = "SLURM_JOB_ID"
 
@@ -56,7 +56,10 @@ def discover(scene: Scene) -> Allocation | None:
         return None
     step = step_id(scene)
     found = _outside(scene, job) if step is None else _inside(scene, job, step)
-    return replace(found, requeues=scene.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN)
+    tasks = scene.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
+    return replace(
+        found, tasks_per_node=tasks or None, requeues=scene.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN
+    )
 
 
 def step_id(scene: Scene) -> int | None:

@@ -160,6 +160,8 @@ def _count(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]
         return 1, f"{allocation.cluster} has started a command for each rank"
     if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
         return allocation.nproc_per_node, allocation.cluster
+    if spec.nproc_per_node is None and allocation.tasks_per_node and not node.devices:
+        return allocation.tasks_per_node, f"no accelerator, and {allocation.cluster} was asked for as many tasks"
     return assign.count(spec, node.devices, node.hardware)
 
 

@@ -110,6 +110,8 @@ def _on(hosts: Sequence[str]) -> tuple[str, ...]:
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
     """Give the variables of the step."""
     kept = {name: value for name, value in env.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
+    if tasks := env.get("SLURM_NTASKS_PER_NODE"):
+        kept[secret.TASKS_PER_NODE] = tasks
     # --gpus is a number for all nodes of the job, which a step would ask for again and, in some versions, not be given
     for name in env:
         part = name.removeprefix("SLURM_GPUS")

@@ -143,6 +143,13 @@ def test_options_of_the_script_that_are_for_other_things_change_nothing(
     job.nothing_left()
 
 
+def test_tasks_per_node_are_workers_where_there_is_no_gpu(job: SlurmJob) -> None:
+    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=3", "--ntasks-per-node=2"))
+    assert seats(job) == expected()
+    assert not any(name.startswith("DDPLAUNCH_TASKS") for place in places(job) for name in place)
+    job.nothing_left()
+
+
 def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
     tools = job.home / "tools"
     tools.mkdir()

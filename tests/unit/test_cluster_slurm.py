@@ -58,6 +58,13 @@ def test_it_is_known_how_often_slurm_has_started_the_job_again(name: str) -> Non
     assert found(captured(name, SLURM_RESTART_COUNT="2")).requeues == 2
 
 
+def test_the_tasks_of_a_script_count_outside_of_steps_and_what_was_told_within() -> None:
+    assert found(captured("slurm-batch", SLURM_NTASKS_PER_NODE="4")).tasks_per_node == 4
+    assert found(captured("slurm-salloc")).tasks_per_node == 2
+    assert found(captured("slurm-node-0")).tasks_per_node is None
+    assert found(captured("slurm-node-0", DDPLAUNCH_TASKS_PER_NODE="4")).tasks_per_node == 4
+
+
 def test_nodes_may_have_different_numbers_of_tasks() -> None:
     """`srun -N3 -n7` packs the first node."""
     layout = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "5,1(x2)"}

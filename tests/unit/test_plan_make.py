@@ -534,3 +534,18 @@ def test_commands_for_each_rank_that_see_all_devices_get_the_cpus_near_their_own
                    cores=tuple(Core(cpus=(cpu,), numa_node=cpu // 4, package=0, cache=0) for cpu in range(8)))  # fmt: skip
     (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, address="a")).workers
     assert worker.cpus == (4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "number", "reason"),
+    [
+        ({}, 0, 4, "no accelerator, and slurm was asked for as many tasks"),
+        ({}, 2, 2, "2 accelerators"),
+        ({"nproc_per_node": 3}, 0, 3, "--nproc-per-node"),
+        ({"nproc_per_node": "cpu"}, 0, 8, "--nproc-per-node cpu: 8 usable CPUs"),
+    ],
+)
+def test_tasks_that_the_cluster_was_asked_for_are_workers_where_there_is_no_accelerator(asked, gpus, number, reason):
+    granted = replace(HERE, cluster="slurm", tasks_per_node=4)
+    plan = make_plan(spec(**asked), granted, node(gpus), run_id="run")
+    assert (len(plan.workers), plan.reasons["workers"]) == (number, reason)

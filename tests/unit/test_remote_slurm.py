@@ -28,6 +28,13 @@ def test_what_srun_would_take_for_tasks_of_the_step_is_left_out() -> None:
     assert [name for name in kept if name.startswith("SLURM")] == ["SLURM_JOB_ID"]
 
 
+def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
+    kept = variables(SLURM_NTASKS_PER_NODE="4")
+    assert kept.pop("DDPLAUNCH_TASKS_PER_NODE") == "4"
+    assert kept == variables()
+    assert secret.public(variables(SLURM_NTASKS_PER_NODE="4")) == {}
+
+
 @pytest.mark.parametrize(
     ("env", "each"),
     [
