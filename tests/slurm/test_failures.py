@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from signal import SIGKILL
 
 import pytest
@@ -64,6 +65,30 @@ def test_a_node_that_is_lost_ends_the_others_and_is_named(job: SlurmJob, way: st
     else:
         running.cancel()
     job.cluster.bed.boot("node3")
+
+
+def test_a_node_on_which_everything_is_killed_ends_the_step_though_srun_waits_for_it(job: SlurmJob) -> None:
+    """With its slurmstepd gone nobody tells srun that the tasks of that node have ended."""
+    running = batch(job, "a step of its own", BEHAVE, "all=polite", flags="--grace-period 0.5")
+    ready(job, running)
+    for process in job.cluster.bed.processes("node2"):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, SIGKILL)
+    running.wait("COMPLETING", "FAILED")
+    assert running.exit_code() == 122, running.output()
+    assert "node 1 (node2) was lost" in running.output()
+
+
+@EVERY_WAY
+def test_a_node_that_is_set_down_ends_all_and_lets_workers_save(job: SlurmJob, way: str) -> None:
+    running = batch(job, way, BEHAVE, "all=polite", options=("--no-requeue",))
+    ready(job, running)
+    job.cluster.down("node2")
+    assert running.wait() == "NODE_FAIL"
+    assert "node2" in running.output()
+    job.nothing_left(10)
+    got = [(job.home / "signs" / f"got-{rank}").read_text().split().count("SIGTERM") for rank in range(RANKS)]
+    assert got == [1] * RANKS
 
 
 def test_a_job_goes_on_while_slurmd_of_a_node_is_away(job: SlurmJob) -> None:
