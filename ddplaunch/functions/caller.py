@@ -48,6 +48,8 @@ class Caller:
         self._open = 0  # ways from the command that are not at their end
         self._world_size = 0
         self._cannot_send: CannotSend | None = None
+        self._is_ending = False
+        self._is_muted = False
         self._control = b""
         self._ending = Ending()
         self._stop_signal = stop_signal(spec)
@@ -115,7 +117,7 @@ class Caller:
                 self._open -= 1
             text = decode(data, final=not data)
             stream = getattr(sys, name)
-            if text and stream is not None:
+            if text and stream is not None and not self._is_muted:
                 try:
                     stream.write(text)
                     stream.flush()
@@ -156,12 +158,12 @@ class Caller:
         for key, _ in self._selector.select(patience):
             if still.get(key.fd) is key:
                 key.data()
-        if self._cannot_send is not None:
+        if self._cannot_send is not None and not self._is_ending:
             raise self._cannot_send
 
     def _end(self, signum: int) -> None:
         """Have the job stopped, and wait until it is; each further Ctrl-C says to be quick."""
-        self._cannot_send = None
+        self._is_ending = True
         while True:
             try:
                 if self._process.returncode is None:
@@ -171,6 +173,8 @@ class Caller:
                 return
             except KeyboardInterrupt:
                 signum = self._interrupt
+            except Exception:  # noqa: BLE001 - the first one is raised; whoever shows the output has no use for more
+                self._is_muted = True
 
     # --- workers
 
@@ -181,7 +185,7 @@ class Caller:
             self._others.add(line)
 
     def _greeted(self, line: Line, secret: bytes, hello: Hello) -> tuple[Sent, dict[str, Any]] | None:
-        if not self._listener.is_ours(secret) or self._cannot_send is not None:
+        if not self._listener.is_ours(secret) or self._is_ending:
             return None
         try:
             sent = self._function.sent()

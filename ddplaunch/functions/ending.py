@@ -9,11 +9,14 @@ from typing import Any
 
 from ddplaunch import exitcodes
 from ddplaunch.functions import failures
+from ddplaunch.options.table import BY_NAME
 
 # what leads to a function, or to a test
 _RUNNER = re.compile(
     r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/testing/[^"]*|_pytest/[^"]*|pluggy/[^"]*)", line'
 )
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
 
 
 class Ending:
@@ -43,10 +46,11 @@ class Ending:
         """Make the exception for a job that ended with this status, which is not 0."""
         first = self._first
         if self._why == "timed_out":
-            words = self._words.replace("--timeout", "timeout", 1)
-            return failures.timed_out(words, [(rank, _theirs(text)) for rank, text in stacks()], returned)
+            return failures.timed_out(
+                _in_python(self._words), [(rank, _theirs(text)) for rank, text in stacks()], returned
+            )
         if first is None:
-            return failures.refused(self._words or _lost(status), abs(status))
+            return failures.refused(_in_python(self._words) or _lost(status), abs(status))
         told = raised(first["rank"])
         error = failures.failed(told, self._words) if told is not None else failures.died(self._words, first["rank"])
         error.status = status
@@ -66,6 +70,11 @@ class Ending:
         error = failures.WorkerFailed(f"the result of rank {rank} cannot be read here: {type(why).__name__}: {why}")
         error.rank, error.status, error.exit_status = rank, 1, 0
         return error
+
+
+def _in_python(words: str) -> str:
+    """Write options as the keywords that they are here."""
+    return _OPTION.sub(lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], words)
 
 
 def _lost(status: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 
@@ -293,6 +294,46 @@ def test_what_cannot_be_sent_is_named(function, args, text, job):
         ddplaunch.launch(function, args, nproc_per_node=1)
     assert text in str(caught.value)
     assert not list((job.home / "state").iterdir())
+
+
+class Once:
+    """An argument that can be pickled for one worker only."""
+
+    pickled = 0
+
+    def __reduce__(self):
+        Once.pickled += 1
+        if Once.pickled > 1:
+            raise LookupError("once is enough")
+        return str, ()
+
+
+def test_what_can_be_sent_to_one_worker_only_ends_the_job(job):
+    with pytest.raises(TypeError, match=r"args\[0\] cannot be sent to workers: once is enough"):
+        ddplaunch.launch(functions.sleeps_with, (Once(),), nproc_per_node=2)
+
+
+class Broken:
+    """A stream that fails."""
+
+    def write(self, text):
+        raise RuntimeError("of the stream")
+
+
+def test_a_stream_that_raises_ends_the_job_once(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Broken())
+    with pytest.raises(RuntimeError, match="of the stream"):
+        ddplaunch.launch(functions.chatters, nproc_per_node=2)
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = failure(functions.place, master_port=port)
+    assert str(error).startswith(f"master_port {port} is taken by pid {os.getpid()}")
+    assert "hint: leave master_port out" in told(error)
 
 
 def test_it_is_refused_in_a_worker():

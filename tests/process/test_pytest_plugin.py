@@ -243,7 +243,7 @@ def test_options_of_the_session_do_not_disturb_the_ranks(session, pytester):
         """
         [tool.pytest.ini_options]
         addopts = ["-n", "1", "--import-mode=importlib", "-p", "no:randomly"]
-        filterwarnings = ["error"]
+        filterwarnings = ["error::DeprecationWarning"]
         python_files = ["check_*.py"]
         """
     )

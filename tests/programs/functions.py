@@ -57,6 +57,16 @@ def sleeps():
     time.sleep(600)
 
 
+def sleeps_with(_):
+    sleeps()
+
+
+def chatters():
+    while True:
+        print("again", flush=True)
+        time.sleep(0.01)
+
+
 def ignores_the_stop():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
