@@ -101,6 +101,12 @@ class State:
         return self.policy.coordinated and self.phase is Phase.WAITING
 
     @property
+    def is_done_here(self) -> bool:
+        """Whether the workers of this node have finished, what they left behind is ended, and other nodes may be at work."""
+        finished = self.phase is Phase.SWEEPING and self.why is Why.FINISHED
+        return finished and self.policy.coordinated and self.dismissed is None
+
+    @property
     def debugger(self) -> frozenset[int]:
         """The rank that a debugger's terminal belongs to, while it lives."""
         return self.alive & {self.policy.debug_rank}

@@ -41,6 +41,7 @@ from ddplaunch.supervise.teardown import (
     stop,
     sweep,
     swept,
+    told_others,
 )
 from ddplaunch.supervise.verdict import lingering
 
@@ -75,6 +76,8 @@ def step(state: State, event: Event) -> Result:
             state, actions = _signalled(state, event)
             return state, (*told, *actions)
         case FrontLost(at):
+            if state.is_done_here:
+                return told_others(state, Why.FRONT_LOST, SIGTERM)
             return stop(state, Why.FRONT_LOST, SIGTERM, at) if state.is_going else resume(state, at)
         case Begun(generation, _, _) if state.why in _NO_FURTHER:
             return replace(state, generation=generation), (Report(),)  # the coordinator has not heard of it yet
@@ -173,6 +176,8 @@ def _signalled(state: State, event: SignalReceived) -> Result:
             ended, actions = end(replace(state, dismissed=exitcodes.of_signal(state.signum)))
             return ended, (Hurry(), *actions)
         return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
+    if state.is_done_here:
+        return told_others(replace(state, signum=signum), Why.SIGNALLED, signum)
     if state.why is Why.TOLD and not state.signum:
         # a scheduler sends it to all nodes, and the coordinator has heard of that from another one first
         return replace(state, signum=signum, halted=True), (Announce(Why.SIGNALLED, signum),)

@@ -39,6 +39,11 @@ def stop(state: State, why: Why, signum: int, at: float) -> Result:
     return replace(state, phase_deadline=deadline), actions
 
 
+def told_others(state: State, why: Why, signum: int) -> Result:
+    """Have the other nodes stop; here the workers have finished, and what they left behind is being ended already."""
+    return replace(state, why=why, job_deadline=None), (Announce(why, signum),)
+
+
 def counted(state: State, at: float) -> Result:
     """One worker less; when the last one is gone, what they left behind is next."""
     if not state.alive and not state.pending:

@@ -79,6 +79,18 @@ def test_a_second_ctrl_c_where_all_workers_are_gone_kills_those_of_other_nodes(n
     assert nodes.statuses(timeout=10) == [130] * 3
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_ctrl_c_in_the_sweep_of_a_node_that_has_finished_stops_the_others(nodes, program, place):
+    """A child that ignores the SIGTERM of the sweep makes that last its whole second."""
+    behaviours = [f"{rank}={'stubborn_child_then_done' if rank == place else 'polite'}" for rank in range(2)]
+    started = nodes.static_nodes(2, program("behave"), *behaviours)
+    nodes.signs("ready", 2)
+    until(lambda: nodes.events_of(place, "swept"), "the sweep")
+    started[place].process.send_signal(SIGINT)
+    assert nodes.statuses(timeout=10) == [130] * 2
+    assert nodes.sign(f"got-{1 - place}").split()[0] == "SIGINT"
+
+
 def test_workers_that_ignore_the_stop_are_killed_after_the_grace_period_on_every_node(nodes, start):
     started = start("stubborn", "--grace-period", "0.3")
     started[0].process.send_signal(SIGTERM)

@@ -609,6 +609,32 @@ def test_a_stop_signal_while_nothing_runs_is_announced_and_the_answer_is_waited_
     assert elsewhere(*history, Dismissed(130, 9.1))[1] == [Exit(130)]
 
 
+@pytest.mark.parametrize(
+    "signal", [SignalReceived(SIGINT, 1.5), SignalReceived(SIGHUP, 1.5, escalates=False)], ids=repr
+)
+def test_the_first_stop_signal_in_the_sweep_after_workers_that_finished_stops_those_of_other_nodes(signal):
+    history = (*FIRST, ended(0), ended(1), ended(2), LEFT, signal)
+    state, actions = after(*history, policy=OTHERS)
+    assert actions == [Announce(Why.SIGNALLED, signal.signum)]
+    assert state.deadline == 1.0 + supervise.SWEEP_GRACE
+    assert after(*history, SignalReceived(SIGINT, 1.6), policy=OTHERS)[1] == [Sweep(SIGKILL, sparing=False), Hurry()]
+    assert after(*history, calm(SIGHUP, 1.6), policy=OTHERS)[1] == []
+    assert after(*history, NOTHING_LEFT, policy=OTHERS)[1] == [Report()]
+    assert after(*history, NOTHING_LEFT, SignalReceived(SIGINT, 5.1), policy=OTHERS)[1] == [Hurry()]
+    assert after(*history, NOTHING_LEFT, Dismissed(130, 5.1), policy=OTHERS)[1] == [Exit(130)]
+
+
+def test_the_front_that_is_lost_in_the_sweep_after_workers_that_finished_is_announced():
+    history = (*FIRST, ended(0), ended(1), ended(2), LEFT, FrontLost(1.5))
+    assert after(*history, policy=OTHERS)[1] == [Announce(Why.FRONT_LOST, SIGTERM)]
+    assert after(*history, NOTHING_LEFT, policy=OTHERS)[1] == [Report()]
+
+
+def test_a_stop_signal_in_the_sweep_of_a_node_that_was_dismissed_kills_what_is_left():
+    history = (*FIRST, ended(0), ended(1), ended(2), LEFT, Dismissed(122, 1.4), SignalReceived(SIGINT, 1.5))
+    assert Sweep(SIGKILL, sparing=False) in after(*history, policy=OTHERS)[1]
+
+
 def test_the_second_stop_signal_while_nothing_runs_waits_for_no_answer():
     waiting = (SignalReceived(SIGINT, 9.0), SignalReceived(SIGTERM, 9.5))
     assert elsewhere(*waiting)[1] == [Hurry(), Exit(130)]
