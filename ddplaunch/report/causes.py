@@ -172,6 +172,14 @@ CAUSES: tuple[Row, ...] = (
         "raise the hard limit (`ulimit -Hn`; ddplaunch raises the soft one to it), or try `--sharing-strategy file_system`",
     ),
     Row(
+        "sender of a tensor gone",
+        says(
+            r"^(FileNotFoundError|ConnectionRefusedError|ConnectionResetError|EOFError)\b[\s\S]*multiprocessing/resource_sharer\.py"
+        ),
+        "the process that sent the tensor has ended: let it live until whoever received it has opened it, or send a copy "
+        "(tensor.numpy())",
+    ),
+    Row(
         "module not found",
         says(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",

@@ -205,6 +205,15 @@ ROWS = [
     ),
     ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Facts()),
     ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Facts()),
+    (
+        "sender of a tensor gone",
+        raised(
+            "ConnectionRefusedError",
+            "[Errno 111] Connection refused",
+            '  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 57, in detach\n',
+        ),
+        Facts(),
+    ),
     ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Facts()),
     (
         "broken library",
