@@ -85,7 +85,6 @@ class Fan:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._signum = 0  # the first signal to stop
-        self._stops = 0  # how many the user has sent that are no mere copies
         self._front_lost = False
         self._beat_at = now + self._beat
         self._settle_by: float | None = None
@@ -164,21 +163,21 @@ class Fan:
 
     def _pass_on(self, signum: int, escalates: bool) -> None:
         stops, is_first = signum in self._job.stops, not self._signum
+        is_second = stops and escalates and not is_first
         if stops:
             self._signum = self._signum or signum
-            self._stops += escalates
             self._console.hurry()
             if self._branches[0].phase is Phase.THERE:
                 self._calls.call_nobody()
             else:
                 self._calls.hang_up()
-            if self._stops > 1:
+            if is_second:
                 self._calls.expect_the_end(HURRY)
         for branch in self._branches:
             if branch.phase is Phase.THERE:
                 # the coordinator tells the others too, and what it says first makes ours no second one
-                again = self._stops > 1 or (is_first and branch is self._branches[0])
-                branch.send(SIGNAL if escalates and (not stops or again) else NUDGE, bytes([signum]))
+                counts = not stops or is_second or (is_first and branch is self._branches[0])
+                branch.send(SIGNAL if escalates and counts else NUDGE, bytes([signum]))
 
     # --- what hosts say
 

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 
 import psutil
 import pytest
@@ -174,6 +174,18 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     result = job.wait()
     assert result.status == 130
     assert result.err.count("killing the workers at once") == 1
+    job.nothing_left()
+
+
+def test_ctrl_c_after_a_signal_that_is_nobodys_hurry_is_the_second(job, start):
+    """SIGHUP comes twice from a closed terminal, so it never counts as a second one; it is a first one all the same."""
+    process = start("all=stubborn", options=("--grace-period", 600))
+    process.send_signal(SIGHUP)
+    for rank in range(6):
+        job.sign(f"got-{rank}")
+    process.send_signal(SIGHUP)
+    process.send_signal(SIGINT)
+    assert job.wait().status == 129
     job.nothing_left()
 
 
