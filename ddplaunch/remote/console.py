@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ddplaunch.link import CONTROL, FULL, HASTE, STDERR, Outbox
+from ddplaunch.remote import messages
 from ddplaunch.remote.branch import Branch
 
 _OURS = (b"ddplaunch: ", b"error: ")
@@ -15,10 +16,11 @@ _OURS = (b"ddplaunch: ", b"error: ")
 class Console:
     """Holds the hosts' output back while nobody reads ours; who stops a job does not want to wait for that."""
 
-    def __init__(self, outbox: Outbox, selector: selectors.BaseSelector, *, quiet: bool) -> None:
+    def __init__(self, outbox: Outbox, selector: selectors.BaseSelector, *, quiet: bool, answers: bool = False) -> None:
         self._outbox = outbox
         self._selector = selector
         self._quiet = quiet
+        self._answers = answers
         self._told: dict[bytes, Branch] = {}  # what agents said in ddplaunch's name, and who was the first
         self._sent = 0  # bytes
         self._sent_at = 0.0  # when that was last new, CLOCK_MONOTONIC seconds
@@ -53,6 +55,13 @@ class Console:
         """Tell the user, unless nothing is to be told."""
         if not self._quiet:
             self.write(f"ddplaunch: {text}\n")
+
+    def report(self, text: str) -> None:
+        """Tell why the job failed; "": nothing to tell."""
+        if not self._answers:
+            self.write(text)
+        elif text:
+            self.pass_on(messages.encode(messages.Said(text=text)))
 
     def write(self, text: str) -> None:
         """Write to stderr."""

@@ -45,6 +45,7 @@ class Job:
     meeting_time: float  # seconds in which all hosts must have answered
     grace_period: float  # seconds
     quiet: bool
+    answers: bool  # whoever called for the job is told why it failed, in place of the user
     chaos: tuple[Fault, ...]
 
 
@@ -62,7 +63,7 @@ class Fan:
         now = time.monotonic()
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet)
+        self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet, answers=job.answers)
         self._hearing = Hearing(
             self._selector,
             tie.signals[0],
@@ -96,7 +97,7 @@ class Fan:
         while not self._calls.all_gone:
             self._wait()
         verdict = self._fates.verdict(signum=self._signum, front_lost=self._front_lost)
-        self._console.write(verdict.error)
+        self._console.report(verdict.error)
         if verdict.remark:
             self._console.say(verdict.remark)
         while not self._console.is_empty:

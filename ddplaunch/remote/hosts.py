@@ -55,6 +55,7 @@ def lead(
         meeting_time=spec.rdzv_timeout,
         grace_period=spec.grace_period,
         quiet=spec.verbosity < 0,
+        answers=answers,
         chaos=spec.chaos,
     )
     return serve(partial(fan.run, job), signals, spec.stop_signals, meanwhile=_nothing)

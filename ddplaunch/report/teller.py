@@ -48,7 +48,7 @@ class Teller:
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
-        `answer`, if somebody has called for the job, takes how it ended, which then does not stand on stderr as well.
+        `answer`, if somebody has called for the job, takes how it ended, in place of stderr.
         `what_ends` finds out why the cluster is ending the job: "out of walltime", "" if it is not; this may take seconds.
         """
         self.write = write
@@ -214,8 +214,7 @@ class Teller:
         self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
         ending = summary(state, exits, seconds, why, self.job_failure, self._left_after)
         if self._answer is not None:
-            told = {name: ending[name] for name in ("status", "why", "seconds", "restarts", "first_failure")}
-            self._answer({"type": "outcome", **told})
+            self._answer({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             self._folder.write("summary.json", ending)
             self.problem(self._folder.problem)

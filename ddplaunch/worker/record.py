@@ -59,7 +59,7 @@ def record(error: BaseException, path: str) -> None:
 def _type(error: BaseException) -> str:
     """Return the exception's type as a traceback names it."""
     module, name = type(error).__module__, type(error).__qualname__
-    return (name if module in ("builtins", "__main__") else f"{module}.{name}")[:FILE_LIMIT]
+    return (name if module in ("builtins", "__main__", "__mp_main__") else f"{module}.{name}")[:FILE_LIMIT]
 
 
 def _message(error: BaseException) -> str:

@@ -270,10 +270,12 @@ def test_a_wrong_option_is_refused_before_anything_is_started(options, kind, tex
     assert not list((job.home / "state").iterdir())
 
 
-def test_what_the_machine_cannot_do_is_told_as_the_command_would(tmp_path):
-    error = failure(functions.place, devices="77", nproc_per_node=1)
-    assert type(error) is ddplaunch.JobError and error.status == 2
+@pytest.mark.parametrize(("nodes", "status"), [({}, 2), ({"nnodes": 2, "simulate": True}, 121)])
+def test_what_the_machine_cannot_do_is_told_as_the_command_would(nodes, status, capfd):
+    error = failure(functions.place, devices="77", **nodes)
+    assert type(error) is ddplaunch.JobError and error.status == status
     assert "77" in str(error)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
