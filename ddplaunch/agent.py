@@ -78,6 +78,7 @@ class Agent:
             feed=self.feed,
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,
+            one_fewer=self._one_fewer,
         )
         self._parting = Parting(self._outbox, self._selector, self._hearing, self._valve)
         self._generations = Generations(
@@ -203,6 +204,10 @@ class Agent:
     def say(self, text: str) -> None:
         """Tell the user what the way to the other nodes has to say."""
         self._teller.say(text)
+
+    def _one_fewer(self) -> None:
+        if self._nodes is not None:
+            self._nodes.expect_one_fewer()
 
     def begun(self, begin: Begin, address: str | None) -> None:
         """Take the coordinator's word to start, and the address of this node that the others reach."""

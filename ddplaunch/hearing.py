@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 
 from ddplaunch import supervise
+from ddplaunch.link import ONE_FEWER
 
 ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) and pkill -f send it twice
 
@@ -47,9 +48,11 @@ class Hearing:
         feed: Callable[[supervise.Event], None],
         child_ended: Callable[[], None],
         front_lost: Callable[[], None],
+        one_fewer: Callable[[], None] = lambda: None,
     ) -> None:
         """`from_front` is the pipe of the front; `front_lost` is called once, when that has ended.
 
+        `one_fewer` is called for each node that, as the front knows, will not come.
         `stops` are the signals that ask for the end, `sent_again` those of which a second one means no hurry.
         """
         self._selector = selector
@@ -59,6 +62,7 @@ class Hearing:
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost
+        self._one_fewer = one_fewer
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals, and SIGCHLD, from now on."""
@@ -105,7 +109,9 @@ class Hearing:
             self._lose_front()
             self._feed(supervise.FrontLost(time.monotonic()))
         for signum in numbers:
-            if signum != signal.SIGCHLD:  # the front's child is this process
+            if signum == ONE_FEWER:
+                self._one_fewer()
+            elif signum != signal.SIGCHLD:  # the front's child is this process
                 self._came(signum, direct=False)
 
     def _came(self, signum: int, *, direct: bool) -> None:

@@ -16,6 +16,7 @@ STDERR = b"e"
 CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
+ONE_FEWER = 255  # among the numbers of signals: one node of the job will not come
 HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
 
 

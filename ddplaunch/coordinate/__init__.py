@@ -17,6 +17,7 @@ from ddplaunch.coordinate.events import (
     NodeKilling,
     NodeNoticed,
     NodeStopping,
+    OneFewer,
     StartFailed,
 )
 from ddplaunch.coordinate.state import OWN, Member, Phase, Policy, State, Why
@@ -39,6 +40,7 @@ __all__ = [
     "NodeKilling",
     "NodeNoticed",
     "NodeStopping",
+    "OneFewer",
     "Phase",
     "Policy",
     "Refuse",

@@ -25,6 +25,13 @@ class Left:
 
 
 @record
+class OneFewer:
+    """A node has been given up by whoever starts the agents, and will not come."""
+
+    at: float
+
+
+@record
 class NodeStopping:
     """An agent has begun to stop its workers."""
 
@@ -86,4 +93,4 @@ class DeadlineReached:
     at: float
 
 
-Event = Joined | Left | NodeStopping | NodeNoticed | NodeKilling | JobStopping | NodeEnded | DeadlineReached
+Event = Joined | Left | OneFewer | NodeStopping | NodeNoticed | NodeKilling | JobStopping | NodeEnded | DeadlineReached

@@ -76,6 +76,7 @@ class State:
     policy: Policy
     phase: Phase = Phase.MEETING
     members: Mapping[int, Member] = NOTHING  # by id, in order of arrival
+    missed: int = 0  # nodes that were given up before they came
     why: Why | None = None
     signum: int = 0
     notice: int = 0  # the first of policy.notices that came to any node in this generation

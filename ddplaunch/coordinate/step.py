@@ -16,6 +16,7 @@ from ddplaunch.coordinate.events import (
     NodeKilling,
     NodeNoticed,
     NodeStopping,
+    OneFewer,
 )
 from ddplaunch.coordinate.seating import disagreements, missing, order, waiting, why_refused
 from ddplaunch.coordinate.state import OWN, Member, Phase, Policy, State, Why
@@ -46,6 +47,9 @@ def step(state: State, event: Event) -> Result:
             return _joined(state, member, at)
         case Left(who, reason, at):
             return _left(state, who, reason, at) if who in state.members else (state, ())
+        case OneFewer(at):
+            state = replace(state, missed=state.missed + 1)
+            return _start(state, at) if state.phase is Phase.MEETING and _nobody_else_comes(state) else (state, ())
         case NodeStopping(who, why, signum, at):
             return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
         case NodeNoticed(who, signum):
@@ -113,10 +117,15 @@ def _left(state: State, who: int, reason: str, at: float) -> Result:
 def _met(state: State, at: float, *, regrouping: bool) -> Result:
     """Start if enough agents are there; `regrouping` is no first start, which waits for nobody who may still come."""
     number, policy = len(state.members), state.policy
-    if number == policy.most or (number >= policy.least and regrouping):
+    if _nobody_else_comes(state) or (number >= policy.least and regrouping):
         return _start(state, at)
     deadline = at + policy.last_call if number >= policy.least else None
     return replace(state, phase_deadline=deadline), ()
+
+
+def _nobody_else_comes(state: State) -> bool:
+    policy = state.policy
+    return len(state.members) >= max(policy.least, policy.most - state.missed)
 
 
 def _start(state: State, at: float) -> Result:

@@ -62,6 +62,10 @@ class Coordinator:
         self._hellos[OWN] = hello
         self._feed(coordinate.Joined(_member(OWN, hello), self._clock()))
 
+    def expect_one_fewer(self) -> None:
+        """Wait for one node less."""
+        self._feed(coordinate.OneFewer(self._clock()))
+
     # --- what comes in
 
     def _refused(self, address: str, reason: str) -> None:

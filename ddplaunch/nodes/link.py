@@ -60,6 +60,10 @@ class Link(ABC):
         """Whether nobody expects anything of this node any more."""
         return self._dismissed
 
+    @abstractmethod
+    def expect_one_fewer(self) -> None:
+        """Have the coordinator wait for one node less."""
+
     def leave(self) -> None:
         """Wait for the coordinator no longer."""
         self._dismissed = True

@@ -115,6 +115,9 @@ class NetworkLink(Link):
             status = exitcodes.of_signal(message.signum) if message.signum else exitcodes.NODE_LOST
             self._dismiss(messages.Quit(status, message.why, ""))
 
+    def expect_one_fewer(self) -> None:
+        """Leave it: only the first host is told, and the coordinator is there."""
+
     @property
     def address(self) -> str | None:
         """The address that this node speaks from."""

@@ -55,6 +55,10 @@ class Nodes:
         """Wait for the coordinator no longer."""
         self._link.leave()
 
+    def expect_one_fewer(self) -> None:
+        """Wait for one node less: whoever started the agents has given it up."""
+        self._link.expect_one_fewer()
+
     # --- the loop
 
     @property

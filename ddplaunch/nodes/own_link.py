@@ -21,6 +21,10 @@ class OwnLink(Link):
         """Tell the coordinator."""
         self._coordinator.hear(OWN, message)
 
+    def expect_one_fewer(self) -> None:
+        """Have the coordinator wait for one node less."""
+        self._coordinator.expect_one_fewer()
+
     @property
     def address(self) -> str | None:
         """The address of this node that most others reach."""

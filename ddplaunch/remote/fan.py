@@ -21,7 +21,7 @@ from ddplaunch.remote.calls import FAREWELL, Calls
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.fates import Fates
-from ddplaunch.remote.frames import MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameError
+from ddplaunch.remote.frames import FEWER, MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameError
 from ddplaunch.remote.troubles import Trouble
 from ddplaunch.spec import Fault
 
@@ -86,6 +86,7 @@ class Fan:
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
         self._signum = 0  # the first signal to stop
+        self._given_up = 0  # hosts without which the job goes on
         self._front_lost = False
         self._beat_at = now + self._beat
         self._settle_by: float | None = None
@@ -189,6 +190,9 @@ class Fan:
             branch.hang_up()
             return
         branch.send(ORDER, branch.call.order)
+        if branch is self._branches[0]:
+            for _ in range(self._given_up):
+                branch.send(FEWER, b"")
         self._introduce(branch)
         self._calls.call_next()
 
@@ -272,6 +276,9 @@ class Fan:
         left = sum(other.phase is not Phase.GONE and other is not branch for other in self._branches)
         if fates.is_bearable(place, left):
             branch.given_up = True
+            self._given_up += 1
+            if self._branches[0].phase is Phase.THERE:
+                self._branches[0].send(FEWER, b"")
             self._console.say(f"going on without {branch}: {trouble.message}")
             return
         fates.troubles[place] = trouble

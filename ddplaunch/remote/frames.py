@@ -18,10 +18,11 @@ ORDER = b"j"  # what it is to do
 MEET = b"m"  # where it finds the coordinator
 SIGNAL = b"s"  # the number of a signal to pass on
 NUDGE = b"n"  # the same, but a second one is no reason to hurry
+FEWER = b"f"  # to the first: a host was given up, and will not come
 # both ways
 BEAT = b"b"  # I am there
 
-TO_HOST = ORDER + MEET + SIGNAL + NUDGE + BEAT
+TO_HOST = ORDER + MEET + SIGNAL + NUDGE + FEWER + BEAT
 FROM_HOST = STDOUT + STDERR + CONTROL + BEAT
 
 LIMIT = 16 << 20  # bytes of data in one frame; variables and words of a command line are the most there is

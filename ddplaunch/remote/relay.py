@@ -16,9 +16,9 @@ from functools import partial
 
 from ddplaunch import guard
 from ddplaunch.front import passed_on
-from ddplaunch.link import CONTROL, HASTE, MESSAGE, STDERR, Tie
+from ddplaunch.link import CONTROL, HASTE, MESSAGE, ONE_FEWER, STDERR, Tie
 from ddplaunch.remote import messages
-from ddplaunch.remote.frames import BEAT, NUDGE, SIGNAL, FrameError
+from ddplaunch.remote.frames import BEAT, FEWER, NUDGE, SIGNAL, FrameError
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.pipes import Inlet, Outlet
 
@@ -165,11 +165,17 @@ class Relay:
             self._stopped = self._stopped or data[0] in self._stops
             if tag == NUDGE:
                 self._nudge(data[0], None)
-            elif self._tie is not None:
-                try:
-                    os.write(self._tie.signals[1], data[:1])
-                except OSError:  # it has ended, or so many wait that one more makes no difference
-                    pass
+            else:
+                self._tell_agent(data[0])
+        elif tag == FEWER:
+            self._tell_agent(ONE_FEWER)
+
+    def _tell_agent(self, number: int) -> None:
+        if self._tie is not None:
+            try:
+                os.write(self._tie.signals[1], bytes([number]))
+            except OSError:  # it has ended, or so many wait that one more makes no difference
+                pass
 
     def _nudge(self, signum: int, _frame: object) -> None:
         """Send the agent a signal that is no reason to hurry, even if it has had one."""

@@ -194,6 +194,18 @@ def test_without_ssh_that_is_said(job, env, program):
     job.nothing_left()
 
 
+@pytest.mark.parametrize("hosts", ["127.0.0.1,127.0.0.2,refusing", "127.0.0.1,refusing,127.0.0.2"])
+def test_a_host_that_was_given_up_is_not_waited_for(job, env, program, hosts):
+    """The last call is for those who may still come."""
+    start(job, env, "--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=600", program("place"), hosts=hosts)
+    result = job.wait()
+    assert result.status == 0, result.err
+    assert "going on without refusing: it refuses connections" in result.err
+    places = [json.loads(place)["variables"] for place in job.signs("place", 4)]
+    assert {place["GROUP_WORLD_SIZE"] for place in places} == {"2"}
+    job.nothing_left()
+
+
 def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program):
     process = start(job, env, program("behave"), hosts="127.0.0.1,hanging")
     until(lambda: (ssh / "hanging.called").exists() and (ssh / "127.0.0.1.pids").exists(), "a call")

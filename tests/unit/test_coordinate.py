@@ -26,6 +26,7 @@ from ddplaunch.coordinate import (
     NodeKilling,
     NodeNoticed,
     NodeStopping,
+    OneFewer,
     Phase,
     Policy,
     Refuse,
@@ -257,6 +258,27 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)],
         [Dismiss(130)],
     ),
+    "nobody waits for a last call once all others are known not to come": (
+        ELASTIC,
+        [*met(2), OneFewer(1)],
+        [Begin(0, (0, 1), 0)],
+    ),
+    "one that comes after another was given up is the last": (
+        Policy(least=2, most=4),
+        [*met(2), OneFewer(1), Joined(member(2), 2)],
+        [Begin(0, (0, 1, 2), 0)],
+    ),
+    "the last call is no longer because one was given up": (
+        Policy(least=2, most=4),
+        [*met(2), OneFewer(20), DeadlineReached(30.1)],
+        [Begin(0, (0, 1), 0)],
+    ),
+    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), OneFewer(1), OneFewer(2)], []),
+    "who was given up before the start changes nothing after it": (
+        ELASTIC,
+        [*met(3), OneFewer(1), Left(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Report(0.0), Begin(1, (0, 1), 0)],
+    ),
     "an elastic job starts with the least number after the last call": (
         ELASTIC,
         [*met(2), DeadlineReached(29.0), DeadlineReached(30.1)],
@@ -361,6 +383,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.builds(lambda id: NodeKilling(id, 0), ids),
         st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
         st.just(DeadlineReached(0)),
+        st.just(OneFewer(0)),
     )
     return st.lists(one, max_size=30)
 
