@@ -15,7 +15,8 @@ from math import inf
 from ddplaunch import supervise
 from ddplaunch.link import ONE_FEWER
 
-ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) and pkill -f send it twice
+ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
+COPY = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 
 
 class Repeats:
@@ -26,13 +27,24 @@ class Repeats:
         self._stops = stops
         self._calm = sent_again | {signal.SIGHUP}  # the kernel and the shell both tell of a closed terminal
         self._meant: dict[int, float] = {}  # when each last came that was no echo
+        self._single: dict[int, tuple[bool, float]] = {}  # those that have come to one process so far: direct, when
 
     def take(self, signum: int, at: float, *, direct: bool) -> supervise.SignalReceived:
         """Give the event that this signal is; one that came `direct` to this process is perhaps a copy of the front's."""
         is_echo = at - self._meant.get(signum, -inf) < ECHO
         if signum in self._stops and not is_echo:
             self._meant[signum] = at
-        return supervise.SignalReceived(signum, at, escalates=not (direct or is_echo or signum in self._calm))
+        is_copy = self._is_copy(signum, at, direct)
+        escalates = not (direct or is_copy or is_echo or signum in self._calm)
+        return supervise.SignalReceived(signum, at, escalates=escalates)
+
+    def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
+        """Whether the other process has had it before this one, and nothing since."""
+        before = self._single.pop(signum, None)
+        if before is not None and before[0] is not direct and at - before[1] < COPY:
+            return True
+        self._single[signum] = (direct, at)
+        return False
 
 
 class Hearing:

@@ -6,7 +6,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
-from ddplaunch.hearing import ECHO, Repeats
+from ddplaunch.hearing import COPY, ECHO, Repeats
 
 STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
 SOON = ECHO / 2
@@ -43,6 +43,20 @@ def test_another_stop_signal_is_no_echo():
 
 def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
     assert hurries((1.0, SIGINT, "front"), (9.0, SIGINT, "direct")) == [True, False]
+
+
+def test_what_came_to_both_processes_is_one_signal_even_if_the_front_is_slow_to_pass_it_on():
+    late = 1.0 + COPY / 2
+    assert hurries((1.0, SIGTERM, "direct"), (late, SIGTERM, "front")) == [False, False]
+    again = (late + 2 * ECHO, SIGTERM, "front")
+    assert hurries((1.0, SIGTERM, "direct"), (late, SIGTERM, "front"), again) == [False, False, True]
+    assert hurries((1.0, SIGTERM, "direct"), (1.0 + COPY, SIGTERM, "front")) == [False, True]
+    assert hurries((1.0, SIGINT, "direct"), (late, SIGTERM, "front")) == [False, True]
+
+
+def test_a_second_one_to_both_processes_is_a_second_one():
+    first = ((1.0, SIGTERM, "front"), (1.001, SIGTERM, "direct"))
+    assert hurries(*first, (1.1, SIGTERM, "front"), (1.101, SIGTERM, "direct")) == [True, False, True, False]
 
 
 @pytest.mark.parametrize("sent_again", [frozenset(), frozenset({SIGTERM})], ids=["anywhere", "in a Slurm job"])
