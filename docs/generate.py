@@ -22,8 +22,35 @@ from ddplaunch.plan.make import Node, make_plan
 from ddplaunch.plan.variables import of_generation
 from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
+from ddplaunch.report.events import SCHEMA, VERSION
 from ddplaunch.secret import VARIABLE as TOKEN
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
+
+# when each event is told: a new one fails here until it is explained
+_EVENTS = {
+    "job_started": "everything is decided; the first event but for `node_joined`",
+    "generation_started": "all workers are about to be started, the first time or again",
+    "worker_started": "a worker has a process",
+    "worker_start_failed": "a worker could not be started",
+    "worker_raised": "a worker that still runs has recorded the exception that is ending it",
+    "worker_exited": "a worker has ended, well or badly",
+    "signal_received": "a signal came to `ddplaunch`",
+    "signal_forwarded": "a signal was passed on to workers that go on",
+    "stop_sent": "workers were asked to end",
+    "kill_sent": "the grace period is over, or a second signal came: SIGKILL",
+    "swept": "after the workers' end, `ddplaunch` looked for what they left behind; empty `left`: nothing is there any more",
+    "job_suspended": "Ctrl-Z: the workers were stopped",
+    "job_resumed": "and continue",
+    "front_lost": "the process that the user started was killed",
+    "output_dropped": "output was not shown, because nobody read the command's stdout for seconds",
+    "notice": "something that `ddplaunch` also said on stderr",
+    "generation_failed": "a worker failed, and all workers will be started again",
+    "node_joined": "node 0 only: an agent has come, of this node or another",
+    "node_stopping": "node 0 only: a node has begun to stop its workers",
+    "node_left": "node 0 only: an agent is gone",
+    "left_after_notice": "all workers have left after a signal of `--requeue-on`, and none failed",
+    "job_ended": "everything is gone; the last event",
+}
 
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(__file__).parents[1] / "ddplaunch"
@@ -123,6 +150,7 @@ def pages() -> dict[str, str]:
         "exit-status.md": _exit_status(),
         "variables.md": _variables(),
         "causes.md": _causes(),
+        "events.md": _events(),
         "python.md": _python(),
     }
 
@@ -265,6 +293,25 @@ def _example() -> Plan:
     )
     spec = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=4)
     return make_plan(spec, local.discover(spec, "localhost"), node, run_id="20261121-093000-7f3a")
+
+
+# --- events
+
+
+def _events() -> str:
+    assert _EVENTS.keys() == SCHEMA.keys(), f"say in docs/generate.py when {_EVENTS.keys() ^ SCHEMA.keys()} is told"
+    parts = []
+    for name, fields in SCHEMA.items():
+        rows = [[f"`{field}`", meaning] for field, meaning in fields.items()]
+        parts += [f"## `{name}`", f"{_EVENTS[name][0].upper()}{_EVENTS[name][1:]}."]
+        parts += [_table(["field", "type and meaning"], rows)] if rows else []
+    return _page(
+        "# Events",
+        "`events.jsonl` in the [run folder](run-folder.md) holds one JSON object a line. Each has `v` (the version of the "
+        f"format, now {VERSION}), `event` (its name), `at` (seconds since 1970) and `mono` (seconds of CLOCK_MONOTONIC), and the "
+        "fields of its kind.",
+        *parts,
+    )
 
 
 # --- causes
