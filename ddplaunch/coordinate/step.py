@@ -26,6 +26,8 @@ from ddplaunch.record import replace
 
 FIRST_NOTICE = 3.0  # seconds after which it is said for the first time whom the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+_OWN_END = "its ddplaunch was ended"
+_CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 LINGER = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 Result = tuple[State, tuple[Action, ...]]
@@ -162,7 +164,7 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     leaves = why is Why.FRONT_LOST and who != OWN
     if leaves or (state.members[who].place is None and who != OWN):
         # who takes no part yet may come back with other options; who has lost its user will not
-        left, actions = _left(state, who, "its ddplaunch was ended", at)
+        left, actions = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
         return left, (*actions, Drop(who) if leaves else Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who)

@@ -45,6 +45,12 @@ class Calls:
         return all(branch.phase is Phase.GONE for branch in self._branches)
 
     @property
+    def only_first_is_there(self) -> bool:
+        """Whether all but the first host are gone."""
+        first, *others = self._branches
+        return first.phase is Phase.THERE and all(branch.phase is Phase.GONE for branch in others)
+
+    @property
     def is_undecided(self) -> bool:
         """Whether some host that was called may yet say that the job cannot run there."""
         asked = (branch for branch in self._branches if branch.phase in (Phase.CALLING, Phase.THERE))
@@ -66,6 +72,16 @@ class Calls:
         """Wait for answers no longer, and give those that have not come."""
         self.answer_by = None
         return [branch for branch in self._branches if branch.phase in (Phase.WAITING, Phase.CALLING)]
+
+    def ask_all(self, silence: float, interval: float, *, heeded: bool) -> None:
+        """Say that we are there, and give up whoever has not answered for `silence` seconds, when asked at this interval.
+
+        What counts is how often they were asked, so that a pause of this process makes nobody else look dead. `heeded` is
+        whether answers are read.
+        """
+        for branch in self._branches:
+            if branch.phase is Phase.THERE and branch.beat(heeded=heeded) > silence / interval:
+                branch.break_off(f"silent for {silence:g} s")
 
     def call_nobody(self) -> None:
         """Give up whoever has not answered."""

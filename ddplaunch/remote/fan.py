@@ -88,6 +88,9 @@ class Fan:
         self._signum = 0  # the first signal to stop
         self._given_up = 0  # hosts without which the job goes on
         self._front_lost = False
+        self._is_closing = False  # node 0 has told how the job ended
+        self._orphan = ""  # what the others have to say of the loss of node 0
+        self._orphan_at: float | None = None  # when that is said, unless we have found node 0 to be lost before
         self._beat_at = now + self._beat
         self._settle_by: float | None = None
 
@@ -121,13 +124,14 @@ class Fan:
         yield self._calls.answer_by
         yield self._calls.gone_by
         yield self._settle_by
+        yield self._orphan_at
         yield self._chaos.deadline
         yield self._console.deadline
 
     def _expire(self, now: float) -> None:
         if now >= self._beat_at:
             self._beat_at = now + self._beat
-            self._beat_all()
+            self._calls.ask_all(self._job.silence, self._beat, heeded=not self._console.is_full)
         if self._calls.answer_by is not None and now >= self._calls.answer_by:
             for branch in self._calls.unanswered():
                 self._in_trouble(branch, troubles.no_answer(self._job.meeting_time))
@@ -137,21 +141,15 @@ class Fan:
             self._calls.hang_up()
         if self._calls.gone_by is not None and now >= self._calls.gone_by and not self._console.is_full:
             self._calls.cut_off(self._console.say)
+        if self._orphan_at is not None and now >= self._orphan_at:
+            self._orphan_at = None
+            if not self._is_closing and self._calls.only_first_is_there:
+                self._console.write(self._orphan)
         self._chaos.expire(now)
 
     @property
     def _beat(self) -> float:
         return min(1.0, self._job.silence / 4)
-
-    def _beat_all(self) -> None:
-        """Say that we are there, and give up whoever does not answer.
-
-        What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
-        """
-        most = self._job.silence / self._beat
-        for branch in self._branches:
-            if branch.phase is Phase.THERE and branch.beat(heeded=not self._console.is_full) > most:
-                branch.break_off(f"silent for {self._job.silence:g} s")
 
     # --- signals
 
@@ -227,6 +225,10 @@ class Fan:
                 self._chaos.started(rank, pid, time.monotonic())
             case messages.Said() | messages.Outcome():
                 self._console.pass_on(data)
+            case messages.Orphaned(words):
+                self._orphan, self._orphan_at = words, time.monotonic() + self._job.silence
+            case messages.Closing():
+                self._is_closing = self._is_closing or branch is self._branches[0]
             case messages.Refused(message, hint, status):
                 self._in_trouble(branch, troubles.refused(message, hint, status))
             case messages.Ended(status):
@@ -253,19 +255,21 @@ class Fan:
 
     def _lost(self, branch: Branch) -> None:
         """Take note of a host that is gone without the job's status."""
-        job = self._job
-        if branch.never_started:
-            trouble = troubles.no_command(job.starter, branch.never_started)
-        elif branch.has_answered:
-            trouble = troubles.lost(job.starter, branch.exit_status, branch.said, branch.fault)
-        else:
-            status = None if branch.fault else branch.exit_status
-            trouble = troubles.explain(job.starter, job.python, status, branch.fault or branch.said)
+        trouble = troubles.of_host(
+            self._job.starter,
+            self._job.python,
+            never_started=branch.never_started,
+            has_answered=branch.has_answered,
+            status=branch.exit_status,
+            said=branch.said,
+            fault=branch.fault,
+        )
         if not self._fates.has_begun:
             self._in_trouble(branch, trouble)
             return
         self._fates.lost(branch.call.place, trouble)
-        if (branch.fault or branch.said.strip()) and branch is not self._branches[0]:
+        told = branch is self._branches[0] or self._is_closing  # by our last words, or by the report of node 0
+        if (branch.fault or branch.said.strip()) and not told:
             self._console.say(f"{branch}: {trouble.message}")
 
     def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:

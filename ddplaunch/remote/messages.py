@@ -86,6 +86,16 @@ class Ended(Struct, frozen=True, tag="ended"):
     status: int
 
 
+class Orphaned(Struct, frozen=True, tag="orphaned"):
+    """From any other host: its agent has lost the first, in words for the user."""
+
+    words: str
+
+
+class Closing(Struct, frozen=True, tag="closing"):
+    """From a host: its agent has told the user how the job ended."""
+
+
 class Said(Struct, frozen=True, tag="said"):
     """From the first host, for whoever called for the job: why it ended, in words."""
 
@@ -98,7 +108,7 @@ class Outcome(Struct, frozen=True, tag="outcome"):
     status: int
 
 
-Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | Said | Outcome
+Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | Orphaned | Closing | Said | Outcome
 
 Malformed = msgspec.MsgspecError  # what the decoders raise
 

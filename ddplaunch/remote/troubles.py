@@ -88,6 +88,20 @@ def explain(starter: str, python: str, status: int | None, said: str) -> Trouble
     )
 
 
+def of_host(
+    starter: str, python: str, *, never_started: str, has_answered: bool, status: int | None, said: str, fault: str
+) -> Trouble:
+    """Say what is wrong with a host that is gone without the job's status.
+
+    `never_started` is why there was no command to lead there, `status` how it ended, `fault` that for which we have ended it.
+    """
+    if never_started:
+        return no_command(starter, never_started)
+    if has_answered:
+        return lost(starter, status, said, fault)
+    return explain(starter, python, None if fault else status, fault or said)
+
+
 def no_command(starter: str, reason: str) -> Trouble:
     """Say why the command itself could not be started here."""
     hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}

@@ -44,11 +44,13 @@ class Teller:
         origins: Mapping[str, str],
         reports: bool = True,
         answer: Callable[[Mapping[str, Any]], None] | None = None,
+        orphaned: Callable[[str], None] | None = None,
         what_ends: Callable[[], str] | None = None,
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
         `answer`, if somebody has called for the job, takes how it ended, in place of stderr.
+        `orphaned`, if somebody else may know why node 0 was lost, takes what would be said of that.
         `what_ends` finds out why the cluster is ending the job: "out of walltime", "" if it is not; this may take seconds.
         """
         self.write = write
@@ -64,6 +66,7 @@ class Teller:
         self._origins = origins
         self._reports = reports
         self._answer = answer
+        self._orphaned = orphaned
         self._what_ends = what_ends
         self._has_terminal = False
         self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
@@ -223,7 +226,9 @@ class Teller:
     def last_words(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
         """Tell the user how the job, or this node's part in it, ended; of several nodes in the coordinator's words."""
         if word is not None:
-            if (self._reports or word.why in OF_THIS_NODE) and (
+            if word.why == "lost" and self._orphaned is not None:
+                self._orphaned(word.words)
+            elif (self._reports or word.why in OF_THIS_NODE) and (
                 word.words.startswith("error:") or self._verbosity >= 0
             ):
                 self.write(word.words)

@@ -285,7 +285,26 @@ def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
     processes(job)[who][node].send_signal(SIGKILL)
     result = job.wait()
     assert result.status == 122
-    assert "lost" in result.err
+    if node == 0:
+        assert result.err.count("error: ") == 1, "those who lost node 0 leave it to who knows why"
+        assert "agent on node-0" in result.err if who == "agent" else "error: node-0: lost: " in result.err
+    else:
+        assert "error: node 2 (node-2) was lost: " in result.err
+        assert who == "agent" or result.err.splitlines()[-1].startswith("hint: ")
+    job.nothing_left()
+
+
+def test_an_agent_of_node_0_that_hangs_is_told_of_by_those_who_lost_it(job, start):
+    """Its relay still answers."""
+    with (job.home / "err").open("wb") as err:
+        start("all=default", options=("--heartbeat-timeout", "1s"), stderr=err)
+    agent = processes(job)["agent"][0]
+    agent.send_signal(signal.SIGSTOP)
+    lost = "error: the coordinator (node 0) was lost: silent for 1 s\n"
+    until(lambda: lost in (job.home / "err").read_text(), "the loss")
+    agent.send_signal(SIGKILL)
+    assert job.wait().status == 122
+    assert (job.home / "err").read_text().count(lost) == 1
     job.nothing_left()
 
 
