@@ -24,7 +24,7 @@ from ddplaunch.outcome import WorkerExit
 from ddplaunch.parting import Parting
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
-from ddplaunch.record import record
+from ddplaunch.record import record, replace
 from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
@@ -270,6 +270,8 @@ class Agent:
                 self._teller.dropped(self._generations.output.dropped)
                 if self._quit is None and self._nodes is not None:
                     self._nodes.leave()
+                if self._quit is None:
+                    self._state = replace(self._state, status=self._teller.learn_the_end(self._state))
                 if self._notice:
                     self._teller.left_after(self._notice)
                 if self._way_back is None:

@@ -1,4 +1,4 @@
-"""The facts about workers that ended, as the failure report, the summary and the first-failure rule read them. Pure data."""
+"""The facts about workers and jobs that ended, as the report, the summary and the first-failure rule read them. Pure data."""
 
 from __future__ import annotations
 
@@ -67,3 +67,11 @@ class WorkerExit:
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid}): {self.how}"
+
+
+@record
+class Ending:
+    """Why the cluster has ended a job."""
+
+    words: str = ""  # "out of walltime"; "": it has not
+    outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's

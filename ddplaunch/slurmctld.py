@@ -42,6 +42,9 @@ def jobs(job_id: str, cluster: str | None = None) -> tuple[Mapping[str, str], ..
     return parse(done.stdout)
 
 
-def parse(text: str) -> tuple[Mapping[str, str], ...]:
-    """Read the lines of `scontrol --oneliner show job`: NAME=VALUE NAME=VALUE, where a value may have spaces in it."""
-    return tuple(dict(_FIELD.findall(line)) for line in text.splitlines() if line.startswith("JobId="))
+def parse(text: str, first: str = "JobId") -> tuple[Mapping[str, str], ...]:
+    """Read the lines of `scontrol --oneliner show`: NAME=VALUE NAME=VALUE, where a value may have spaces in it.
+
+    `first` is the name with which all that is asked for begins.
+    """
+    return tuple(dict(_FIELD.findall(line)) for line in text.splitlines() if line.startswith(f"{first}="))

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -62,6 +61,7 @@ class Job:
     ends_at: str
     is_batch: bool
     may_requeue: bool
+    nodes: str = ""  # a host list of those that it has, or has yet to leave
 
 
 @record(kw_only=True)
@@ -79,16 +79,6 @@ class Unknown(Exception):
 
 class Missing(Unknown):
     """There is no scontrol here."""
-
-
-# what a job's end is called before all else that is said of it
-LABELS = {
-    Fate.REQUEUED: "requeued by Slurm",
-    Fate.PREEMPTED: "preempted",
-    Fate.OUT_OF_WALLTIME: "out of walltime",
-    Fate.NODE_LOST: "a node of the job was lost",
-    Fate.CANCELLED: "cancelled",
-}
 
 
 # --- pure
@@ -122,6 +112,7 @@ def parse(text: str) -> Job | None:
         ends_at=_time(fields.get("EndTime", "")),
         is_batch=fields.get("BatchFlag", "1") != "0",
         may_requeue=fields.get("Requeue", "1") != "0",
+        nodes=fields.get("NodeList", "").replace("(null)", ""),
     )
 
 
@@ -178,22 +169,10 @@ def ask(env: Mapping[str, str], patience: float = PATIENCE) -> Job:
     Raises:
         Unknown: there is no answer.
     """
-    job = parse(_scontrol(env, ("show", "job", "-o", job_id(env)), patience))
+    job = parse(scontrol(env, ("show", "job", "-o", job_id(env)), patience))
     if job is None:
         raise Unknown("scontrol's answer cannot be read")
     return job
-
-
-def what_ends(env: Mapping[str, str], patience: float) -> str:
-    """Say why Slurm is ending this job, "preempted" or the like; "" if it is not, or if nobody knows."""
-    ends_at = env.get("SLURM_JOB_END_TIME", "")  # of newer versions
-    if ends_at.isdecimal() and time.time() >= int(ends_at):
-        return LABELS[Fate.OUT_OF_WALLTIME]
-    try:
-        found = fate(ask(env, patience), restarts(env))
-    except Unknown:
-        return ""
-    return LABELS.get(found, "")
 
 
 @record
@@ -234,7 +213,7 @@ class WayBack:
         """Send the job back, which ends all that runs of it; give the reason in a sentence if that cannot be done."""
         job = job_id(self.env)
         try:
-            _scontrol(self.env, ("requeue", job))
+            scontrol(self.env, ("requeue", job))
         except Unknown as error:
             # Slurm ends all processes of a job that it sends back, and may have ended scontrol before its answer
             if ask_restarts(self.env) > restarts(self.env):
@@ -255,7 +234,12 @@ def ask_restarts(env: Mapping[str, str]) -> int:
         return 0
 
 
-def _scontrol(env: Mapping[str, str], words: Sequence[str], patience: float = PATIENCE) -> str:
+def scontrol(env: Mapping[str, str], words: Sequence[str], patience: float = PATIENCE) -> str:
+    """Run scontrol and give what it says; `patience` in seconds.
+
+    Raises:
+        Unknown: it says nothing.
+    """
     import subprocess  # few jobs need it
 
     asking = {**env, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cluster import Allocation
 from ddplaunch.crew import Outfit
 from ddplaunch.link import CONTROL, STDERR, STDOUT, Outbox
+from ddplaunch.outcome import Ending
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import Node
 from ddplaunch.record import record
@@ -30,7 +31,9 @@ if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
-CONTROLLER = 5.0  # seconds that Slurm's controller gets to say why it is ending the job; the other nodes wait
+CONTROLLER = (
+    5.0  # seconds that Slurm's controller gets for each answer on why it is ending the job; the other nodes wait
+)
 
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
@@ -154,10 +157,10 @@ def run_id_of(spec: JobSpec) -> str:
     return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _what_ends(env: Mapping[str, str]) -> str:
-    from ddplaunch import slurmjob  # few jobs need it
+def _what_ends(env: Mapping[str, str]) -> Ending:
+    from ddplaunch import slurmend  # few jobs need it
 
-    return slurmjob.what_ends(env, CONTROLLER)
+    return slurmend.what_ends(env, CONTROLLER)
 
 
 def _tell(outbox: Outbox, event: Event) -> None:

@@ -223,8 +223,9 @@ class Coordinator:
             self._tell((id,), begin)
 
     def _dismiss(self, status: int, error: str, requeue: int = 0) -> None:
-        words = self._voice.ended(self._state, self._traces, error)
+        words, outcome = self._voice.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
+        status, why = outcome or (status, why)
         self._over_at = self._clock() + FAREWELL
         is_watched = bool(self._watchers)
         self._last_word = messages.Quit(status, why, words, requeue, is_watched)

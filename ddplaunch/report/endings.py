@@ -1,8 +1,8 @@
-"""The words that close a job or a generation, the failure report aside. Pure; asks its caller why the cluster ended a job."""
+"""The words that close a job or a generation, the failure report aside. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
@@ -17,12 +17,10 @@ _START_HINTS = {
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
-def closing(
-    state: State, exits: Sequence[WorkerExit], seconds: float, at: float, ended_by: Callable[[int], str]
-) -> str | None:
+def closing(state: State, exits: Sequence[WorkerExit], seconds: float, at: float, reason: str) -> str | None:
     """Say how the job ended; None if it failed, or if nobody is there to be told.
 
-    `seconds` are those of the job until `at`; `ended_by` finds out why the cluster ended it with this signal.
+    `seconds` are those of the job until `at`; `reason` is why the cluster ended it, if it has.
     """
     match state.why:
         case Why.FAILED | Why.FINISHED if state.requeue:
@@ -31,7 +29,7 @@ def closing(
             return render_finished(len(state.policy.ranks), seconds, restarts=state.generation)
         case Why.SIGNALLED:
             stopped = min((end.stopped_at for end in exits if end.stopped_at is not None), default=at)
-            return with_reason(ended_by(state.signum), render_stopped(state.signum, seconds - (at - stopped), exits))
+            return with_reason(reason, render_stopped(state.signum, seconds - (at - stopped), exits))
         case Why.TIMED_OUT:
             return render_timeout(state.policy.timeout or 0.0, exits)
     return None

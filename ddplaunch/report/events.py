@@ -68,7 +68,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     },
     "job_ended": {
         "status": "integer: the command's exit status",
-        "why": "string: finished, failed, signalled, timed_out, front_lost; with several nodes also node_lost, not_met, "
+        "why": "string: finished, failed, signalled, timed_out, front_lost, node_lost; with several nodes also not_met, "
         "not_reached, refused, lost (node 0)",
         "seconds": "number",
     },

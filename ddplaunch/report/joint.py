@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ddplaunch import coordinate
 from ddplaunch.coordinate import State, Why
+from ddplaunch.outcome import Ending
 from ddplaunch.report.endings import (
     render_finished,
     render_left,
@@ -51,28 +52,32 @@ class Joint:
             "generation_failed", generation=state.generation, rank=first.rank if first else None, wait=wait
         )
         if state.why is Why.FAILED:
-            self._teller.write(self._failure(state, traces))
+            self._teller.write(self._failure(state, traces, self._teller.what_ended(state)))
             self._teller.say(starting_again(wait, state.restarts, self._max_restarts))
             return
         lacking = state.policy.least - len(state.members)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} come" if lacking > 0 else ""
         self._teller.say(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
-    def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> str:
-        """Tell how the job ended; give the words for the other nodes. `error` is of its own kind, with its hint."""
+    def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> tuple[str, tuple[int, str] | None]:
+        """Tell how the job ended; give the words for the other nodes, and the status and `why` if the cluster decides these.
+
+        `error` is of its own kind, with its hint.
+        """
         if error:
             self._teller.report(error)
-            return error
-        closing = self._closing(state)
+            return error, None
+        ending = self._teller.what_ended(state)
+        closing = self._closing(state, ending)
         if closing is not None:
             self._teller.close(closing)
-            return f"ddplaunch: {closing}\n"
-        report = self._failure(state, traces)
+            return f"ddplaunch: {closing}\n", ending.outcome
+        report = self._failure(state, traces, ending)
         self._teller.job_failure = state.failure if state.why is Why.FAILED else None
         self._teller.report(report)
-        return _in_short(report)
+        return _in_short(report), ending.outcome
 
-    def _closing(self, state: State) -> str | None:
+    def _closing(self, state: State, ending: Ending) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
         now = self._teller.clock()
         match state.why:
@@ -87,12 +92,12 @@ class Joint:
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
                 words = render_stopped(state.signum, min(stopped, default=now) - self._teller.began, state.exits)
-                return with_reason(self._teller.ended_by(state.signum), words)
+                return with_reason(ending.words, words)
             case Why.TIMED_OUT:
                 return render_timeout(self._timeout or 0.0, state.exits)
         return None
 
-    def _failure(self, state: State, traces: Mapping[int, Traces]) -> str:
+    def _failure(self, state: State, traces: Mapping[int, Traces], ending: Ending) -> str:
         first, start_failure = state.failure, state.start_failure
         if start_failure is not None:
             who = f"rank {start_failure.rank} on {start_failure.host}"
@@ -112,7 +117,7 @@ class Joint:
             restarts=state.restarts,
             max_restarts=self._max_restarts,
             colour=self._teller.colour,
-            ended_by=self._teller.ended_by(first.signal),
+            ended_by=ending.words,
         )
 
 

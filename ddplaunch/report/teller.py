@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__, supervise
 from ddplaunch.first_failure import first_failure
-from ddplaunch.outcome import WorkerExit
+from ddplaunch.outcome import Ending, WorkerExit
 from ddplaunch.plan import Plan
 from ddplaunch.process import node_facts
 from ddplaunch.report.endings import closing, render_start_failure, starting_again
@@ -23,6 +23,7 @@ from ddplaunch.report.words import count, signal_name
 from ddplaunch.supervise import State, Why
 
 if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch import coordinate
     from ddplaunch.control.messages import Quit
     from ddplaunch.slurmjob import Intent
 
@@ -45,13 +46,13 @@ class Teller:
         reports: bool = True,
         answer: Callable[[Mapping[str, Any]], None] | None = None,
         orphaned: Callable[[str], None] | None = None,
-        what_ends: Callable[[], str] | None = None,
+        what_ends: Callable[[], Ending] | None = None,
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
         `answer`, if somebody has called for the job, takes how it ended, in place of stderr.
         `orphaned`, if somebody else may know why node 0 was lost, takes what would be said of that.
-        `what_ends` finds out why the cluster is ending the job: "out of walltime", "" if it is not; this may take seconds.
+        `what_ends` finds out why the cluster is ending the job, if it is; this may take seconds.
         """
         self.write = write
         self.clock = clock
@@ -68,6 +69,7 @@ class Teller:
         self._answer = answer
         self._orphaned = orphaned
         self._what_ends = what_ends
+        self._ending = Ending()
         self._has_terminal = False
         self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
@@ -195,7 +197,7 @@ class Teller:
         """Tell that a generation failed and another follows."""
         first = state.failure
         self.tell("generation_failed", generation=state.generation, rank=first.rank if first else None, wait=wait)
-        self.write(self._report(state, exits))
+        self.write(self._report(state, exits, self.what_ended(state)))
         self.say(starting_again(wait, state.generation + 1, state.policy.max_restarts))
 
     def left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
@@ -207,10 +209,17 @@ class Teller:
             "text": (failed or intent.words) if intent else None,
         }
 
+    def learn_the_end(self, state: State) -> int | None:
+        """Find out whether the cluster has ended a job of one node, which is told later; give the status of the job."""
+        self._ending = ending = self.what_ended(state)
+        return ending.outcome[0] if ending.outcome else state.status
+
     def seal(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
         """Put down how the job ended; `word` is what the coordinator said, if there is one."""
         assert word is not None or state.why is not None
         why = word.why if word is not None else state.why.name.lower() if state.why is not None else ""
+        if self._ending.outcome:
+            _, why = self._ending.outcome
         seconds = at - self.began
         if self._left_after is not None:
             self.tell("left_after_notice", **self._left_after)
@@ -233,13 +242,13 @@ class Teller:
             ):
                 self.write(word.words)
             return
-        line = closing(state, exits, at - self.began, at, self.ended_by)
+        line = closing(state, exits, at - self.began, at, self._ending.words)
         if line is not None and state.status == 0:
             self.say(line)
         elif line is not None:
             self.close(line)
         elif state.why is Why.FAILED:
-            self.report(self._report(state, exits))
+            self.report(self._report(state, exits, self._ending))
 
     def report(self, text: str) -> None:
         """Tell why the job failed."""
@@ -254,12 +263,21 @@ class Teller:
             self._answer({"type": "said", "text": text})
         self.say(text)
 
-    def ended_by(self, signum: int | None) -> str:
-        """Find out why the cluster is ending the job, if this signal, that ended it or a worker, may have come from there."""
-        asked = self._what_ends is not None and signum in (signal.SIGTERM, signal.SIGKILL)
-        return self._what_ends() if asked and self._what_ends is not None else ""
+    def what_ended(self, state: State | coordinate.State) -> Ending:
+        """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
+        signum: int | None = None
+        match state.why.name if state.why is not None else "":
+            case "SIGNALLED":
+                signum = state.signum
+            case "FAILED" if state.failure is not None:
+                signum = state.failure.signal
+        if self._what_ends is None or signum not in (signal.SIGTERM, signal.SIGKILL):
+            return Ending()
+        ending = self._what_ends()
+        # after a notice the status speaks of that
+        return Ending(ending.words) if state.requeue else ending
 
-    def _report(self, state: State, exits: list[WorkerExit]) -> str:
+    def _report(self, state: State, exits: list[WorkerExit], ending: Ending) -> str:
         """Write the failure report."""
         if state.start_failure is not None:
             failed = state.start_failure
@@ -280,7 +298,7 @@ class Teller:
             restarts=state.generation,
             max_restarts=state.policy.max_restarts,
             colour=self.colour,
-            ended_by=self.ended_by(first.signal),
+            ended_by=ending.words,
         )
 
     def problem(self, what: str | None) -> None:

@@ -26,10 +26,23 @@ TASK = " -m ddplaunch.remote.task "  # how a task of the step that ddplaunch sta
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-def batch(job: SlurmJob, way: str, program: Path, *args: str, flags: str = "", options: tuple[str, ...] = ()) -> Batch:
-    """Submit a script that starts 2 workers on each of 3 nodes in one of these ways; its status is the command's."""
+def batch(
+    job: SlurmJob,
+    way: str,
+    program: Path,
+    *args: str,
+    flags: str = "",
+    options: tuple[str, ...] = (),
+    tells: bool = False,
+) -> Batch:
+    """Submit a script that starts 2 workers on each of 3 nodes in one of these ways; its status is the command's.
+
+    tells: it prints the status instead, which Slurm does not note of a job that it ends, whose script it signals too.
+    """
     before, after, tasks = WAYS[way]
     line = f"{before} {job.ddplaunch} {after} {flags} {program} {' '.join(args)}"
+    if tells:
+        line = f"trap : TERM\n{line}\necho the status is $?"
     return job.sbatch(line, f"--nodes={NODES}", f"--ntasks-per-node={tasks}", *options)
 
 

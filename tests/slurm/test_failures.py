@@ -80,12 +80,13 @@ def test_a_node_on_which_everything_is_killed_ends_the_step_though_srun_waits_fo
 
 
 @EVERY_WAY
-def test_a_node_that_is_set_down_ends_all_and_lets_workers_save(job: SlurmJob, way: str) -> None:
-    running = batch(job, way, BEHAVE, "all=polite", options=("--no-requeue",))
+def test_a_node_that_is_set_down_is_named_and_ends_all_but_lets_workers_save(job: SlurmJob, way: str) -> None:
+    running = batch(job, way, BEHAVE, "all=polite", options=("--no-requeue",), tells=True)
     ready(job, running)
     job.cluster.down("node2")
     assert running.wait() == "NODE_FAIL"
-    assert "node2" in running.output()
+    assert "ddplaunch: node2 was lost (down in Slurm): stopped by SIGTERM after " in running.output()
+    assert "the status is 122\n" in running.output()
     job.nothing_left(10)
     got = [(job.home / "signs" / f"got-{rank}").read_text().split().count("SIGTERM") for rank in range(RANKS)]
     assert got == [1] * RANKS

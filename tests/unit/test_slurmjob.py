@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
@@ -177,15 +176,3 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> 
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     with pytest.raises(slurmjob.Unknown, match=r"scontrol has not answered within 0\.1 s"):
         slurmjob.ask(way.env, 0.1)
-    assert slurmjob.what_ends(way.env, 0.1) == ""
-
-
-def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
-    way = scontrol(tmp_path, line("COMPLETING", "TimeLimit"))
-    assert slurmjob.what_ends(way.env, 20) == "out of walltime"
-    (tmp_path / "said").write_text(line())
-    assert slurmjob.what_ends(way.env, 20) == ""
-    assert slurmjob.what_ends({**way.env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == ""
-    assert slurmjob.what_ends({**OURS, "PATH": "/nowhere", "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == (
-        "out of walltime"
-    )
