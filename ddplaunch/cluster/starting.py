@@ -95,7 +95,7 @@ def _with_workers(spec: JobSpec, host: Host) -> Host:
         return host
     if isinstance(wanted, int) and wanted > host.slots:
         raise LaunchError(
-            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {host.slots} slots",
+            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {host.slots} slot{'s' * (host.slots != 1)}",
             hint=f"give it as many: {host.address}:{wanted}",
         )
     return replace(host, slots=wanted if isinstance(wanted, int) else None)

@@ -168,7 +168,9 @@ class Teller:
                 backend=plan.backend,
                 ddplaunch=__version__,
             )
-            logs = f"; logs in {folder.path}" if folder.path is not None and not self._has_terminal else ""
+            # homes need not be shared, and who reads this may be on another host
+            where = f"{folder.path}{self._on(plan.workers[0].rank)}"
+            logs = f"; logs in {where}" if folder.path is not None and not self._has_terminal else ""
             if self._reports:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
@@ -182,7 +184,13 @@ class Teller:
         """Tell that a worker runs."""
         self.tell("worker_started", rank=rank, pid=pid)
         if self._verbosity > 0:
-            self.say(f"rank {rank} is pid {pid}")
+            self.say(f"rank {rank}{self._on(rank)} is pid {pid}")
+
+    def _on(self, rank: int) -> str:
+        """Name the host of a rank in a job of several nodes; of one, nobody asks."""
+        plan = self._plan
+        hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
+        return f" on {hosts[0]}" if hosts else ""
 
     def dropped(self, size: int) -> None:
         """Tell, if it is more than was told before, that so many bytes of output in all were not shown."""

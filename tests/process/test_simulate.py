@@ -117,6 +117,15 @@ def test_lines_of_all_nodes_come_whole_and_with_their_ranks(job, program):
     job.nothing_left()
 
 
+def test_pids_and_logs_are_named_with_their_hosts(job, program):
+    result = job.run("--nnodes", 2, "--simulate", "-v", program("behave"), "all=done")
+    assert result.status == 0, result.err
+    pids = re.findall(r"^ddplaunch: (rank \d on node-\d) is pid \d+$", result.err, re.MULTILINE)
+    assert sorted(pids) == ["rank 0 on node-0", "rank 1 on node-1"]
+    assert re.search(r"; logs in \S+/node-0 on node-0$", result.err, re.MULTILINE)
+    job.nothing_left()
+
+
 def test_a_line_that_is_longer_than_any_message_is_not_torn(job, program):
     result = job.run(*THREE, program("writes"), "long", 300_000)
     assert sorted(result.out.splitlines()) == [f"[{rank}] {str(rank) * 300_000}" for rank in range(6)]

@@ -78,6 +78,7 @@ BAD = [
         "leave --node-rank out",
     ),
     ({"hosts": "a,b:2", "nproc_per_node": 4}, "--nproc-per-node 4, but b has 2 slots", "give it as many: b:4"),
+    ({"hosts": "a:1,b", "nproc_per_node": 2}, "--nproc-per-node 2, but a has 1 slot", "give it as many: a:2"),
     ({"hosts": "a,,b"}, '"a,,b" in --hosts: a name is missing beside a comma', "type names such as gpu01,gpu02"),
     ({"hostfile": "hosts.txt"}, "--hostfile hosts.txt: no such file or directory", None),
     (
