@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -25,11 +23,7 @@ from ddplaunch.submit import split
 from ddplaunch.supervise import KILL_PATIENCE, SETTLE
 from ddplaunch.valve import STUCK
 from docs import generate
-
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
-COMMAND = re.compile(r"(?:\$ )?((?:\w+=\S+ )*ddplaunch(?: .*)?)")
-OPERATORS = set("|&;<>()")
+from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
     ("concepts/failure-report.md", f"waits for up to **{SETTLE:g} seconds** for another one"),
@@ -50,50 +44,13 @@ NUMBERS = [
     ("guides/stopping-and-restarting.md", f"doubling up to {pause(99):g} s"),
 ]
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-def parts(page: Path) -> Iterator[tuple[str | None, str]]:
-    """The lines of a page: those of code with what stands after the fence, "" if they are only indented; others with None."""
-    fence: str | None = None
-    blank = True
-    for line in page.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            fence = line.removeprefix("```") if fence is None else None
-        elif fence is not None:
-            yield fence, line
-        elif line.startswith("    ") and (blank or line.strip()):
-            yield "", line.strip()
-        else:
-            yield None, line
-        blank = not line.strip()
-
-
-def prose(page: Path) -> str:
-    return "\n".join(line for code, line in parts(page) if code is None)
+each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def anchors(page: Path) -> set[str]:
     """What GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def commands(page: Path) -> Iterator[str]:
-    """Every command line of ours in the code of a page, but in blocks that are marked `wrong`."""
-    for code, line in parts(page):
-        if code is not None and "wrong" not in code and (found := COMMAND.fullmatch(line)):
-            yield found[1]
-
-
-def words_of(line: str) -> list[str]:
-    """The words behind `ddplaunch`, as a shell would split them, up to a pipe or a redirection."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    words = list(lexer)
-    words = words[words.index("ddplaunch") + 1 :]
-    end = next((at for at, word in enumerate(words) if set(word) <= OPERATORS), len(words))
-    return words[:end]
 
 
 def understood(words: list[str]) -> None:
@@ -104,8 +61,6 @@ def understood(words: list[str]) -> None:
     """
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("run", words)
     if verb == "submit":
-        if rest[:2] == ["[SBATCH", "OPTIONS]"]:  # the usage
-            return
         verb, rest = "run", list(split(rest).job)
     try:
         parsed = parse(verb, rest)
@@ -167,11 +122,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_commands_are_understood(page: Path) -> None:
-    for line in commands(page):
+    for command in commands(page):
         try:
-            understood(words_of(line))
+            if not command.is_wrong:
+                understood(command.words)
         except LaunchError as error:
-            pytest.fail(f"{line}: {error.message}")
+            pytest.fail(f"{command}: {error.message}")
 
 
 def test_the_pages_have_commands_to_check() -> None:

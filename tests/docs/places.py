@@ -1,0 +1,142 @@
+"""Where a command of a page is typed: the machine, the files, the programs that the page takes for granted.
+
+What a page itself shows as a file, with `title="NAME"` at its block, is that file. A program of which it shows only what it
+prints is in programs/, below the name of the page. All others are stubs, which say their rank and end.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+from tests.docs.pages import Command, blocks, name_of
+from tests.fake_nvml import made_up
+from tests.unit.environments import captured
+
+PROGRAMS = Path(__file__).parent / "programs"
+STUB = "import os\n\nprint(f\"rank {os.environ['RANK']}\")\n"
+KUBERNETES = {"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "train-0.train", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+# how many GPUs there are where a page shows what comes out: none but here
+GPUS = {
+    "guides/devices.md": "A100 A100 A100 A100",
+    "guides/devices.md: ddplaunch plan train.py": "A100/2 A100",  # with MIG on
+}
+EIGHT = " ".join(["H200"] * 8)  # where it shows a command alone
+# whoever starts ours, and what its processes have in their environment
+STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
+    (r"srun .*--ntasks-per-node 4", lambda: captured("slurm-rank-0")),
+    (r"srun ", lambda: captured("slurm-node-0")),
+    (r"mpirun -N 1", lambda: captured("openmpi4-node-0")),
+    (r"mpirun -np 12", lambda: captured("openmpi4-rank-0")),
+]
+# a time limit that a page shows, and one in which workers have certainly started on a busy machine
+SHORT, LONGER = "1s", "5s"
+# words that call for other hosts; a terminal; a wait
+_ELSEWHERE = {"--hosts", "--hostfile", "--nnodes"}
+_TERMINAL = {"--debug", "--debugpy"}
+_SUBMIT = {"--follow", "--wait", "--parsable"}
+
+
+class Place:
+    """A folder with all that one command needs."""
+
+    def __init__(self, home: Path, command: Command) -> None:
+        self.home = home  # of the user; what ddplaunch leaves is in .local
+        self.folder = home / "project"
+        self.command = command
+        self.page = name_of(command.block.page)
+        self.own_program = False  # whether what the page shows is what this program prints
+        self._lay_out()
+
+    @property
+    def words(self) -> list[str]:
+        """What to type behind `ddplaunch`: the words of the page, or those that show what they would do."""
+        words = [str(self.home / word[2:]) if word.startswith("~/") else word for word in self.command.words]
+        words = [LONGER if word == SHORT and before == "--timeout" else word for before, word in pairwise(["", *words])]
+        if words[0] == "submit":
+            return ["submit", "--print", *(word for word in words[1:] if word not in {"--print", *_SUBMIT})]
+        return ["plan", *words] if self.is_planned else words
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan stands for the run: it needs what is not here."""
+        words = set(self.command.words)
+        if words & {"plan", "submit", "completion"}:
+            return False
+        if "--simulate" in words:
+            return False
+        return bool(self.command.before or self.around or words & _ELSEWHERE or words & _TERMINAL)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether what comes out must be what the page shows."""
+        if not self.command.shown or self.is_planned:
+            return False
+        if self.command.words[0] == "submit":
+            return self.command.is_wrong or "--print" in self.command.words
+        return self.command.is_wrong or self.command.words[0] == "plan" or self.own_program
+
+    @property
+    def around(self) -> Mapping[str, str]:
+        """The variables of the cluster that the page speaks of."""
+        for starter, variables in STARTERS:
+            if re.match(starter, self.command.before):
+                return variables()
+        block = self.command.block
+        if block.language == "yaml":
+            return KUBERNETES
+        if "#SBATCH" in block.text or self.page.startswith("guides/slurm") or "in a Slurm job" in self.command.typed:
+            return captured("slurm-batch")
+        return {}
+
+    def variables(self, library: Path) -> dict[str, str]:
+        """The environment of the command, besides what every test has."""
+        typed = f"{self.page}: {self.command.typed}"
+        shown = self.command.shown is not None
+        gpus = GPUS.get(typed, GPUS.get(self.page, "")) if shown else EIGHT
+        if gpus:
+            machine = made_up.machine(library, self.home / "site", gpus)
+        else:
+            machine = {"LD_LIBRARY_PATH": str(library), "FAKE_GPUS": ""}
+        isolated = {"HOME": f"{self.home}", "PATH": f"{self.home}/bin", "TMPDIR": f"{self.home}/.local/tmp"}
+        broken = {"IS_BROKEN": "1"} if "--chaos" in self.command.words else {}
+        return {**machine, **self.around, **self.command.variables, **broken, **isolated}
+
+    def _lay_out(self) -> None:
+        for folder in (self.folder, self.home / ".local", self.home / "bin", self.home / "other/bin"):
+            folder.mkdir(parents=True)
+        self._write("train.env", "NCCL_DEBUG=WARN\n")
+        self._write("hosts.txt", "gpu01\ngpu02\ngpu03\n")
+        self._write("../.ddplaunch-token", "0123456789abcdef\n").chmod(0o600)
+        self._write("../other/bin/python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n').chmod(0o755)
+        for block in blocks(self.command.block.page):
+            if block.title is not None:
+                self._write(block.title, block.text)
+        self._program()
+
+    def _program(self) -> None:
+        words = self.command.words
+        if "-m" in words:
+            self._write(words[words.index("-m") + 1].replace(".", "/") + ".py", STUB)
+        if "./program" in words:
+            self._write("program", "#!/bin/sh\necho rank $RANK\n").chmod(0o755)
+        for name in (word for word in words if word.endswith(".py")):
+            shows = PROGRAMS / self.page.removesuffix(".md") / name
+            if self.command.shown and shows.exists():
+                self._write(name, shows.read_text())
+                self.own_program = True
+            elif (self.folder / name).exists():
+                self.own_program = True
+            else:
+                self._write(name, STUB)
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path

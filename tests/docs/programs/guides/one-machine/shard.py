@@ -1,0 +1,5 @@
+import os
+
+print("loading the data")
+print("starting")
+print(f"my shard is {os.environ['RANK']}")

@@ -1,0 +1,93 @@
+"""The blocks of code on the pages are what they say they are: Python, shell, TOML; and files that a command on the page takes."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from textwrap import indent
+
+import pytest
+
+from tests.docs.pages import JOB_SCRIPT, PAGES, ROOT, Block, blocks, commands
+
+BLOCKS = [block for page in [*PAGES, JOB_SCRIPT] for block in blocks(page)]
+SIGNATURES = ROOT / "docs/reference/python.md"  # generated: what stands there is the head of a function
+
+
+def in_language(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+def tree(block: Block) -> ast.Module:
+    text = block.text
+    if block.page == SIGNATURES:
+        text = text.rstrip() + ": ..." if text.startswith("class ") else f"def {text.rstrip()}: ..."
+    return ast.parse(text, str(block))
+
+
+def is_whole(module: ast.Module) -> bool:
+    """Whether a program has all that it uses, and leaves nothing out."""
+    nodes = list(ast.walk(module))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    made = {node.id for node in names if not isinstance(node.ctx, ast.Load)} | set(dir(builtins))
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+    leaves_out = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
+    imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes)
+    return imports and not leaves_out and all(node.id in made for node in names)
+
+
+@pytest.mark.parametrize("block", in_language("python"), ids=str)
+def test_python_can_be_compiled(block: Block) -> None:
+    if is_whole(module := tree(block)):
+        compile(module, str(block), "exec")
+    else:  # part of a function, maybe
+        compile(f"def part():\n{indent(ast.unparse(module), '    ')}", str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [block for block in in_language("python") if is_whole(tree(block))], ids=str)
+def test_a_whole_program_has_a_name_by_which_the_page_runs_it(block: Block) -> None:
+    """What runs it then is test_commands."""
+    assert block.title in {word for command in commands(block.page) for word in command.words}
+
+
+def test_the_pages_have_whole_programs() -> None:
+    assert sum(is_whole(tree(block)) for block in in_language("python")) >= 6
+
+
+@pytest.mark.parametrize("block", in_language("sh"), ids=str)
+def test_a_shell_takes_what_is_for_a_shell(block: Block) -> None:
+    ended = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("block", in_language("toml"), ids=str)
+def test_toml_can_be_read(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+def flags_of_examples() -> Iterator[tuple[str, str]]:
+    """Each flag that a page gives to one of our examples."""
+    for page in [*PAGES, JOB_SCRIPT]:
+        for command in commands(page):
+            words = command.words
+            at = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+            for word in words[at + 1 :]:
+                path = f"examples/slurm/{words[at]}" if page.stem in ("slurm", "job") else words[at]
+                if word.startswith("--") and path.startswith("examples/"):
+                    yield path, word
+
+
+@pytest.mark.parametrize(("example", "flag"), sorted(set(flags_of_examples())))
+def test_an_example_has_the_flags_that_pages_give_it(example: str, flag: str) -> None:
+    source = (ROOT / example).read_text(encoding="utf-8")
+    assert re.search(rf'add_argument\(\s*"{flag}"', source)
