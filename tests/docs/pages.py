@@ -15,6 +15,7 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
 
 OPERATORS = set("|&;<>()")
 _COMMAND = re.compile(r"(?P<before>|[^#]*[\s(])(?P<typed>(?:\w+=\S* )*ddplaunch .*)")
+_PROGRAM = re.compile(r"(?P<before>)(?P<typed>(?:python|pytest) .*)")  # those too, where a page shows what comes out
 _LIST = re.compile(r"(?:command: |CMD )\[(ddplaunch.*|\"ddplaunch\".*)\].*")  # Kubernetes, Docker
 _USAGE = re.compile(r"\[(OPTIONS|SBATCH OPTIONS|bash\|)")
 
@@ -66,13 +67,19 @@ class Command:
 
     @cached_property
     def words(self) -> list[str]:
-        """The words behind `ddplaunch`."""
-        return words_of(self.typed)
+        """The words behind `ddplaunch`, `python` or `pytest`."""
+        return words_of(self.typed, self.program)
+
+    @property
+    def program(self) -> str:
+        """What is run: `ddplaunch`, `python` or `pytest`."""
+        first = self.typed.partition(" ")[0]
+        return first if first in ("python", "pytest") else "ddplaunch"
 
     @property
     def variables(self) -> dict[str, str]:
         """Those that stand before `ddplaunch`."""
-        words = shlex.split(self.typed.partition("ddplaunch")[0])
+        words = shlex.split(self.typed.partition(self.program)[0])
         return dict(word.split("=", 1) for word in words)
 
     @property
@@ -143,11 +150,14 @@ def commands(page: Path) -> Iterator[Command]:
 
 
 def _of_session(block: Block) -> Iterator[Command]:
-    """Each command with what stands below it."""
+    """Each command with what stands below it; also those that run a program of the user's without us."""
     typed = [at for at, line in enumerate(block.lines) if line.startswith("$ ")]
     for at, end in zip(typed, [*typed[1:], len(block.lines)], strict=True):
-        if (found := _find(block.lines[at].removeprefix("$ "))) is None:
-            continue
+        line = block.lines[at].removeprefix("$ ")
+        if (found := _find(line)) is None:
+            if (program := _PROGRAM.fullmatch(line)) is None:
+                continue
+            found = program["before"], program["typed"]
         asked = block.lines[end : end + 1] == ["$ echo $?"]
         yield Command(
             block=block,
@@ -172,11 +182,11 @@ def _find(line: str) -> tuple[str, str] | None:
     return found["before"].strip(), typed
 
 
-def words_of(line: str) -> list[str]:
-    """The words behind `ddplaunch`, as a shell would split them, up to a pipe or a redirection."""
+def words_of(line: str, program: str = "ddplaunch") -> list[str]:
+    """The words behind the program, as a shell would split them, up to a pipe or a redirection."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words = list(lexer)
-    words = words[words.index("ddplaunch") + 1 :]
+    words = words[words.index(program) + 1 :]
     end = next((at for at, word in enumerate(words) if set(word) <= OPERATORS), len(words))
     return words[:end]

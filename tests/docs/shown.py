@@ -14,7 +14,11 @@ _NAMES = [
     (r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN"),
     (r"_[0-9a-f]{8}\b", "_RUN"),
     (r"\b\d+(\.\d+)? (ms|s|min)\b( \d+ s)?", "TIME"),
+    (r"\b\d+\.\d\ds\b", "TIME"),  # pytest's
     (r"\bpid \d+", "pid PID"),
+    (r"\b0x[0-9a-f]+\b", "ADDRESS"),
+    (r"/home/ann/", "~/"),
+    (r'File ".*/ddplaunch/functions/__init__.py", line \d+', "File of launch()"),
     (r"\bport \d+", "port PORT"),
     (r"--master-port \d+", "--master-port PORT"),
     (r"\s+peak memory [\d.]+ \wiB", ""),
@@ -30,6 +34,7 @@ _NAMES = [
 _NOT_EACH_TIME = re.compile(
     r"  \S.* (lost contact with it|(was|were) stopped by SIGTERM in .*|finished with status 0)"
     r"|.*, start 0|.* attempt 0, port PORT|\[0-3\] .*"
+    r"|rank \d failed first|  rank \d  +pid PID  cpu|  ranks 0 and 1 failed alike"
 )
 
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,26 @@ from tests.docs.places import Place
 from tests.docs.shown import missing
 from tests.fake_nvml import made_up
 
+INSTALLED = any(plugin.name == "ddplaunch" for plugin in entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "ddplaunch.testing.plugin")
 AT_ONCE = 4  # commands; some of them wait more than they work
 SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands(page))]
 PORT = "29500"  # of the page about torchrun's users, where somebody has it
+
+
+@dataclass
+class Typed(Job):
+    """One command, or a program of the user's that calls us."""
+
+    program: str = "ddplaunch"
+
+    def argv(self, *args: object) -> list[str]:
+        """What to run for the word that stands first."""
+        if self.program == "python":
+            return [sys.executable, *map(str, args)]
+        if self.program == "pytest":
+            return [sys.executable, "-m", "pytest", *PLUGIN, "-p", "no:cacheprovider", *map(str, args)]
+        return super().argv(*args)
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +51,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
+    cuda = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED")
+    for name in (*cuda, "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -48,7 +68,9 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, library: Path, tmp_p
 def complaint(command: Command, home: Path, library: Path) -> str:
     """What is wrong with a command; "" if nothing is."""
     place = Place(home, command)
-    job = Job(home / ".local")  # so that the run folders are where the pages say
+    if command.program != "ddplaunch" and not place.own_program:
+        return ""
+    job = Typed(home / ".local", program=command.program)  # so that the run folders are where the pages say
     with ExitStack() as stack:
         stack.callback(job.kill_all)
         words = stack.enter_context(prepared(place))
@@ -75,7 +97,7 @@ def is_right(status: int, place: Place) -> bool:
         return status == command.status
     if asks_to_stop(command):
         return status == 128 + signal.SIGTERM
-    failed = re.search(r"^error: ", shown, re.MULTILINE) and " finished in " not in shown
+    failed = re.search(r"^(error: |Traceback|FAILED)", shown, re.MULTILINE) and " finished in " not in shown
     return bool(status) == bool(failed)
 
 

@@ -124,7 +124,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_are_understood(page: Path) -> None:
     for command in commands(page):
         try:
-            if not command.is_wrong:
+            if command.program == "ddplaunch" and not command.is_wrong:
                 understood(command.words)
         except LaunchError as error:
             pytest.fail(f"{command}: {error.message}")
