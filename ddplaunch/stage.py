@@ -147,7 +147,7 @@ class Stage:
             origins=setting.spec.origins,
             reports=setting.speaks,
             answer=partial(_answer, outbox) if setting.answers and setting.speaks else None,
-            orphaned=partial(_orphaned, outbox) if setting.allocation.start and not setting.speaks else None,
+            last=partial(_last, outbox) if setting.allocation.start else None,
             what_ends=partial(_what_ends, setting.env) if setting.allocation.cluster == "slurm" else None,
         )
 
@@ -169,15 +169,11 @@ def _tell(outbox: Outbox, event: Event) -> None:
             outbox.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
         case "worker_started":
             outbox.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
-        case "job_ended":
-            outbox.put(CONTROL, b'{"type":"closing"}')
 
 
-def _orphaned(outbox: Outbox, words: str) -> None:
-    """Leave it to whoever started this agent, and may know more of node 0, to say that it was lost."""
-    import json
-
-    outbox.put(CONTROL, json.dumps({"type": "orphaned", "words": words}).encode())
+def _last(outbox: Outbox, text: str) -> None:
+    """Leave it to whoever started this agent to say it when nothing more comes from any host."""
+    _answer(outbox, {"type": "last_words", "text": text})
 
 
 def _answer(outbox: Outbox, what: Mapping[str, Any]) -> None:

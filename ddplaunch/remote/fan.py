@@ -88,7 +88,7 @@ class Fan:
         self._signum = 0  # the first signal to stop
         self._given_up = 0  # hosts without which the job goes on
         self._front_lost = False
-        self._is_closing = False  # node 0 has told how the job ended
+        self._last_words = ""  # how the job ended, as node 0 says: no word of a host comes below that
         self._orphan = ""  # what the others have to say of the loss of node 0
         self._orphan_at: float | None = None  # when that is said, unless we have found node 0 to be lost before
         self._beat_at = now + self._beat
@@ -101,6 +101,8 @@ class Fan:
         while not self._calls.all_gone:
             self._wait()
         verdict = self._fates.verdict(signum=self._signum, front_lost=self._front_lost)
+        if not self._front_lost:
+            self._console.write(self._last_words)
         self._console.report(verdict.error)
         if verdict.remark:
             self._console.say(verdict.remark)
@@ -143,7 +145,7 @@ class Fan:
             self._calls.cut_off(self._console.say)
         if self._orphan_at is not None and now >= self._orphan_at:
             self._orphan_at = None
-            if not self._is_closing and self._calls.only_first_is_there:
+            if not self._last_words and self._calls.only_first_is_there:
                 self._console.write(self._orphan)
         self._chaos.expire(now)
 
@@ -225,10 +227,10 @@ class Fan:
                 self._chaos.started(rank, pid, time.monotonic())
             case messages.Said() | messages.Outcome():
                 self._console.pass_on(data)
-            case messages.Orphaned(words):
-                self._orphan, self._orphan_at = words, time.monotonic() + self._job.silence
-            case messages.Closing():
-                self._is_closing = self._is_closing or branch is self._branches[0]
+            case messages.LastWords(text) if branch is self._branches[0]:
+                self._last_words = text
+            case messages.LastWords(text):
+                self._orphan, self._orphan_at = text, time.monotonic() + self._job.silence
             case messages.Refused(message, hint, status):
                 self._in_trouble(branch, troubles.refused(message, hint, status))
             case messages.Ended(status):
@@ -268,8 +270,7 @@ class Fan:
             self._in_trouble(branch, trouble)
             return
         self._fates.lost(branch.call.place, trouble)
-        told = branch is self._branches[0] or self._is_closing  # by our last words, or by the report of node 0
-        if (branch.fault or branch.said.strip()) and not told:
+        if (branch.fault or branch.said.strip()) and branch is not self._branches[0]:
             self._console.say(f"{branch}: {trouble.message}")
 
     def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:

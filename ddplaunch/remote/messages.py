@@ -86,14 +86,10 @@ class Ended(Struct, frozen=True, tag="ended"):
     status: int
 
 
-class Orphaned(Struct, frozen=True, tag="orphaned"):
-    """From any other host: its agent has lost the first, in words for the user."""
+class LastWords(Struct, frozen=True, tag="last_words"):
+    """What the user reads last: from the first host how the job ended, from any other that the first was lost."""
 
-    words: str
-
-
-class Closing(Struct, frozen=True, tag="closing"):
-    """From a host: its agent has told the user how the job ended."""
+    text: str
 
 
 class Said(Struct, frozen=True, tag="said"):
@@ -108,7 +104,7 @@ class Outcome(Struct, frozen=True, tag="outcome"):
     status: int
 
 
-Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | Orphaned | Closing | Said | Outcome
+Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | LastWords | Said | Outcome
 
 Malformed = msgspec.MsgspecError  # what the decoders raise
 

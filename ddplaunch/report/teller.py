@@ -45,13 +45,13 @@ class Teller:
         origins: Mapping[str, str],
         reports: bool = True,
         answer: Callable[[Mapping[str, Any]], None] | None = None,
-        orphaned: Callable[[str], None] | None = None,
+        last: Callable[[str], None] | None = None,
         what_ends: Callable[[], Ending] | None = None,
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
         `answer`, if somebody has called for the job, takes how it ended, in place of stderr.
-        `orphaned`, if somebody else may know why node 0 was lost, takes what would be said of that.
+        `last`, if somebody else has the last word, takes what closes the job.
         `what_ends` finds out why the cluster is ending the job, if it is; this may take seconds.
         """
         self.write = write
@@ -67,7 +67,7 @@ class Teller:
         self._origins = origins
         self._reports = reports
         self._answer = answer
-        self._orphaned = orphaned
+        self._last = last
         self._what_ends = what_ends
         self._ending = Ending()
         self._has_terminal = False
@@ -243,8 +243,8 @@ class Teller:
     def last_words(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
         """Tell the user how the job, or this node's part in it, ended; of several nodes in the coordinator's words."""
         if word is not None:
-            if word.why == "lost" and self._orphaned is not None:
-                self._orphaned(word.words)
+            if word.why == "lost":
+                self._write_last(word.words)
             elif (self._reports or word.why in OF_THIS_NODE) and (
                 word.words.startswith("error:") or self._verbosity >= 0
             ):
@@ -252,7 +252,7 @@ class Teller:
             return
         line = closing(state, exits, at - self.began, at, self._ending.words)
         if line is not None and state.status == 0:
-            self.say(line)
+            self._say_last(line)
         elif line is not None:
             self.close(line)
         elif state.why is Why.FAILED:
@@ -261,7 +261,7 @@ class Teller:
     def report(self, text: str) -> None:
         """Tell why the job failed."""
         if self._answer is None:
-            self.write(text)
+            self._write_last(text)
         else:
             self._answer({"type": "said", "text": text})
 
@@ -269,7 +269,7 @@ class Teller:
         """Tell in one line how a job ended that did not fail by itself."""
         if self._answer is not None:
             self._answer({"type": "said", "text": text})
-        self.say(text)
+        self._say_last(text)
 
     def what_ended(self, state: State | coordinate.State) -> Ending:
         """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
@@ -317,6 +317,13 @@ class Teller:
             self.say(f"warning: {what}")
 
     # ---
+
+    def _write_last(self, text: str) -> None:
+        (self.write if self._last is None else self._last)(text)
+
+    def _say_last(self, text: str) -> None:
+        if self._verbosity >= 0:
+            self._write_last(f"ddplaunch: {text}\n")
 
     def tell(self, kind: str, /, **fields: Any) -> None:
         """Tell the readers of an event."""

@@ -299,7 +299,7 @@ def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
         assert "agent on node-0" in result.err if who == "agent" else "error: node-0: lost: " in result.err
     else:
         assert "error: node 2 (node-2) was lost: " in result.err
-        assert who == "agent" or result.err.splitlines()[-1].startswith("hint: ")
+        assert result.err.splitlines()[-1].startswith("hint: ")
     job.nothing_left()
 
 
