@@ -162,7 +162,7 @@ class Quit(Struct, frozen=True, tag="quit"):
     why: Line
     words: Text  # for people; "" if there is nothing to say
     requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should go back into the queue
-    is_watched: bool = False  # a command that has started the agents is there, and sees to that
+    is_watched: bool = False  # a command that has started the agents is there and sees to that, not node 0
 
 
 class Ping(Struct, frozen=True, tag="ping"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 from collections import Counter
 from collections.abc import Callable, Sequence
+from signal import SIGTERM
 
 from ddplaunch import coordinate
 from ddplaunch.control import messages
@@ -227,7 +228,7 @@ class Coordinator:
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)
         self._over_at = self._clock() + FAREWELL
-        is_watched = bool(self._watchers)
+        is_watched = bool(self._watchers) and not _ends_watchers(requeue)
         self._last_word = messages.Quit(status, why, words, requeue, is_watched)
         self._tell(list(self._connections.ids), self._last_word)  # also to who has come too late to say what it is
         assert self._own is not None
@@ -305,3 +306,15 @@ def _common_backend(hellos: Sequence[messages.Hello]) -> tuple[str, str]:
         return hellos[0].backend, hellos[0].backend_reason
     differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
     return "gloo", f"the nodes differ: {differing}"
+
+
+def _ends_watchers(notice: int) -> bool:
+    """Whether this notice may at any moment end the command that has started the agents, and we can do what it should do.
+
+    SIGTERM of Slurm ends the shell of a batch script, and with that all that it has started.
+    """
+    if notice != SIGTERM:
+        return False
+    import shutil  # few jobs need it
+
+    return shutil.which("scontrol") is not None

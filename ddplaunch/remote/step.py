@@ -179,7 +179,7 @@ class Step:
         if self._is_alone:
             return 0
         if self._quit is not None:
-            return self._quit.requeue
+            return self._quit.requeue if self._quit.is_watched else 0
         never_began = not self._link.is_reached
         return self._signum if never_began and self._signum in self._job.notices else 0
 
