@@ -23,6 +23,8 @@ from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.outcome import Ending
 from ddplaunch.slurmjob import Fate, Unknown, ask, fate, restarts, scontrol
 
+CONTROLLER = 5.0  # seconds that the controller gets for an answer while the other nodes of the job wait
+
 # what a job's end is called before all else that is said of it
 _LABELS = {
     Fate.REQUEUED: "requeued by Slurm",

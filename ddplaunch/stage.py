@@ -31,9 +31,6 @@ if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
-CONTROLLER = (
-    5.0  # seconds that Slurm's controller gets for each answer on why it is ending the job; the other nodes wait
-)
 
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
@@ -160,7 +157,7 @@ def run_id_of(spec: JobSpec) -> str:
 def _what_ends(env: Mapping[str, str]) -> Ending:
     from ddplaunch import slurmend  # few jobs need it
 
-    return slurmend.what_ends(env, CONTROLLER)
+    return slurmend.what_ends(env, slurmend.CONTROLLER)
 
 
 def _tell(outbox: Outbox, event: Event) -> None:

@@ -12,7 +12,7 @@ import selectors
 import signal
 import time
 
-from ddplaunch import exitcodes, supervise
+from ddplaunch import exitcodes, slurmend, supervise
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
 from ddplaunch.errors import LaunchError
@@ -21,6 +21,7 @@ from ddplaunch.link import STDERR, Outbox, Tie
 from ddplaunch.nodes.network_link import NetworkLink
 from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.remote.srun import Job
+from ddplaunch.slurmend import CONTROLLER
 
 WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
 FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
@@ -199,7 +200,17 @@ class Step:
         if self._signum:
             return exitcodes.of_signal(self._signum)
         status = self._wait_status or 0
+        if status == 0 and (lost := self._lost()) is not None:
+            return lost
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def _lost(self) -> int | None:
+        """Give the status if Slurm has lost the nodes, for then srun may end with 0, before any agent has spoken."""
+        ending = slurmend.what_ends(self._job.way_back.env, CONTROLLER)
+        if ending.outcome is None:
+            return None
+        self._say(f"error: {ending.words}\n")
+        return ending.outcome[0]
 
     def fail(self, reason: StartError, status: int) -> int:
         """Say that there is no step, and give the status."""

@@ -92,6 +92,15 @@ def test_a_node_that_is_set_down_is_named_and_ends_all_but_lets_workers_save(job
     assert got == [1] * RANKS
 
 
+def test_a_job_whose_only_node_is_set_down_is_lost_though_srun_ends_with_0(job: SlurmJob) -> None:
+    command = job.start_salloc(f"{job.ddplaunch} --nproc-per-node 2 {BEHAVE} all=polite; echo $?", "--nodes=1")
+    job.signs("ready", 2)
+    job.cluster.down("node1")
+    result = job.wait(command=command)
+    assert result.out == "122\n", result
+    job.nothing_left(10)
+
+
 def test_a_job_goes_on_while_slurmd_of_a_node_is_away(job: SlurmJob) -> None:
     running = batch(job, "a step of its own", BEHAVE, "all=done_when_told")
     ready(job, running)
