@@ -130,6 +130,15 @@ def test_commands_are_understood(page: Path) -> None:
             pytest.fail(f"{command}: {error.message}")
 
 
+@each_page
+def test_commands_in_the_text_are_understood(page: Path) -> None:
+    for line in re.findall(r"`(?:srun [^`]*|mpirun [^`]*)?(ddplaunch [^`]*\.py[^`]*)`", prose(page)):
+        try:
+            understood(words_of(line))
+        except LaunchError as error:
+            pytest.fail(f"{line}: {error.message}")
+
+
 def test_the_pages_have_commands_to_check() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 40
 
