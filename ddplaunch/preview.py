@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ddplaunch import secret
 from ddplaunch.cluster import Allocation
-from ddplaunch.plan import Plan, Seat
+from ddplaunch.plan import Plan, Seat, assign
 from ddplaunch.plan.make import Agreed, Node, make_plan
 from ddplaunch.record import replace
 from ddplaunch.report import plan_view
@@ -21,7 +21,8 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
     Raises:
         LaunchError: the job cannot be run here as asked.
     """
-    decided = _of_all_nodes(spec, allocation, look_around(spec, secret.public(env)))
+    simulated = len(allocation.start) if spec.simulate else 1
+    decided = _of_all_nodes(spec, allocation, look_around(spec, secret.public(env), divided_by=simulated))
     match form:
         case "json":
             return plan_view.as_json(decided, spec.origins)
@@ -33,12 +34,14 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, and put all workers into one plan."""
     run_id = run_id_of(spec)
-    here = make_plan(spec, allocation, node, run_id=run_id)
+    here = make_plan(spec, allocation, _at(spec, allocation, node, 0), run_id=run_id)
     if allocation.task is not None or len(here.seats) == 1:
         return here
     asked = [_for_host(spec, allocation, place) for place in range(len(here.seats))]
+    nodes = [_at(spec, allocation, node, place) for place in range(len(asked))]
     drafts = [
-        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id) for place, one in enumerate(asked)
+        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id)
+        for place, one in enumerate(asked)
     ]
     agreed = Agreed(
         seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
@@ -46,10 +49,19 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         backend_reason=here.reasons["backend"],
     )
     plans = [
-        make_plan(one, replace(allocation, node_rank=place), node, run_id=run_id, agreed=agreed)
+        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id, agreed=agreed)
         for place, one in enumerate(asked)
     ]
     return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
+
+
+def _at(spec: JobSpec, allocation: Allocation, node: Node, place: int) -> Node:
+    """The node at this place: one like this one, or its part of this one if all nodes are simulated here."""
+    if spec.simulate is None:
+        return node
+    nodes = len(allocation.start)
+    devices = assign.simulated(node.devices, place, nodes, spec.simulate)
+    return replace(node, devices=devices, shared=nodes > 1 and devices == node.devices)
 
 
 def _for_host(spec: JobSpec, allocation: Allocation, place: int) -> JobSpec:

@@ -97,3 +97,11 @@ def _need(workers: int, devices: int, there: Sequence[Device]) -> str:
 
 def _many(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def simulated(devices: Sequence[Device], place: int, nodes: int, how: str | None) -> tuple[Device, ...]:
+    """Give the devices of one of several simulated nodes: equal parts where there is one for each, else all of them."""
+    size = len(devices) // nodes
+    if how != "divide" or size == 0:
+        return tuple(devices)
+    return tuple(devices[place * size : (place + 1) * size])

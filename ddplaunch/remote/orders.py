@@ -118,12 +118,8 @@ def _meeting(order: Order, meet: Meet | None) -> Meeting:
 
 
 def share(devices: Sequence[Device], order: Order) -> tuple[Device, ...]:
-    """Give the devices of one of several simulated nodes: equal parts where there is one for each, else all of them."""
-    nodes = len(order.hosts)
-    size = len(devices) // nodes
-    if order.simulated != "divide" or size == 0:
-        return tuple(devices)
-    return tuple(devices[order.place * size : (order.place + 1) * size])
+    """Give the devices of the node that an order is for: those that are there, or a simulated one's part of them."""
+    return assign.simulated(devices, order.place, len(order.hosts), order.simulated)
 
 
 def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:

@@ -169,6 +169,17 @@ def test_mig_instances_are_shown_by_the_names_that_cuda_takes(plan: Plan) -> Non
     assert f"\n1 cuda:0 MIG-00000001 {made_up.mig(0, 1)}\n" in shown
 
 
+def test_simulated_nodes_have_their_parts_of_the_machine_as_when_they_run(plan: Plan) -> None:
+    shown = plan("--nnodes 2 --simulate train.py", "H200 H200 H200 H200")
+    assert shown.startswith("workers 4 on 2 nodes 2 accelerators\n")
+    assert "\n2 1 node-1 0 cuda:2 GPU-20000000\n" in shown
+
+
+def test_simulated_nodes_that_share_devices_have_gloo(plan: Plan) -> None:
+    shown = plan("--nnodes 2 --simulate=share train.py", "H200")
+    assert "\nbackend gloo the simulated nodes share their devices, which NCCL refuses\n" in shown
+
+
 def test_an_option_without_effect_is_noted(plan: Plan) -> None:
     assert "\nnote: --monitor-interval 5 has no effect: " in plan("--monitor-interval 5 train.py")
 
