@@ -24,7 +24,7 @@ from ddplaunch.outcome import WorkerExit
 from ddplaunch.parting import Parting
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
-from ddplaunch.record import record, replace
+from ddplaunch.record import record
 from ddplaunch.report.teller import Teller
 from ddplaunch.supervise import Phase, Policy
 from ddplaunch.valve import Valve
@@ -80,7 +80,9 @@ class Agent:
             front_lost=self._outbox.abandon,
             one_fewer=self._one_fewer,
         )
-        self._parting = Parting(self._outbox, self._selector, self._hearing, self._valve)
+        self._parting = Parting(
+            self._outbox, self._selector, self._hearing, self._valve, teller=self._teller, way_back=job.way_back
+        )
         self._generations = Generations(
             job.equip,
             job.output,
@@ -107,7 +109,7 @@ class Agent:
                 self._nodes = self._job.nodes(self, self._teller, self._selector)
             except LaunchError as error:
                 self._teller.write(error.render())
-                self._parting.hand_over(stopped=self._is_stopped)
+                self._parting.hand_over(self._state)
                 return error.status
         self._digest()
         while self._state.phase is not Phase.ENDED or not (self._nodes is None or self._nodes.is_over):
@@ -115,9 +117,7 @@ class Agent:
             self._start_some()
         if self._nodes is not None:
             self._nodes.close()
-        if self._way_back is not None:
-            self._go_back(self._way_back)
-        self._parting.hand_over(stopped=self._is_stopped)
+        self._parting.leave(self._state, self._exits, self._quit)
         assert self._state.status is not None
         return self._state.status
 
@@ -270,13 +270,7 @@ class Agent:
                 self._teller.dropped(self._generations.output.dropped)
                 if self._quit is None and self._nodes is not None:
                     self._nodes.leave()
-                if self._quit is None:
-                    self._state = replace(self._state, status=self._teller.learn_the_end(self._state))
-                if self._notice:
-                    self._teller.left_after(self._notice)
-                if self._way_back is None:
-                    self._teller.seal(self._state, self._exits, self._quit, now)
-                    self._teller.last_words(self._state, self._exits, self._quit, now)
+                self._state = self._parting.conclude(self._state, self._exits, self._quit, now)
             case _:
                 self._generations.do(action)
 
@@ -287,30 +281,6 @@ class Agent:
                 return
             self._generations.start_next()
             self._digest()
-
-    # --- the end
-
-    @property
-    def _notice(self) -> int:
-        """The notice after which the job should go back into the queue, 0 if it should not."""
-        return self._state.requeue if self._quit is None else self._quit.requeue
-
-    @property
-    def _way_back(self) -> WayBack | None:
-        """The way back into the queue, if it is to be gone from here: after all others have been told, for it ends us too."""
-        is_watched = self._quit is not None and self._quit.is_watched
-        return self._job.way_back if self._notice and not is_watched else None
-
-    def _go_back(self, way: WayBack) -> None:
-        intent, now = way.intend(self._notice), _now()
-        self._teller.last_words(self._state, self._exits, self._quit, now)
-        failed = self._parting.go_back(way, intent, self._teller.say, stopped=self._is_stopped)
-        self._teller.left_after(self._notice, intent, failed)
-        self._teller.seal(self._state, self._exits, self._quit, now)
-
-    @property
-    def _is_stopped(self) -> bool:
-        return self._state.why is supervise.Why.SIGNALLED
 
 
 def _now() -> float:

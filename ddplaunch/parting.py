@@ -1,17 +1,21 @@
-"""The last that an agent does: all that was said is taken, and a job that is to go on later goes back into the queue."""
+"""The last that an agent does: it tells how the job ended and hands that over; a job may go back into the queue."""
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.hearing import Hearing
 from ddplaunch.link import HASTE, Outbox
+from ddplaunch.outcome import WorkerExit
+from ddplaunch.record import replace
+from ddplaunch.report.teller import Teller
+from ddplaunch.supervise import State, Why
 from ddplaunch.valve import Valve
 
 if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch.control.messages import Quit
     from ddplaunch.slurmjob import Intent, WayBack
 
 PASSAGE = 0.5  # seconds that the last words have to come through Slurm before the job is sent back
@@ -20,14 +24,48 @@ PASSAGE = 0.5  # seconds that the last words have to come through Slurm before t
 class Parting:
     """The way out of the loop."""
 
-    def __init__(self, outbox: Outbox, selector: selectors.BaseSelector, hearing: Hearing, valve: Valve) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        selector: selectors.BaseSelector,
+        hearing: Hearing,
+        valve: Valve,
+        *,
+        teller: Teller,
+        way_back: WayBack | None,
+    ) -> None:
         self._outbox = outbox
         self._selector = selector
         self._hearing = hearing
         self._valve = valve
+        self._teller = teller
+        self._way_back = way_back
 
-    def hand_over(self, *, stopped: bool) -> None:
+    def conclude(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> State:
+        """Tell how the job ended, unless it is to go back, and give the last state; `word` is what the coordinator said."""
+        if word is None:
+            state = replace(state, status=self._teller.learn_the_end(state))
+        if notice := _notice(state, word):
+            self._teller.left_after(notice)
+        if self._way(state, word) is None:
+            self._teller.seal(state, exits, word, at)
+            self._teller.last_words(state, exits, word, at)
+        return state
+
+    def leave(self, state: State, exits: list[WorkerExit], word: Quit | None) -> None:
+        """Send the job back if it is to go, when all others have been told, for it ends us too; hand over what was said."""
+        if (way := self._way(state, word)) is not None:
+            notice = _notice(state, word)
+            intent, at = way.intend(notice), time.monotonic()
+            self._teller.last_words(state, exits, word, at)
+            failed = self._go_back(way, intent, state)
+            self._teller.left_after(notice, intent, failed)
+            self._teller.seal(state, exits, word, at)
+        self.hand_over(state)
+
+    def hand_over(self, state: State) -> None:
         """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""
+        stopped = state.why is Why.SIGNALLED
 
         def stop() -> None:
             nonlocal stopped
@@ -42,15 +80,25 @@ class Parting:
             for key, _ in ready:
                 key.data()
 
-    def go_back(self, way: WayBack, intent: Intent, say: Callable[[str], None], *, stopped: bool) -> str | None:
+    def _way(self, state: State, word: Quit | None) -> WayBack | None:
+        """The way back into the queue, if it is to be gone from here."""
+        is_watched = word is not None and word.is_watched
+        return self._way_back if _notice(state, word) and not is_watched else None
+
+    def _go_back(self, way: WayBack, intent: Intent, state: State) -> str | None:
         """Send the job back, if it is to go, which ends us too; give the reason if that cannot be done."""
-        say(intent.words)
+        self._teller.say(intent.words)
         if not intent.goes:
             return None
-        self.hand_over(stopped=stopped)
+        self.hand_over(state)
         # srun drops what it has not read when its step ends, and nobody says when it has
         self._hearing.wait(PASSAGE)
         failed = way.go()
         if failed is not None:
-            say(failed)
+            self._teller.say(failed)
         return failed
+
+
+def _notice(state: State, word: Quit | None) -> int:
+    """The notice after which the job should go back into the queue, 0 if it should not."""
+    return state.requeue if word is None else word.requeue

@@ -79,7 +79,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
         ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
         raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {ranks}", hint="--debug 0")
     address = allocation.address or seats[0].host
-    common = _common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
+    common = variables.common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
     if agreed is not None:
         common.update(agreed.variables)
     shares = _shares(spec, owned, allocation, node, caller)
@@ -237,28 +237,6 @@ def _bind(spec: JobSpec, crowd: assign.Owned, node: Node) -> tuple[tuple[tuple[i
 def _exclusive(spec: JobSpec) -> bool:
     """Whether no two workers share a CPU."""
     return spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
-
-
-def _common(
-    spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
-) -> dict[str, str]:
-    common = {
-        **dict(spec.env),
-        "MASTER_ADDR": address,
-        "TORCHELASTIC_RUN_ID": spec.rdzv_id or run_id,
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "DDPLAUNCH_RUN_ID": run_id,
-        "DDPLAUNCH_BACKEND": backend,
-    }
-    if spec.requeue_on:
-        common["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
-    if spec.sharing_strategy:
-        common["DDPLAUNCH_SHARING_STRATEGY"] = spec.sharing_strategy
-    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
-        common[name] = caller.get(name, "1")
-    common["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
-    return common
 
 
 def _argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:

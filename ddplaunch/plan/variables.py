@@ -1,10 +1,11 @@
-"""The variables of a worker: those of its place in the job, and those that each generation sets anew. Pure."""
+"""The variables of a worker: those of its place in the job, those of all, and those that each generation sets anew. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.spec import JobSpec
 
 
 def of_place(
@@ -53,3 +54,26 @@ def init_file(plan: Plan, generation: int) -> str | None:
     if not plan.init_method.startswith("file:"):
         return None
     return f"{plan.init_method.removeprefix('file:')}.{plan.run_id}.{generation}"
+
+
+def common(
+    spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
+) -> dict[str, str]:
+    """Give what all workers of the job are told; `omp` is the number of their threads, None: as the caller has it."""
+    told = {
+        **dict(spec.env),
+        "MASTER_ADDR": address,
+        "TORCHELASTIC_RUN_ID": spec.rdzv_id or run_id,
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "DDPLAUNCH_RUN_ID": run_id,
+        "DDPLAUNCH_BACKEND": backend,
+    }
+    if spec.requeue_on:
+        told["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
+    if spec.sharing_strategy:
+        told["DDPLAUNCH_SHARING_STRATEGY"] = spec.sharing_strategy
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
+        told[name] = caller.get(name, "1")
+    told["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
+    return told
