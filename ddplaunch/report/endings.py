@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
+from typing import TYPE_CHECKING
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.outcome import WorkerExit
 from ddplaunch.report.words import count, duration, signal_name, these_ranks
 from ddplaunch.supervise import State, Why
+
+if TYPE_CHECKING:  # one node needs none of it
+    from ddplaunch import coordinate
 
 _START_HINTS = {
     NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
@@ -32,6 +36,16 @@ def closing(state: State, exits: Sequence[WorkerExit], seconds: float, at: float
             return with_reason(reason, render_stopped(state.signum, seconds - (at - stopped), exits))
         case Why.TIMED_OUT:
             return render_timeout(state.policy.timeout or 0.0, exits)
+    return None
+
+
+def ended_with(state: State | coordinate.State) -> int | None:
+    """Give the signal that ended the job, or the worker that failed first; None if none did."""
+    match state.why.name if state.why is not None else "":
+        case "SIGNALLED":
+            return state.signum
+        case "FAILED" if state.failure is not None:
+            return state.failure.signal
     return None
 
 

@@ -8,9 +8,13 @@ A field may be added at any time; a field that changes its meaning makes a new v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from signal import SIGWINCH
 from typing import Any
 
+from ddplaunch import supervise
 from ddplaunch.record import record
+from ddplaunch.report.ranks import compress
+from ddplaunch.report.words import signal_name
 
 VERSION = 1
 
@@ -85,3 +89,47 @@ class Event:
 
 
 Reader = Callable[[Event], None]
+
+
+Told = tuple[str, Mapping[str, Any]]
+
+
+def heard(event: supervise.Event) -> Told | None:
+    """Give the name and the fields of what happened, if that is all there is to say of it."""
+    match event:
+        case supervise.WorkerRaised(rank, error, _):
+            return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
+        case supervise.StartFailed(rank, reason, status, _):
+            return "worker_start_failed", {"rank": rank, "reason": reason, "status": status}
+        case supervise.WorkerExited(exit, _):
+            return "worker_exited", {
+                "rank": exit.rank,
+                "pid": exit.pid,
+                "status": exit.status,
+                "how": exit.how,
+                "seconds": round(exit.seconds, 3),
+                "stopped_with": exit.stopped_with,
+            }
+        case supervise.SignalReceived(signum, _, _) if signum != SIGWINCH:
+            return "signal_received", {"signal": signum, "name": signal_name(signum)}
+        case supervise.FrontLost():
+            return "front_lost", {}
+    return None
+
+
+def doing(action: supervise.Action) -> Told | None:
+    """Give the name and the fields of what is being done."""
+    match action:
+        case supervise.Forward(signum, ranks) if signum != SIGWINCH:
+            return "signal_forwarded", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
+        case supervise.Stop(signum, ranks):
+            return "stop_sent", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
+        case supervise.Kill(ranks):
+            return "kill_sent", {"ranks": compress(ranks)}
+        case supervise.Suspend():
+            return "job_suspended", {}
+        case supervise.Resume():
+            return "job_resumed", {}
+        case supervise.Say(text):
+            return "notice", {"text": text}
+    return None

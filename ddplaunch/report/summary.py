@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.outcome import WorkerExit
+from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import State, Why
+
+if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch.slurmjob import Intent
 
 
 def summary(
@@ -44,6 +48,16 @@ def summary(
             }
             for exit in sorted(exits, key=lambda exit: exit.rank)
         ],
+    }
+
+
+def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[str, Any]:
+    """Give what is said of a notice after which all workers left, and of the way back into the queue."""
+    return {
+        "signal": signal_name(notice),
+        "job": intent.job if intent else None,
+        "sent": intent.goes and failed is None if intent else None,
+        "text": (failed or intent.words) if intent else None,
     }
 
 

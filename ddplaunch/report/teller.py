@@ -12,12 +12,11 @@ from ddplaunch.first_failure import first_failure
 from ddplaunch.outcome import Ending, WorkerExit
 from ddplaunch.plan import Plan
 from ddplaunch.process import node_facts
-from ddplaunch.report.endings import closing, render_start_failure, starting_again
-from ddplaunch.report.events import Event, Reader
+from ddplaunch.report.endings import closing, ended_with, render_start_failure, starting_again
+from ddplaunch.report.events import Event, Reader, doing, heard
 from ddplaunch.report.plan_data import plan_data
-from ddplaunch.report.ranks import compress
 from ddplaunch.report.run_folder import RunFolder
-from ddplaunch.report.summary import summary
+from ddplaunch.report.summary import left_after, summary
 from ddplaunch.report.traces import Traces
 from ddplaunch.report.words import count, signal_name
 from ddplaunch.supervise import State, Why
@@ -107,59 +106,35 @@ class Teller:
 
     def heard(self, event: supervise.Event, before: State) -> None:
         """Tell of something that happened."""
+        if (told := heard(event)) is not None:
+            self.tell(told[0], **told[1])
         match event:
-            case supervise.WorkerRaised(rank, error, _):
-                self.tell("worker_raised", rank=rank, type=error.type, message=error.message)
-            case supervise.StartFailed(rank, reason, status, _):
-                self.tell("worker_start_failed", rank=rank, reason=reason, status=status)
-            case supervise.WorkerExited(exit, _):
-                self.tell(
-                    "worker_exited",
-                    rank=exit.rank,
-                    pid=exit.pid,
-                    status=exit.status,
-                    how=exit.how,
-                    seconds=round(exit.seconds, 3),
-                    stopped_with=exit.stopped_with,
-                )
             case supervise.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
-                self.tell("signal_received", signal=signum, name=signal_name(signum))
                 is_first = before.why is Why.TOLD and not before.signum
                 stops = escalates and not is_first and signum in before.policy.stop_signals
                 if stops and before.phase is supervise.Phase.STOPPING:
                     self.say("killing the workers at once")
-            case supervise.FrontLost():
-                self.tell("front_lost")
             case supervise.Swept(left, _):
                 self.tell("swept", signal=before.swept_with, left=list(left))
 
     def doing(self, action: supervise.Action) -> None:
         """Tell of something that is being done."""
-        match action:
-            case supervise.Forward(signum, ranks) if signum != signal.SIGWINCH:
-                self.tell("signal_forwarded", signal=signum, name=signal_name(signum), ranks=compress(ranks))
-            case supervise.Stop(signum, ranks):
-                self.tell("stop_sent", signal=signum, name=signal_name(signum), ranks=compress(ranks))
-            case supervise.Kill(ranks):
-                self.tell("kill_sent", ranks=compress(ranks))
-            case supervise.Suspend():
-                self.tell("job_suspended")
-            case supervise.Resume():
-                self.tell("job_resumed")
-            case supervise.Say(text):
-                self.tell("notice", text=text)
-                if self._has_terminal and self._verbosity >= 0:
-                    self.write("\n")  # the worker that has it may be asking something at the end of the line
-                self.say(text)
+        if (told := doing(action)) is not None:
+            self.tell(told[0], **told[1])
+        if isinstance(action, supervise.Say):
+            if self._has_terminal and self._verbosity >= 0:
+                self.write("\n")  # the worker that has it may be asking something at the end of the line
+            self.say(action.text)
 
     def generation(self, number: int, port: int) -> None:
         """Tell that all workers are being started."""
         plan, folder = self._plan, self._folder
         assert plan is not None
         assert folder is not None
+        if not self._is_announced or plan.nnodes > 1:
+            folder.write("plan.json", {**plan_data(plan, self._origins), "agent_pid": os.getpid()})
         if not self._is_announced:
             self._is_announced = True
-            folder.write("plan.json", {**plan_data(plan, self._origins), "agent_pid": os.getpid()})
             self.tell(
                 "job_started",
                 run_id=plan.run_id,
@@ -176,8 +151,6 @@ class Teller:
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.say(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
             self.problem(folder.problem)
-        elif plan.nnodes > 1:
-            folder.write("plan.json", {**plan_data(plan, self._origins), "agent_pid": os.getpid()})
         self.tell("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def started(self, rank: int, pid: int) -> None:
@@ -210,12 +183,7 @@ class Teller:
 
     def left_after(self, notice: int, intent: Intent | None = None, failed: str | None = None) -> None:
         """Note that all workers left after a notice, and what became of the job; None: another process sees to that."""
-        self._left_after = {
-            "signal": signal_name(notice),
-            "job": intent.job if intent else None,
-            "sent": intent.goes and failed is None if intent else None,
-            "text": (failed or intent.words) if intent else None,
-        }
+        self._left_after = left_after(notice, intent, failed)
 
     def learn_the_end(self, state: State) -> int | None:
         """Find out whether the cluster has ended a job of one node, which is told later; give the status of the job."""
@@ -273,13 +241,7 @@ class Teller:
 
     def what_ended(self, state: State | coordinate.State) -> Ending:
         """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
-        signum: int | None = None
-        match state.why.name if state.why is not None else "":
-            case "SIGNALLED":
-                signum = state.signum
-            case "FAILED" if state.failure is not None:
-                signum = state.failure.signal
-        if self._what_ends is None or signum not in (signal.SIGTERM, signal.SIGKILL):
+        if self._what_ends is None or ended_with(state) not in (signal.SIGTERM, signal.SIGKILL):
             return Ending()
         ending = self._what_ends()
         # after a notice the status speaks of that
