@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-from collections import Counter
 from collections.abc import Callable, Sequence
 from signal import SIGTERM
 
@@ -14,6 +13,7 @@ from ddplaunch.coordinate.seating import why_refused
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import USAGE
 from ddplaunch.nodes.connections import Connections
+from ddplaunch.nodes.hellos import common_backend, member_of, reached_as
 from ddplaunch.nodes.link import Link
 from ddplaunch.nodes.terms import Terms
 from ddplaunch.nodes.wire import readable, received
@@ -61,7 +61,7 @@ class Coordinator:
         """Take the coordinator's own agent as a member."""
         self._own = link
         self._hellos[OWN] = hello
-        self._feed(coordinate.Joined(_member(OWN, hello), self._clock()))
+        self._feed(coordinate.Joined(member_of(OWN, hello), self._clock()))
 
     def expect_one_fewer(self) -> None:
         """Wait for one node less."""
@@ -78,7 +78,7 @@ class Coordinator:
                 self._watcher_spoke(message)
             case messages.Hello() if id not in self._hellos:
                 self._hellos[id] = message = readable(message)
-                self._welcome(_member(id, message))
+                self._welcome(member_of(id, message))
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
                 if self._last_word is not None:
@@ -207,7 +207,7 @@ class Coordinator:
             self._dismiss(USAGE, error.render())
             return
         hellos = [self._hellos[id] for id in order]
-        backend, reason = _common_backend(hellos)
+        backend, reason = common_backend(hellos)
         seats = tuple(hello.seat for hello in hellos)
         for place, id in reversed(list(enumerate(order))):  # its own agent, which is busy when it starts, last
             begin = messages.Begin(
@@ -215,7 +215,7 @@ class Coordinator:
                 place=place,
                 seats=seats,
                 run_id=self._terms.run_id,
-                address=self._terms.address or self._reached_as(hellos[1:] or hellos),
+                address=self._terms.address or reached_as(hellos[1:] or hellos),
                 port=self._reservation.port,
                 backend=backend,
                 backend_reason=reason,
@@ -257,10 +257,6 @@ class Coordinator:
         """The address of this node that most of the others reach."""
         return self._connections.reached_at
 
-    @staticmethod
-    def _reached_as(hellos: Sequence[messages.Hello]) -> str:
-        return Counter(hello.reached for hello in hellos).most_common(1)[0][0]
-
     def _release(self) -> None:
         if self._reservation is not None:
             self._reservation.release()
@@ -278,34 +274,6 @@ _WHYS = {
     "TIMED_OUT": coordinate.Why.TIMED_OUT,
     "FRONT_LOST": coordinate.Why.FRONT_LOST,
 }
-
-
-def _member(id: int, hello: messages.Hello) -> Member:
-    facts = hello.facts
-    return Member(
-        id=id,
-        host=hello.seat.host,
-        workers=hello.seat.workers,
-        wanted=hello.place,
-        agreed=(
-            ("ddplaunch", facts.ddplaunch),
-            ("Python", facts.python),
-            ("torch", facts.torch),
-            ("the program", facts.script),
-            ("--nnodes", facts.nnodes),
-        ),
-    )
-
-
-def _common_backend(hellos: Sequence[messages.Hello]) -> tuple[str, str]:
-    """The backend that all nodes can use, and why."""
-    found: dict[str, str] = {}
-    for hello in hellos:
-        found.setdefault(hello.backend, hello.seat.host)
-    if len(found) == 1:
-        return hellos[0].backend, hellos[0].backend_reason
-    differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
-    return "gloo", f"the nodes differ: {differing}"
 
 
 def _ends_watchers(notice: int) -> bool:

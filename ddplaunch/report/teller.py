@@ -18,7 +18,7 @@ from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
 from ddplaunch.report.traces import Traces
-from ddplaunch.report.words import count, signal_name
+from ddplaunch.report.words import count
 from ddplaunch.supervise import State, Why
 
 if TYPE_CHECKING:  # few jobs need it
@@ -193,9 +193,8 @@ class Teller:
     def seal(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> None:
         """Put down how the job ended; `word` is what the coordinator said, if there is one."""
         assert word is not None or state.why is not None
-        why = word.why if word is not None else state.why.name.lower() if state.why is not None else ""
-        if self._ending.outcome:
-            _, why = self._ending.outcome
+        own = self._ending.outcome[1] if self._ending.outcome else state.why.name.lower() if state.why else ""
+        why = word.why if word is not None else own
         seconds = at - self.began
         if self._left_after is not None:
             self.tell("left_after_notice", **self._left_after)
