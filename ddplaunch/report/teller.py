@@ -195,11 +195,10 @@ class Teller:
         assert word is not None or state.why is not None
         own = self._ending.outcome[1] if self._ending.outcome else state.why.name.lower() if state.why else ""
         why = word.why if word is not None else own
-        seconds = at - self.began
         if self._left_after is not None:
             self.tell("left_after_notice", **self._left_after)
-        self.tell("job_ended", status=state.status, why=why, seconds=round(seconds, 3))
-        ending = summary(state, exits, seconds, why, self.job_failure, self._left_after)
+        self.tell("job_ended", status=state.status, why=why, seconds=round(at - self.began, 3))
+        ending = summary(state, exits, at - self.began, why, self.job_failure, self._left_after)
         if self._answer is not None:
             self._answer({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
