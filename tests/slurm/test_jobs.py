@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAMS
-from tests.fake_nvml import made_up
-from tests.slurm.job import Batch, SlurmJob
+from tests.slurm.job import SlurmJob
+from tests.slurm.places import PLACE, done, expected, places, seats
 from tests.slurm.started import EACH, EVERY_WAY, NODES, RANKS, batch, one_cluster
 
 __all__ = ["one_cluster"]
 
-PLACE = PROGRAMS / "place.py"
 TOGETHER = PROGRAMS / "together.py"
-
-
-def places(job: SlurmJob) -> list[dict[str, str]]:
-    """The variables that workers have put up, by rank."""
-    files = sorted((job.home / "signs").glob("place-*"), key=lambda path: int(path.name.removeprefix("place-")))
-    return [json.loads(file.read_text())["variables"] for file in files]
-
-
-def seats(job: SlurmJob) -> list[tuple[str, ...]]:
-    """Where each worker was, and what it was told about that."""
-    names = ("SLURMD_NODENAME", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    return [tuple(place[name] for name in names) for place in places(job)]
-
-
-def expected(nodes: int = NODES, each: int = EACH) -> list[tuple[str, ...]]:
-    """What `seats` should be."""
-    world = nodes * each
-    return [
-        (f"node{rank // each + 1}", f"{rank}", f"{rank % each}", f"{rank // each}", f"{world}", f"{each}")
-        for rank in range(world)
-    ]
-
-
-def done(batch: Batch) -> str:
-    """Wait until a job has ended well, and give its output."""
-    assert batch.wait() == "COMPLETED", batch.output()
-    return batch.output()
 
 
 def refused(job: SlurmJob, script: str, *options: str) -> str:
@@ -265,57 +234,4 @@ def test_two_jobs_and_two_steps_of_each_run_at_once_on_the_same_nodes(job: Slurm
     jobs = [job.sbatch(script(*names), "--nodes=2") for names in ("ab", "cd")]
     for one in jobs:
         done(one)
-    job.nothing_left()
-
-
-# --- GPUs
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Something in place of NVML."""
-    return made_up.library(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def gpus(library: Path, tmp_path: Path) -> dict[str, str]:
-    """The variables by which nodes have four GPUs each."""
-    return made_up.machine(library, tmp_path / "site", "H200 H200 H200 H200")
-
-
-def bound(job: SlurmJob) -> list[tuple[Any, ...]]:
-    """What each worker was told about GPUs."""
-    names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "DDPLAUNCH_DEVICE")
-    return [tuple(place.get(name) for name in names) for place in places(job)]
-
-
-def test_there_is_a_worker_for_each_gpu_that_was_granted(job: SlurmJob, gpus: dict[str, str]) -> None:
-    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=3", env=gpus))
-    assert seats(job) == expected(2, 3)
-    assert bound(job) == [(f"{n}", "0,1,2", f"cuda:{n}") for n in range(3)] * 2
-    job.nothing_left()
-
-
-@pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gpus-per-node=4 --gpu-bind=single:1"])
-def test_a_task_that_sees_one_gpu_is_told_that_this_is_the_first(
-    job: SlurmJob, gpus: dict[str, str], options: str
-) -> None:
-    done(job.sbatch(f"srun --ntasks-per-node=4 --ntasks=8 {options} {job.ddplaunch} {PLACE}", "--nodes=2",
-                    "--gpus-per-node=4", "--exclusive", env=gpus))  # fmt: skip
-    assert seats(job) == expected(2, 4)
-    assert bound(job) == [(f"{n}", f"{n}", "cuda:0") for n in range(4)] * 2
-    job.nothing_left()
-
-
-def test_tasks_that_see_all_gpus_have_one_each(job: SlurmJob, gpus: dict[str, str]) -> None:
-    done(job.sbatch(f"srun --ntasks-per-node=4 {job.ddplaunch} {PLACE}", "--nodes=2", "--ntasks-per-node=4",
-                    "--gpus-per-node=4", env=gpus))  # fmt: skip
-    assert bound(job) == [(f"{n}", "0,1,2,3", f"cuda:{n}") for n in range(4)] * 2
-    job.nothing_left()
-
-
-def test_gpus_without_a_driver_are_none(job: SlurmJob) -> None:
-    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=2"))
-    assert seats(job) == expected(2, 1)
-    assert {device for _, _, device in bound(job)} == {"cpu"}
     job.nothing_left()
