@@ -233,6 +233,8 @@ class Agent:
         """Take every event in its order; an action may cause further ones."""
         while self._events:
             event = self._events.popleft()
+            if self._state.phase is Phase.ENDED:
+                continue  # two children may have ended at once; nothing is told after the end
             self._teller.heard(event, self._state)
             self._take(supervise.step(self._state, event))
 

@@ -336,3 +336,10 @@ def test_jobs_that_tidy_up_at_the_same_time_do_not_disturb_each_other(job, old_r
     assert [maker.communicate()[0] for maker in makers] == ["None\n"] * 4
     assert len(list(root.glob("new-*/events.jsonl"))) == 4
     assert len(list(root.iterdir())) <= KEPT + 4
+
+
+def test_the_end_is_the_last_event_even_if_many_processes_end_at_once(job: Job) -> None:
+    leaves_many = "i=0; while [ $i -lt 60 ]; do sleep 600 & i=$((i+1)); done; exit 0"
+    assert job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", leaves_many).status == 0
+    assert json.loads((job.folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "job_ended"
+    job.nothing_left()
