@@ -6,7 +6,7 @@ TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
-.PHONY: help demo test test-gpu check lint docs format bench test-deps clean
+.PHONY: help demo test test-slow test-gpu check lint docs format bench test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -16,7 +16,10 @@ demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
 
 test: .venv/test ## run the tests
-	.venv/bin/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadfile $(PYTEST_ARGS)
+
+test-slow: .venv/test ## run the tests that `make test` leaves out for their time
+	.venv/bin/python -m pytest -m slow tests/torch $(PYTEST_ARGS)
 
 test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
 	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

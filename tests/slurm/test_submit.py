@@ -184,7 +184,7 @@ def test_the_output_of_a_job_that_is_requeued_is_shown_once_and_goes_on(job: Slu
     kept = (job.home / "same.out").read_bytes().decode(errors="replace")
     assert result.out == kept.removeprefix("of an earlier job\n")
     assert result.out.endswith("start 1 €\n")
-    assert f"job {batch.id} completed\n" in result.err
+    assert f"job {batch.id} completed" in result.err
     job.nothing_left()
 
 

@@ -68,6 +68,7 @@ def test_a_wrong_result_ends_the_job(job: Job) -> None:
     assert "RuntimeError: reduce: rank 1 has [10, 11], and should have [0, 1]" in result.err
 
 
+@pytest.mark.slow
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
     out = plain(EXAMPLE.name, tmp_path)
     assert out.endswith("9 collectives over gloo: the right result on all 1 ranks\n")

@@ -29,6 +29,7 @@ def test_unequal_shares_need_weights_and_outputs_and_checkpoints_are_the_same(jo
     assert last == f"DataParallel and DDP on 3 workers: {SAME}"
 
 
+@pytest.mark.slow
 def test_a_worker_without_an_image_takes_part(job: Job) -> None:
     result = launched(job, "--nproc-per-node", 3, EXAMPLE, "--batch-size", 2)
     assert result.status == 0, result.err
@@ -36,6 +37,7 @@ def test_a_worker_without_an_image_takes_part(job: Job) -> None:
     assert SAME in result.out
 
 
+@pytest.mark.slow
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
     assert SAME in plain(EXAMPLE.name, tmp_path, "--batch-size", 4)
 

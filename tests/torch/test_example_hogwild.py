@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.conftest import Job
 from tests.torch.example import EXAMPLES, launched, needs_torch_and_digits
 
@@ -23,6 +25,7 @@ def test_two_processes_train_one_network_with_one_thread_each_and_with_two(job: 
     assert re.search(r"^ +2 x 1 +#+ [\d,]+$", result.out, re.MULTILINE), "the bars"
 
 
+@pytest.mark.slow
 def test_too_little_accuracy_ends_the_job(job: Job) -> None:
     result = launched(job, "--threads", 1, EXAMPLE, "--processes", 1, "--steps", 1)
     assert result.status == 1

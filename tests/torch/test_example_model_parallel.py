@@ -36,12 +36,14 @@ def test_a_worker_that_is_told_something_else_is_found(job: Job) -> None:
     assert re.search(r"RuntimeError: rank \d: a weight is off by \S+ from that of one process", result.err)
 
 
+@pytest.mark.slow
 def test_too_little_training_is_an_error(job: Job) -> None:
     result = launched(job, EXAMPLE, "--epochs", 1)
     assert result.status == 1
     assert re.search(r"accuracy [0-9.]+% is below the target of 90%", result.err)
 
 
+@pytest.mark.slow
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
     assert SAME.search(plain(EXAMPLE.name, tmp_path, "--epochs", 4, "--target", 0))
 

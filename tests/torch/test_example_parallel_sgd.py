@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.conftest import Job
 from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits
 
@@ -22,6 +24,7 @@ def test_four_workers_learn_in_three_rounds_what_one_process_learns(job: Job) ->
     assert float(final[1]) >= 97
 
 
+@pytest.mark.slow
 def test_too_few_rounds_for_the_target_end_the_job(job: Job) -> None:
     result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--rounds", 1, "--epochs", 1)
     assert result.status == 1

@@ -32,6 +32,7 @@ def test_buffers_that_are_sent_back_are_copied_once_and_others_every_time(job: J
     assert "from a sender that waits until then: a tensor" in result.out
 
 
+@pytest.mark.slow
 def test_numbers_that_arrive_wrong_end_the_job(job: Job) -> None:
     program = job.home / "wrong.py"
     source = EXAMPLE.read_text()

@@ -32,6 +32,7 @@ def test_four_processes_learn_one_line_in_both_ways_of_sharing_and_leave_no_memo
     assert not [name for name in made if name.split("_")[1] in ours]
 
 
+@pytest.mark.slow
 def test_a_line_that_is_not_learned_ends_the_job(job: Job) -> None:
     words = ("--processes", 1, "--epochs", 1, "--strategies", "own")
     program = job.home / "slow.py"
