@@ -10,8 +10,9 @@ import pytest
 
 from ddplaunch.hearing import ECHO
 from tests.conftest import until
+from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
-from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, WAYS, batch, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, SAVES, TASK, WAYS, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -135,6 +136,11 @@ def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_ki
     job.nothing_left()
 
 
+def srun_of_the_step(job: SlurmJob) -> bool:
+    """Whether ddplaunch has started its srun."""
+    return any(p.name == "srun" and TASK in p.command for p in job.cluster.bed.processes(CTL))
+
+
 def test_a_stop_before_anything_runs_ends_the_step(job: SlurmJob) -> None:
     """Its node is taken by another job, so that the step waits."""
     hold = "until [ -e $DDP_TEST_DIR/go ]; do sleep 0.05; done"
@@ -144,6 +150,7 @@ def test_a_stop_before_anything_runs_ends_the_step(job: SlurmJob) -> None:
         "--nodes=3",
     )
     job.sign("held")
+    until(lambda: srun_of_the_step(job), "the step to be asked for")  # an interpreter that just starts ends with 1
     os.kill(front(job), SIGINT)
     assert job.wait(command=command).out == "130\n"
     job.nothing_left()
