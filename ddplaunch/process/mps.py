@@ -37,19 +37,24 @@ class Mps:
             os.mkdir(folder, 0o700)
         # devices that it is shown would count anew for its clients, which are shown them by the same numbers
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
-        try:
-            done = subprocess.run(
-                [control, "-d"],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=PATIENCE,
-                check=False,
-            )
-            why = done.stderr.decode(errors="replace").strip() if done.returncode else ""
-            failed = done.returncode != 0
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failed, why = True, str(error)
+        why = ""
+        # a pipe would be at its end only when the daemon, which inherits it, has closed it
+        with open(f"{self._folder}/said", "wb+") as said:
+            try:
+                done = subprocess.run(
+                    [control, "-d"],
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    timeout=PATIENCE,
+                    check=False,
+                )
+                failed = done.returncode != 0
+                said.seek(0)
+                why = said.read().decode(errors="replace").strip()
+            except (OSError, subprocess.TimeoutExpired) as error:
+                failed, why = True, str(error)
         if failed:
             self.remove()
             raise LaunchError(f"{control} -d did not start: {why or 'it gave no reason'}")
