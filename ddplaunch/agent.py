@@ -72,13 +72,14 @@ class Agent:
         self._valve = Valve(self._outbox, self._selector)
         self._hearing = Hearing(
             self._selector,
-            tie.signals[0],
+            tie,
             stops=job.policy.stop_signals,
             sent_again=job.sent_again,
             feed=self.feed,
             child_ended=self._child_ended,
             front_lost=self._outbox.abandon,
             one_fewer=self._one_fewer,
+            has_stopped=lambda: self._generations.have_stopped,
         )
         self._parting = Parting(
             self._outbox, self._selector, self._hearing, self._valve, teller=self._teller, way_back=job.way_back

@@ -249,6 +249,11 @@ class Crew:
         for worker in self._running.values():
             worker.signal(signal.SIGSTOP if frozen else signal.SIGCONT)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether every worker is stopped, or has ended."""
+        return all(worker.has_stopped for worker in self._running.values())
+
     # --- the end of the generation
 
     def dismiss_services(self) -> None:

@@ -12,12 +12,15 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch import guard
-from ddplaunch.link import CONTROL, HASTE, MESSAGE, STDERR, STDOUT, Tie
+from ddplaunch.link import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, Tie
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
 # passed on whatever the user said: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+_PATIENCE = (
+    2.0  # seconds that workers may take to stop, as one in a call of a driver does, before the shell has to go on
+)
 
 
 def run(
@@ -42,7 +45,7 @@ def run(
     pid, tie = guard.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, stops, tie.signals[1])
+    front = _Front(pid, stops, tie)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.heard)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -77,10 +80,12 @@ class _Unread(Exception):
 class _Front:
     """What the writing and the signal handlers, which run in the middle of it, know of each other."""
 
-    def __init__(self, agent: int, stops: Collection[int], to_agent: int) -> None:
+    def __init__(self, agent: int, stops: Collection[int], tie: Tie) -> None:
         self._agent = agent
         self._stops = stops
-        self._to_agent = to_agent  # descriptor
+        self._to_agent = tie.signals[1]
+        self._suspended = tie.suspended[0]
+        self._suspending = False
         self._stopping = False
         self._written = 0  # bytes
         self._looked_at = 0  # what _written was then
@@ -117,17 +122,30 @@ class _Front:
             self._hurry()
 
     def suspend(self, _signum: int, _frame: object) -> None:
-        """Stop as the terminal asked; the agent, which heard of it too, stops the workers.
+        """Stop as the terminal asked, once the agent, which heard of it too, has stopped the workers.
 
         SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
         without a word to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
         """
         if is_orphaned_group():
             os.write(self._to_agent, bytes([signal.SIGCONT]))
-            return
-        as_a_worker_needs_them = modes()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
+        elif not self._suspending:
+            self._suspending = True
+            may_stop = self._may_stop()
+            as_a_worker_needs_them = modes()
+            self._suspending = False
+            if may_stop:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
+
+    def _may_stop(self) -> bool:
+        """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
+        poll = select.poll()
+        poll.register(self._suspended, select.POLLIN)
+        while poll.poll(0):  # of an earlier time, too late
+            os.read(self._suspended, 256)
+        os.write(self._to_agent, bytes([MAY_STOP]))
+        return not poll.poll(_PATIENCE * 1000) or signal.SIGCONT not in os.read(self._suspended, 256)
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""

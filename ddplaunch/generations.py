@@ -106,6 +106,11 @@ class Generations:
         """The processes of all workers, dead ones included until they are buried."""
         return self.crew.pids if self.crew is not None else frozenset()
 
+    @property
+    def have_stopped(self) -> bool:
+        """Whether each worker that lives is stopped (SIGSTOP)."""
+        return self.crew is None or self.crew.has_stopped
+
     def do(self, action: supervise.Action) -> None:
         """Send the workers the signal that this action asks for, if it is one of those that do."""
         if self.crew is None:

@@ -10,10 +10,11 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from math import inf
 
 from ddplaunch import supervise
-from ddplaunch.link import ONE_FEWER
+from ddplaunch.link import MAY_STOP, ONE_FEWER, Tie
 
 ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
@@ -53,7 +54,7 @@ class Hearing:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        from_front: int,
+        tie: Tie,
         *,
         stops: frozenset[int],
         sent_again: frozenset[int] = frozenset(),
@@ -61,20 +62,25 @@ class Hearing:
         child_ended: Callable[[], None],
         front_lost: Callable[[], None],
         one_fewer: Callable[[], None] = lambda: None,
+        has_stopped: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`from_front` is the pipe of the front; `front_lost` is called once, when that has ended.
+        """`front_lost` is called once, when the front has ended.
 
-        `one_fewer` is called for each node that, as the front knows, will not come.
+        `one_fewer` is called for each node that, as the front knows, will not come, `has_stopped` after SIGTSTP until all
+        that is to stop has.
         `stops` are the signals that ask for the end, `sent_again` those of which a second one means no hurry.
         """
         self._selector = selector
-        self._from_front = from_front
+        self._from_front = tie.signals[0]
+        self._suspended = tie.suspended[1]
         self._stops = stops
         self._repeats = Repeats(stops, sent_again)
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost
         self._one_fewer = one_fewer
+        self._has_stopped = has_stopped
+        self._front_waits = False  # whether it was told to stop, and is to do so last
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals, and SIGCHLD, from now on."""
@@ -114,6 +120,7 @@ class Hearing:
                 self._child_ended()
             else:
                 self._came(signum, direct=True)
+        self._look_for_stop()
 
     def _front_spoke(self) -> None:
         numbers = os.read(self._from_front, 256)
@@ -123,8 +130,23 @@ class Hearing:
         for signum in numbers:
             if signum == ONE_FEWER:
                 self._one_fewer()
+            elif signum == MAY_STOP:
+                self._front_waits = True
             elif signum != signal.SIGCHLD:  # the front's child is this process
                 self._came(signum, direct=False)
+                if signum == signal.SIGCONT or signum in self._stops:
+                    self._answer(signal.SIGCONT)
+        self._look_for_stop()
+
+    def _look_for_stop(self) -> None:
+        if self._front_waits and self._has_stopped():
+            self._answer(signal.SIGTSTP)
+
+    def _answer(self, signum: int) -> None:
+        if self._front_waits:
+            self._front_waits = False
+            with suppress(OSError):  # the front has ended
+                os.write(self._suspended, bytes([signum]))
 
     def _came(self, signum: int, *, direct: bool) -> None:
         self._feed(self._repeats.take(signum, time.monotonic(), direct=direct))

@@ -16,7 +16,9 @@ STDERR = b"e"
 CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
-ONE_FEWER = 255  # among the numbers of signals: one node of the job will not come
+# among the numbers of signals
+ONE_FEWER = 255  # one node of the job will not come
+MAY_STOP = 254  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
 
 
@@ -25,26 +27,29 @@ class Tie:
     """Both ends of both ways, before the fork that leaves each process its own."""
 
     signals: tuple[int, int]  # pipe: the agent reads, the front's signal handlers write one byte a signal
+    suspended: tuple[int, int]  # pipe: the front reads, the agent answers MAY_STOP, with SIGTSTP or SIGCONT
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
 
     @classmethod
     def make(cls) -> Tie:
-        """Make the pipe and the socket pair."""
-        signals = os.pipe()
-        for fd in signals:
+        """Make the pipes and the socket pair."""
+        signals, suspended = os.pipe(), os.pipe()
+        for fd in (*signals, *suspended):
             os.set_blocking(fd, False)
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        return cls(signals, (reader, writer))
+        return cls(signals, suspended, (reader, writer))
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
+        os.close(self.suspended[1])
         self.output[1].close()
 
     def agent_side(self) -> None:
         """Close what belongs to the front."""
         os.close(self.signals[1])
+        os.close(self.suspended[0])
         self.output[0].close()
 
 

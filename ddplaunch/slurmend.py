@@ -36,13 +36,13 @@ _LABELS = {
 
 def what_ends(env: Mapping[str, str], patience: float) -> Ending:
     """Say why Slurm is ending this job; nothing if it is not, or if nobody knows. `patience`: seconds for each answer."""
-    ends_at = env.get("SLURM_JOB_END_TIME", "")  # of newer versions
-    if ends_at.isdecimal() and time.time() >= int(ends_at):
-        return Ending(_LABELS[Fate.OUT_OF_WALLTIME])
     try:
         job = ask(env, patience)
     except Unknown:
-        return Ending()
+        # newer versions set it when the job starts: somebody may have moved the end since
+        ends_at = env.get("SLURM_JOB_END_TIME", "")
+        is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
+        return Ending(_LABELS[Fate.OUT_OF_WALLTIME]) if is_over else Ending()
     found = fate(job, restarts(env))
     if found is not Fate.NODE_LOST:
         return Ending(_LABELS.get(found, ""))

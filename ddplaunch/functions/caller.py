@@ -17,7 +17,6 @@ import sys
 import time
 from typing import IO, Any
 
-from ddplaunch.errors import LaunchError
 from ddplaunch.functions import asked, failures
 from ddplaunch.functions.command import stop_signal
 from ddplaunch.functions.ending import Ending
@@ -81,7 +80,9 @@ class Caller:
 
     def _start(self, collected: list[Given]) -> None:
         if not sys.executable:
-            raise LaunchError("this program has no Python interpreter to start workers with (sys.executable is empty)")
+            raise failures.JobError(
+                "this program has no Python interpreter to start workers with (sys.executable is empty)"
+            )
         ours, its = socket.socketpair()
         self._selector.register(ours, selectors.EVENT_READ, self._told)
         self._ours = ours

@@ -18,7 +18,7 @@ from ddplaunch.functions import sending
 from ddplaunch.record import record
 
 # the same in worker/call.py, which runs where ddplaunch need not be
-HELLO = struct.Struct("!32siii")  # secret, rank, world size, restart count
+HELLO = struct.Struct("!32sii")  # secret, rank, world size
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
@@ -35,7 +35,6 @@ class Hello:
 
     rank: int
     world_size: int
-    restarts: int
 
 
 class Listener:
@@ -58,7 +57,7 @@ class Listener:
         """Take the next connection; None if it is a stranger's, or gone again."""
         try:
             connection, _ = self.socket.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return None
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
@@ -100,7 +99,6 @@ class Line:
         self._taker: Callable[[], bool] = self._take_hello
         self._waiting: list[tuple[memoryview, tuple[int, ...]]] = []
         self._descriptors: tuple[int, ...] = ()
-        self.hello: Hello | None = None
         self.answer: tuple[bytes, bytearray] | None = None
         self.open = True
         selector.register(connection, selectors.EVENT_READ, self._ready)
@@ -148,12 +146,11 @@ class Line:
         return True
 
     def _take_hello(self) -> bool:
-        secret, rank, world_size, restarts = HELLO.unpack(self._buffer)
-        hello = Hello(rank=rank, world_size=world_size, restarts=restarts)
+        secret, rank, world_size = HELLO.unpack(self._buffer)
+        hello = Hello(rank=rank, world_size=world_size)
         call = self._greeted(self, secret, hello)
         if call is None:
             return False
-        self.hello = hello
         self._send(*call)
         return self._expect(ANSWER.size, self._take_head)
 

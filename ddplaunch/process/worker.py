@@ -59,6 +59,11 @@ class RunningWorker:
             return End(info.si_status, None, False)
         return End(None, info.si_status, info.si_code == os.CLD_DUMPED)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP, or has ended."""
+        return os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
     def why_not_started(self, program: str) -> StartError | None:
         """Say, once it has ended, why it never became its program; None if it did."""
         return why_not_started(self._child, program)

@@ -66,7 +66,7 @@ class Fan:
         self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet, answers=job.answers)
         self._hearing = Hearing(
             self._selector,
-            tie.signals[0],
+            tie,
             stops=job.stops,
             feed=self._heard,
             child_ended=_nothing,

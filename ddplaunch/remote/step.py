@@ -38,7 +38,7 @@ class Step:
         self._selector = selectors.DefaultSelector()
         self._hearing = Hearing(
             self._selector,
-            tie.signals[0],
+            tie,
             stops=job.stops,
             sent_again=job.sent_again,
             feed=self.feed,

@@ -57,7 +57,7 @@ def draft(
             folder=os.getcwd(),
             output=tuple(filter(None, (_given(name, asked, request, env) for name in ("output", "error")))),
             name=_given("job-name", asked, request, env),
-            append=_given("open-mode", asked, request, env) == "append",
+            append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch looks at no more
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
         for pattern in made.output:

@@ -148,6 +148,8 @@ def _whole(typed: str) -> str:
 def _check(option: SbatchOption) -> None:
     if option.name in _REFUSED:
         raise LaunchError(f"--{option.name} cannot be given to `ddplaunch submit`", hint=_REFUSED[option.name])
+    if option.name in ("output", "error") and not option.value:
+        raise LaunchError(f"--{option.name} names no file", hint=f"leave it out, or type --{option.name}=%x-%j.out")
     # a line that begins with #SBATCH ends where the line ends
     if option.value is not None and any(not character.isprintable() for character in option.value if character != "\t"):
         raise LaunchError(

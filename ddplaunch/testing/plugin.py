@@ -86,6 +86,8 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
     if marker.args:
         pytest.fail(f"@pytest.mark.{NAME} takes keywords only: nproc={marker.args[0]!r}?", pytrace=False)
     options = {**DEFAULTS, **marker.kwargs}
+    if {"nproc", "nproc_per_node"} <= options.keys():
+        pytest.fail(f"@pytest.mark.{NAME}: nproc and nproc_per_node are the same: leave one out", pytrace=False)
     options.setdefault("nproc_per_node", options.pop("nproc", 2))
     return options
 
@@ -115,6 +117,7 @@ def _request(item: pytest.Function) -> Request:
                 f"{what} cannot be sent to the workers of @pytest.mark.{NAME}: {' '.join(str(error).split())}\n"
                 "make it in the test itself, where every rank gets its own"
             )
+            break
     if wrong:
         pytest.fail(wrong, pytrace=False)
     return Request(arguments=_arguments(item), values={name: Later(value) for name, value in values.items()})

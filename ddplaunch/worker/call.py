@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # the same in functions/wire.py
-HELLO = struct.Struct("!32siii")  # secret, rank, world size, restart count
+HELLO = struct.Struct("!32sii")  # secret, rank, world size
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
@@ -39,8 +39,7 @@ class Caller:
         if struct.unpack("3i", credentials)[1] != os.geteuid():
             raise ConnectionError("somebody else listens where the caller of launch() did")
         world_size = int(os.environ["WORLD_SIZE"])
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self.socket.sendall(HELLO.pack(bytes.fromhex(secret), RANK, world_size, restarts))
+        self.socket.sendall(HELLO.pack(bytes.fromhex(secret), RANK, world_size))
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
         """Wait for the call: the preparation, the pickle, the descriptors that belong to it."""

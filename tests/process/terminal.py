@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
@@ -101,6 +104,22 @@ class Shell(Terminal):
         """End the shell."""
         self.press("exit", ENTER)
         self.sees_the_end()
+
+
+def child(pid: int) -> int:
+    """The only child of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    """Keep a process from doing anything, as if the machine were busy: ptrace(2), since SIGCONT would tell it something."""
+    attach, detach = 16, 17
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    assert ptrace(attach, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    os.waitpid(pid, 0)
+    yield
+    assert ptrace(detach, pid, None, None) == 0, os.strerror(ctypes.get_errno())
 
 
 def stat(pid: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -120,20 +119,21 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     script = caller.write(
         """
         import ddplaunch, os, socket
+        from ddplaunch.functions import wire
         from tests.programs import functions
         def knocks():
             name = os.environ["PEEK"]
-            for said in (b"", b"x" * 44, b"x" * 4):
+            hello = b"x" * wire.HELLO.size
+            for said in (b"", hello, b"x" * 4):
                 stranger = socket.socket(socket.AF_UNIX)
                 stranger.connect(b"\\0" + name.encode())
                 stranger.sendall(said)
-                if len(said) == 44:
+                if said == hello:
                     assert stranger.recv(1) == b""
                 kept.append(stranger)
             return len(kept)
         kept = []
         if __name__ == "__main__":
-            from ddplaunch.functions import wire
             real = os.urandom
             os.environ["PEEK"] = "ddplaunch/" + "07" * 16
             os.urandom = lambda size: b"\\7" * size if size == 16 else real(size)
@@ -271,7 +271,7 @@ def test_importing_the_package_costs_nothing(caller):
     assert result.out == "1\n" and "module 'ddplaunch' has no attribute 'lunch'" in result.err
 
 
-def test_torch_is_not_imported_for_those_who_have_not(caller):
+def test_torch_is_not_imported_for_those_who_have_not_imported_it(caller):
     script = caller.write(
         """
         import ddplaunch, sys
@@ -281,4 +281,3 @@ def test_torch_is_not_imported_for_those_who_have_not(caller):
         """
     )
     assert caller.run(script).out == "[False] False\n"
-    assert sys.executable

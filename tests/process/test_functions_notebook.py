@@ -106,8 +106,9 @@ def test_cells_run_functions_and_show_what_workers_say(kernel, program):
     )
     assert shown["name"] == "KeyboardInterrupt"
     assert kernel.run("import multiprocessing; multiprocessing.active_children()")["result"] == "[]"
-    left = kernel.run("import subprocess; print(subprocess.getoutput(f'ps --no-headers -o args --ppid {os.getpid()}'))")
-    assert "ddplaunch" not in left["stdout"].replace("ps --no-headers", "")
+    children = "[pid for its in os.listdir('/proc/self/task') for pid in open(f'/proc/self/task/{its}/children').read().split()]"
+    left = kernel.run(f"import os; [open(f'/proc/{{pid}}/cmdline').read() for pid in {children}]")["result"]
+    assert left.startswith("[") and "ddplaunch" not in left
 
 
 def test_a_killed_kernel_leaves_nothing(kernel, program):

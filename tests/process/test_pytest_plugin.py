@@ -223,10 +223,13 @@ def test_what_cannot_be_done_is_said(session, pytester):
 
         @pytest.mark.ddplaunch(nproc=0)
         def test_none(): pass
+
+        @pytest.mark.ddplaunch(nproc=2, nproc_per_node=3)
+        def test_two_numbers(): pass
         """
     )
     result = session("--strict-markers")
-    result.assert_outcomes(failed=5)
+    result.assert_outcomes(failed=6)
     result.stdout.fnmatch_lines(
         [
             "the fixture lock cannot be sent to the workers of @pytest.mark.ddplaunch: cannot pickle '_thread.lock' object",
@@ -234,6 +237,7 @@ def test_what_cannot_be_done_is_said(session, pytester):
             "@pytest.mark.ddplaunch takes keywords only: nproc=2?",
             "@pytest.mark.ddplaunch got an unexpected keyword argument 'nprocs'*",
             "nproc_per_node=0: a job has at least one worker*",
+            "@pytest.mark.ddplaunch: nproc and nproc_per_node are the same: leave one out",
         ]
     )
 

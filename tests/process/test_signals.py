@@ -95,7 +95,7 @@ def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, 
     job.nothing_left()
 
 
-def test_the_second_ctrl_c_in_a_slurm_job_kills_at_once(job, start):
+def test_a_ctrl_c_after_a_sigterm_in_a_slurm_job_kills_at_once(job, start):
     process = start("all=stubborn", options=("--grace-period", "600"), env=SLURM_JOB)
     process.send_signal(SIGTERM)
     for rank in range(3):

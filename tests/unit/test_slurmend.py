@@ -41,6 +41,8 @@ def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
     env = place(tmp_path, line())
     assert slurmend.what_ends(env, 20) == Ending()
     assert slurmend.what_ends({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == Ending()
+    # somebody has given the job more time since it was started
+    assert slurmend.what_ends({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == Ending()
     nowhere = {**GIVEN, "PATH": "/nowhere"}
     assert slurmend.what_ends(nowhere, 20) == Ending()
     assert slurmend.what_ends({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == walltime

@@ -87,6 +87,7 @@ REFUSED = [
     ("--print=1 -- a.py", "--print takes no value", "type `--print`"),
     ("--wrap x -- a.py", "--wrap cannot be given to `ddplaunch submit`",
      "the script is written by ddplaunch: what it runs stands behind --"),
+    ("--output= -- a.py", "--output names no file", "leave it out, or type --output=%x-%j.out"),
     ("--nproc-per-node 4 -- a.py", "--nproc-per-node is an option of ddplaunch, but stands among those of sbatch",
      f"type it behind --: {SYNTAX}"),
     ("--comment 'a\nb' -- a.py", "the value of --comment, 'a\\nb', has a character in it that no #SBATCH line can hold",
@@ -101,10 +102,15 @@ def test_what_cannot_be_meant_is_one_clear_error(line: str, message: str, hint: 
     assert (caught.value.message, caught.value.hint, caught.value.status) == (message, hint, 2)
 
 
+NO_FILE = (("output", ""), ("error", ""))
+
+
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.sampled_from(sorted(VALUED - {"wrap"})), st.from_regex(r"[a-z0-9:,= ]{0,9}", fullmatch=True)),
+            st.tuples(
+                st.sampled_from(sorted(VALUED - {"wrap"})), st.from_regex(r"[a-z0-9:,= ]{0,9}", fullmatch=True)
+            ).filter(lambda given: given not in NO_FILE),
             st.tuples(st.sampled_from(sorted((OPTIONAL | FLAGS) - {*_OURS, *_REFUSED})), st.none()),
         )
     ),
