@@ -25,7 +25,7 @@ FLAGS: dict[str, Option | None] = {
     "--version": None,
 }
 
-_USAGE = {
+USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
     "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
     "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
@@ -160,13 +160,6 @@ class _Verb(click.Command):
         formatter.write_text(_ABOUT[verb])
         if verb == "plan":
             _write_rows(formatter, "Forms", [(f"--{name}", text) for name, text in _FORMS])
-        if verb == "submit":
-            _write_rows(formatter, "Options", SUBMIT_OPTIONS)
-            with formatter.section("Examples"):
-                for command, meaning in _SUBMIT_EXAMPLES:
-                    formatter.write(f"  {command}\n      {meaning}\n")
-            formatter.write_paragraph()
-            formatter.write_text(SUBMIT_DEFAULTS)
         if verb == "run":
             _write_rows(formatter, "Examples", _EXAMPLES, column=48)
             for group in GROUPS:
@@ -186,6 +179,15 @@ class _Submit(_Verb):
             return super().parse_args(ctx, args)
         ctx.params["words"] = tuple(args[args.index("--") + 1 :]) if "--" in args else None
         return []
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help(ctx, formatter)
+        _write_rows(formatter, "Options", SUBMIT_OPTIONS)
+        with formatter.section("Examples"):
+            for command, meaning in _SUBMIT_EXAMPLES:
+                formatter.write(f"  {command}\n      {meaning}\n")
+        formatter.write_paragraph()
+        formatter.write_text(SUBMIT_DEFAULTS)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -273,7 +275,7 @@ def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def _write_usage(formatter: click.HelpFormatter, verbs: Sequence[str]) -> None:
     for at, verb in enumerate(verbs):
-        formatter.write(f"{'Usage: ' if at == 0 else '       '}{_USAGE[verb]}\n")
+        formatter.write(f"{'Usage: ' if at == 0 else '       '}{USAGE[verb]}\n")
 
 
 def _write_rows(

@@ -6,6 +6,10 @@ from signal import Signals
 
 from ddplaunch.record import record
 
+# what `Ending.words` are where the failure report knows what that means
+PREEMPTED = "preempted"
+OUT_OF_WALLTIME = "out of walltime"
+
 
 @record(kw_only=True)
 class Frame:
@@ -73,5 +77,5 @@ class WorkerExit:
 class Ending:
     """Why the cluster has ended a job."""
 
-    words: str = ""  # "out of walltime"; "": it has not
+    words: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
     outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's

@@ -20,16 +20,17 @@ from collections.abc import Mapping, Sequence
 from ddplaunch import hostlist, slurmctld
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST
-from ddplaunch.outcome import Ending
-from ddplaunch.slurmjob import Fate, Unknown, ask, fate, restarts, scontrol
+from ddplaunch.outcome import OUT_OF_WALLTIME, PREEMPTED, Ending
+from ddplaunch.slurmctld import Unknown, scontrol
+from ddplaunch.slurmjob import Fate, ask, fate, restarts
 
 CONTROLLER = 5.0  # seconds that the controller gets for an answer while the other nodes of the job wait
 
 # what a job's end is called before all else that is said of it
 _LABELS = {
     Fate.REQUEUED: "requeued by Slurm",
-    Fate.PREEMPTED: "preempted",
-    Fate.OUT_OF_WALLTIME: "out of walltime",
+    Fate.PREEMPTED: PREEMPTED,
+    Fate.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
     Fate.CANCELLED: "cancelled",
 }
 
@@ -42,7 +43,7 @@ def what_ends(env: Mapping[str, str], patience: float) -> Ending:
         # newer versions set it when the job starts: somebody may have moved the end since
         ends_at = env.get("SLURM_JOB_END_TIME", "")
         is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
-        return Ending(_LABELS[Fate.OUT_OF_WALLTIME]) if is_over else Ending()
+        return Ending(OUT_OF_WALLTIME) if is_over else Ending()
     found = fate(job, restarts(env))
     if found is not Fate.NODE_LOST:
         return Ending(_LABELS.get(found, ""))

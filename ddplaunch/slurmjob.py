@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
 from ddplaunch import exitcodes, slurmctld
 from ddplaunch.record import record
+from ddplaunch.slurmctld import Missing, Unknown, scontrol
 
 PATIENCE = 20.0  # seconds for one answer; slurmctld's own MessageTimeout is 10
 
@@ -71,14 +72,6 @@ class Intent:
     job: str  # its id, "" if this is no Slurm job
     goes: bool
     words: str  # a sentence without its end
-
-
-class Unknown(Exception):
-    """The controller does not answer, or cannot be asked; the text says why, as in a sentence."""
-
-
-class Missing(Unknown):
-    """There is no scontrol here."""
 
 
 # --- pure
@@ -213,7 +206,7 @@ class WayBack:
         """Send the job back, which ends all that runs of it; give the reason in a sentence if that cannot be done."""
         job = job_id(self.env)
         try:
-            scontrol(self.env, ("requeue", job))
+            scontrol(self.env, ("requeue", job), PATIENCE)
         except Unknown as error:
             # Slurm ends all processes of a job that it sends back, and may have ended scontrol before its answer
             if ask_restarts(self.env) > restarts(self.env):
@@ -232,40 +225,3 @@ def ask_restarts(env: Mapping[str, str]) -> int:
         return ask(env).restarts
     except Unknown:
         return 0
-
-
-def scontrol(env: Mapping[str, str], words: Sequence[str], patience: float = PATIENCE) -> str:
-    """Run scontrol and give what it says; `patience` in seconds.
-
-    Raises:
-        Unknown: it says nothing.
-    """
-    import subprocess  # few jobs need it
-
-    asking = {**env, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
-    try:
-        done = subprocess.run(
-            ["scontrol", *words],
-            env=asking,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience,
-            check=False,
-            start_new_session=True,  # Ctrl-C is not for it
-            preexec_fn=_bear_the_end,  # which is safe, since this process has no threads
-        )
-    except FileNotFoundError:
-        raise Missing("there is no scontrol here") from None
-    except OSError as error:
-        raise Missing(f"scontrol cannot be run ({error.strerror})") from None
-    except subprocess.TimeoutExpired:
-        raise Unknown(f"scontrol has not answered within {patience:g} s") from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise Unknown(f"scontrol says: {said}" if said else f"scontrol ended with status {done.returncode}")
-    return done.stdout.decode(errors="replace")
-
-
-def _bear_the_end() -> None:
-    """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -145,7 +145,9 @@ class Stage:
             reports=setting.speaks,
             answer=partial(_answer, outbox) if setting.answers and setting.speaks else None,
             last=partial(_last, outbox) if setting.allocation.start else None,
-            what_ends=partial(_what_ends, setting.env) if setting.allocation.cluster == "slurm" else None,
+            what_ends=partial(_what_ends, setting.env, setting.spec.heartbeat_timeout)
+            if setting.allocation.cluster == "slurm"
+            else None,
         )
 
 
@@ -154,10 +156,11 @@ def run_id_of(spec: JobSpec) -> str:
     return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
-def _what_ends(env: Mapping[str, str]) -> Ending:
+def _what_ends(env: Mapping[str, str], heartbeat_timeout: float) -> Ending:
+    """Ask Slurm, which takes at most two answers, while the agent says nothing to the other nodes."""
     from ddplaunch import slurmend  # few jobs need it
 
-    return slurmend.what_ends(env, slurmend.CONTROLLER)
+    return slurmend.what_ends(env, min(slurmend.CONTROLLER, heartbeat_timeout / 4))
 
 
 def _tell(outbox: Outbox, event: Event) -> None:

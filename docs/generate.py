@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
-from ddplaunch.command import SUBMIT_DEFAULTS, SUBMIT_OPTIONS
+from ddplaunch.command import SUBMIT_DEFAULTS, SUBMIT_OPTIONS, USAGE
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.exitcodes import HANG, MEANINGS
 from ddplaunch.options.option import Option
@@ -170,9 +170,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _cli() -> str:
     parts = [
         "# The command line",
-        "```\nddplaunch [OPTIONS] SCRIPT [ARGS]...\nddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...\n"
-        "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...\n"
-        "ddplaunch completion [bash|zsh|fish]\n```",
+        "\n".join(["```", *USAGE.values(), "```"]),
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
@@ -190,9 +188,8 @@ def _cli() -> str:
 def _submit() -> list[str]:
     return [
         "## ddplaunch submit",
-        "`ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...` checks the job, writes a batch script and hands it "
-        "to sbatch. [Submitting a job](../guides/submit.md) shows how. What stands before `--` goes to sbatch as it is, but "
-        "for these:",
+        f"`{USAGE['submit']}` checks the job, writes a batch script and hands it to sbatch. "
+        "[Submitting a job](../guides/submit.md) shows how. What stands before `--` goes to sbatch as it is, but for these:",
         _table(["option", "meaning"], [[f"`{flag}`", meaning] for flag, meaning in SUBMIT_OPTIONS]),
         re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", SUBMIT_DEFAULTS),
     ]

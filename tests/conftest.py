@@ -20,6 +20,14 @@ import pytest
 from ddplaunch.hearing import ECHO
 
 PROGRAMS = Path(__file__).parent / "programs"
+for ignored in (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+):  # as by `make test &` and nohup: the command would take it over
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
+
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
 
 

@@ -16,9 +16,7 @@ from ddplaunch.control.tcp import Sockaddr, endpoint_of, error_of, prepare, word
 CONNECT = 2.0  # seconds for a target to show that something of ours is there
 STAGGER = 0.25  # seconds until the next target is tried beside one that has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
-GROWTH = (
-    1.25  # of the pause from round to round: whoever waited for the other side comes at most a quarter of that late
-)
+GROWTH = 1.25  # of the pause from round to round: whoever waited for the other side is at most a quarter of that late
 LONGEST_PAUSE = 1.0  # seconds
 
 Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them

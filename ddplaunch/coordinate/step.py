@@ -246,7 +246,7 @@ def _left_after(state: State) -> int:
     """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
     if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
         return 0
-    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED)
+    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
     return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
 
 

@@ -60,8 +60,8 @@ class Step:
         self._quit: messages.Quit | None = None
         self._signum = 0  # the first signal to stop
         self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
-        self._is_alone = False  # whether the command that the user typed has ended, and no signal explains it
         self._untold = False  # whether the coordinator is yet to hear of that signal
+        self._why = "SIGNALLED"  # or "FRONT_LOST": the command that the user typed has ended, and no signal explains it
         self._gone_by: float | None = None
         self._is_ending = False  # whether srun was told to end the step
 
@@ -101,8 +101,8 @@ class Step:
         match event:
             case supervise.SignalReceived(signum, _, escalates):
                 self._signalled(signum, escalates)
-            case supervise.FrontLost():
-                self._is_alone = not self._signum
+            case supervise.FrontLost() if not self._signum:
+                self._why = "FRONT_LOST"
                 self._stop(signal.SIGTERM)
 
     def say(self, text: str) -> None:
@@ -150,7 +150,7 @@ class Step:
         self._forwards.clear()
         if self._untold:
             self._untold, self._gone_by = False, None
-            self._link.send(messages.Stopping("SIGNALLED", self._signum))
+            self._link.send(messages.Stopping(self._why, self._signum))
             self._expect_the_end(self._job.grace_period + FAREWELL)
 
     def _kill(self) -> None:
@@ -177,7 +177,7 @@ class Step:
 
     def _notice(self) -> int:
         """The notice after which the job should go back into the queue, 0 if it should not."""
-        if self._is_alone:
+        if self._why == "FRONT_LOST":
             return 0
         if self._quit is not None:
             return self._quit.requeue if self._quit.is_watched else 0

@@ -105,7 +105,7 @@ class Joint:
         if state.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
-            return "error: the coordinator's ddplaunch was ended\n"
+            return "error: the ddplaunch that had started the job was killed\n"
         plan = self._teller.plan
         return verdict(
             first,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.control.messages import Quit
     from ddplaunch.slurmjob import Intent
 
-OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that nobody else tells of
+_OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that nobody else tells of
 
 
 class Teller:
@@ -211,7 +211,7 @@ class Teller:
         if word is not None:
             if word.why == "lost":
                 self._write_last(word.words)
-            elif (self._reports or word.why in OF_THIS_NODE) and (
+            elif (self._reports or word.why in _OF_THIS_NODE) and (
                 word.words.startswith("error:") or self._verbosity >= 0
             ):
                 self.write(word.words)

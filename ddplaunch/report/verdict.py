@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.outcome import WorkerExit
+from ddplaunch.outcome import OUT_OF_WALLTIME, PREEMPTED, WorkerExit
 from ddplaunch.report.causes import classify
 from ddplaunch.report.evidence import Facts
 from ddplaunch.report.failure import FailureReport, render
@@ -35,8 +35,8 @@ def verdict(
         shm_free=room,
         interpreter=interpreter,
         debugging=debugging,
-        preempted=ended_by == "preempted",
-        walltime_over=ended_by == "out of walltime",
+        preempted=ended_by == PREEMPTED,
+        walltime_over=ended_by == OUT_OF_WALLTIME,
     )
     report = FailureReport(
         first=first,

@@ -108,15 +108,14 @@ class _Watch:
     def _ask(self, now: float) -> bool:
         """Ask what the job does, tell it, and say whether there was something to tell."""
         try:
-            jobs = slurmctld.jobs(self._job.id, self._job.cluster)
+            jobs = slurmctld.jobs(os.environ, self._job.id, self._job.cluster)
         except slurmctld.UnknownJob:
             seen = state.forgotten(self._seen)
             lines: tuple[str, ...] = (seen.ended[""].words,)
-        except slurmctld.NoAnswer as error:
+        except slurmctld.Unknown as error:
             if self._answered:
                 self._answered = False
-                said = str(error).strip().splitlines()
-                self.say_below(f"Slurm does not answer, and is asked again: {said[-1] if said else 'no reason given'}")
+                self.say_below(f"Slurm does not answer, and is asked again: {error}")
             return False
         else:
             self._answered = True

@@ -33,10 +33,7 @@ def options(request: Request, spec: JobSpec) -> tuple[SbatchOption, ...]:
     ]
     typed = [option for option in request.options if option.name not in _NOT_IN_SCRIPT]
     named = [SbatchOption("job-name", job_name(spec))]
-    return tuple(
-        option
-        for option in (*_not_in(request, named), *typed, *_not_in(request, [one for one in lacking if one is not None]))
-    )
+    return (*_not_in(request, named), *typed, *_not_in(request, [option for option in lacking if option is not None]))
 
 
 def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program: int) -> str:

@@ -142,8 +142,8 @@ def test_a_controller_that_is_away_is_asked_again(job: Job, slurm: Slurm, said: 
         slurm.says("CANCELLED", ExitCode="0:15")
         assert job.wait().status == 143
     assert said.read_text() == (
-        "ddplaunch: Slurm does not answer, and is asked again: slurm_load_jobs error: Unable to contact slurm controller "
-        "(connect failure)\n"
+        "ddplaunch: Slurm does not answer, and is asked again: scontrol says: slurm_load_jobs error: Unable to contact "
+        "slurm controller (connect failure)\n"
         "ddplaunch: job 7 was cancelled\n"
     )
 

@@ -114,13 +114,13 @@ def test_ctrl_z_stops_the_workers_and_fg_lets_them_go_on(job, shell):
 
 def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program):
     """It takes its terminal back then: a worker that still read from it would take the shell's keys."""
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", process_group=0)
     workers = list(map(int, job.signs("ready", 2)))
     with held(child(process.pid)):
         process.send_signal(signal.SIGTSTP)
         time.sleep(0.2)  # nothing is to happen in this time
-        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not stopped([process.pid])
+    until(lambda: stopped([process.pid]), "the front to stop")
     assert stopped(workers)
     process.send_signal(signal.SIGCONT)
     until(lambda: running(workers), "the workers to go on")
@@ -130,11 +130,11 @@ def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program)
 
 
 def test_a_job_stops_also_if_a_lost_agent_never_answers(job, program):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
+    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", process_group=0)
     job.signs("ready", 2)
     with held(child(process.pid)):
         process.send_signal(signal.SIGTSTP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: stopped([process.pid]), "the front to stop")
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     assert job.wait().status == 143

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from signal import SIGUSR1
+from signal import SIGKILL, SIGUSR1
 
 import pytest
 
@@ -108,6 +108,14 @@ def test_a_worker_that_fails_after_the_notice_fails_the_job(job: SlurmJob) -> No
     assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 1, 0)
     assert about_the_queue(running) == []
     assert "rank 1 on node1 failed: RuntimeError: the checkpoint cannot be written" in running.output()
+
+
+def test_a_command_that_is_killed_is_no_notice(job: SlurmJob) -> None:
+    running = leaving(job, "a step of its own", flags="--requeue-on TERM")
+    os.kill(front(job, "node1"), SIGKILL)
+    assert (running.wait(), running.restarts(), about_the_queue(running)) == ("FAILED", 0, [])
+    assert signs(job, "saved", RANKS) == [""] * RANKS
+    job.nothing_left(10)
 
 
 def test_workers_that_the_notice_itself_ends_have_left(job: SlurmJob) -> None:

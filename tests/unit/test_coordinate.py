@@ -460,7 +460,7 @@ ABANDONED: dict[str, tuple[list[Event], int]] = {
         [*met(), NodeNoticed(1, SIGUSR1), NodeStopping(1, Why.SIGNALLED, SIGINT, 4), *STOPPING],
         130,
     ),
-    "the user's command was lost": ([*met(), JobStopping(Why.FRONT_LOST, 0, 4), *STOPPING], 122),
+    "the user's command was lost": ([*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 4), *STOPPING], 122),
     "the time of --timeout was up": ([*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 4), *STOPPING], 124),
     "it came to a node that had ended, when all had": ([*met(), *LEAVING, NodeNoticed(1, SIGUSR1)], 0),
     "a node was lost": ([*met(), NodeNoticed(1, SIGUSR1), Left(2, "silent", 4), stopping(0, 5), stopping(1, 5)], 122),
@@ -473,6 +473,10 @@ NOTICED: dict[str, tuple[list[Event], int]] = {
         SIGTERM,
     ),
     "it came to who has started the agents": ([*met(), JobStopping(Why.SIGNALLED, SIGTERM, 4), *STOPPING], SIGTERM),
+    "it has ended the user's command before a node told of it": (
+        [*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 3), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
+        SIGTERM,
+    ),
     "a worker lost contact with one that had left": (
         [
             *met(),

@@ -7,7 +7,7 @@ from signal import SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch import slurmjob
+from ddplaunch import slurmctld, slurmjob
 from ddplaunch.slurmjob import Fate, WayBack
 
 
@@ -174,5 +174,5 @@ def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_
 def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     way = scontrol(tmp_path)
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    with pytest.raises(slurmjob.Unknown, match=r"scontrol has not answered within 0\.1 s"):
+    with pytest.raises(slurmctld.Unknown, match=r"scontrol has not answered within 0\.1 s"):
         slurmjob.ask(way.env, 0.1)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch import command
 from ddplaunch.errors import LaunchError
+from ddplaunch.submit import words
 from ddplaunch.submit.options import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED
 from ddplaunch.submit.words import _OURS, _REFUSED, Request, SbatchOption, split
 
@@ -119,12 +121,16 @@ NO_FILE = (("output", ""), ("error", ""))
 )
 def test_whatever_is_given_arrives(given: list[tuple[str, str | None]], job: list[str], joined: bool) -> None:
     options = [SbatchOption(*one) for one in given]
-    words = []
+    typed = []
     for option in options:
-        words += [option.word] if joined or option.value is None else [f"--{option.name}", option.value]
-    request = split([*words, "--", *job])
+        typed += [option.word] if joined or option.value is None else [f"--{option.name}", option.value]
+    request = split([*typed, "--", *job])
     assert list(request.options) == options
     assert list(request.job) == job
+
+
+def test_errors_and_help_show_one_usage() -> None:
+    assert command.USAGE["submit"] == words.USAGE
 
 
 def test_the_table_is_consistent() -> None:
