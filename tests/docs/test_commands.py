@@ -1,4 +1,8 @@
-"""Every command on a page does what the page says: it is typed where the page would have it typed, on made-up machines."""
+"""Every command on a page is typed where the page would have it typed, on made-up machines, and does what the page says.
+
+Where a job needs what is not here, such as other hosts, its plan stands for it. What the repository's own examples print is
+compared by their own tests.
+"""
 
 from __future__ import annotations
 

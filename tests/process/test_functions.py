@@ -85,7 +85,7 @@ def test_several_threads_call_at_once():
 
 
 def test_a_function_of_a_function_travels_by_value():
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle, of the extra `test`")
     base = 10
 
     def add(number):

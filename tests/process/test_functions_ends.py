@@ -208,7 +208,7 @@ print([(type(one) is Point, one.x) for one in ddplaunch.launch(f, nproc_per_node
 
 @pytest.mark.parametrize("way", ["stdin", "interactive", "-c"])
 def test_what_is_typed_into_an_interpreter_travels_by_value(way, caller):
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle, of the extra `test`")
     if way == "-c":
         result = caller.run("-c", INTERACTIVE)
     else:

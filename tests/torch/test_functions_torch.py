@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.calling import Program
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="torch is not installed")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 
 def test_modules_and_results_and_what_cannot_be_sent(caller):
-    pytest.importorskip("cloudpickle")
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle, of the extra `test`")
     result = caller.run(caller.write(EVERYTHING))
     found, shared, on_device, by_value, no_leaf, too_many = result.out.splitlines()
     assert found == str([([3.0, 3.0, 3.0], False, "Parameter", 450)] * 2)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 TWO = ("--nproc-per-node", "2")
@@ -53,7 +55,7 @@ def test_a_script_runs_as_one_process_without_any_launcher(job, program):
         (job.home / name).mkdir()
     env = {**job.env, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(program("in_script")), "--destroy"]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     check([json.loads(job.sign("facts-0"))], 1)
 
@@ -63,7 +65,7 @@ def test_the_same_script_runs_under_torchrun(job, program):
         (job.home / name).mkdir()
     env = {**job.env, "OMP_NUM_THREADS": "1", "TMPDIR": str(job.home)}  # it leaves temporary folders
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *TWO, str(program("in_script"))]
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stderr
     check([json.loads(text) for text in job.signs("facts", 2)], 2)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 SHARES = """
 import torch
