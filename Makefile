@@ -3,6 +3,9 @@ PYTHONS = $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util-linux procps slurmctld slurmd slurm-client munge
 
+# what the tests start a thousand times is compiled once
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
@@ -19,7 +22,7 @@ test: .venv/test ## run the tests
 	.venv/bin/python -m pytest -n 3 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: .venv/test ## run the tests that `make test` leaves out for their time
-	.venv/bin/python -m pytest -m slow tests/torch $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
 	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

@@ -84,6 +84,7 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job
     job.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_its_checkpoint_with_another_host_in_place_of_the_lost_one(job, start, undisturbed):
     start("--max-restarts", 1)
     are_in_the_last_step(job, 0, 6)

@@ -7,9 +7,9 @@ from signal import SIGKILL, SIGUSR1
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from tests.conftest import PROGRAMS, until
 from tests.slurm.job import Batch, SlurmJob
-from tests.slurm.started import BEHAVE, EVERY_WAY, RANKS, batch, front, one_cluster, ready
+from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, batch, front, one_cluster, ready
 
 __all__ = ["one_cluster"]
 
@@ -111,9 +111,15 @@ def test_a_worker_that_fails_after_the_notice_fails_the_job(job: SlurmJob) -> No
 
 
 def test_a_command_that_is_killed_is_no_notice(job: SlurmJob) -> None:
-    running = leaving(job, "a step of its own", flags="--requeue-on TERM")
+    goes_on = f"until [ -e {job.home}/signs/go ]; do sleep 0.1; done"
+    running = job.sbatch(
+        f"{job.ddplaunch} --nproc-per-node 2 --requeue-on TERM {LEAVES}\n{goes_on}", f"--nodes={NODES}"
+    )
+    ready(job, running)
     os.kill(front(job, "node1"), SIGKILL)
-    assert (running.wait(), running.restarts(), about_the_queue(running)) == ("FAILED", 0, [])
+    until(lambda: "was killed" in running.output(), "the end of the step to be told", 20)
+    (job.home / "signs" / "go").touch()
+    assert (running.wait(), running.restarts(), about_the_queue(running)) == ("COMPLETED", 0, [])
     assert signs(job, "saved", RANKS) == [""] * RANKS
     job.nothing_left(10)
 

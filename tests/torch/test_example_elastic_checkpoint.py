@@ -41,6 +41,7 @@ def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_s
     assert SAME.search(result.out), chaos
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_within_an_epoch_has_other_weights_until_it_has_gone_on(
     job: Job, undisturbed: Path
 ) -> None:

@@ -24,6 +24,7 @@ def test_two_workers_train_the_weights_of_one_process(job: Job) -> None:
     assert sorted(where) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_something_else_is_found(job: Job) -> None:
     program = job.home / "unequal.py"
     program.write_text(
