@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.conftest import Job, until
 from tests.torch.example import EXAMPLES, LONG, launched, needs_torch_and_digits
 
@@ -33,7 +31,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.slow  # a real Slurm does the same in tests/slurm/test_example.py
 def test_interrupted_and_started_again_it_ends_with_the_same_weights_bit_for_bit(job: Job, tmp_path: Path) -> None:
     """With two workers: of more, DDP adds the gradients in another order after its first step, which a new start repeats."""
     whole = tmp_path / "whole"

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 def test_workers_share_tensors_in_the_way_that_was_asked_for(job, tmp_path, strategy):
     (tmp_path / "shares.py").write_text(SHARES)
-    result = job.run("--nproc-per-node", 2, "--sharing-strategy", strategy, tmp_path / "shares.py")
+    result = job.run("--nproc-per-node", 1, "--sharing-strategy", strategy, tmp_path / "shares.py")
     assert result.status == 0, result.err
-    assert sorted(result.out.splitlines()) == [f"[{rank}] {strategy} [2.0, 2.0, 2.0]" for rank in range(2)]
+    assert result.out == f"{strategy} [2.0, 2.0, 2.0]\n"
     job.nothing_left()
