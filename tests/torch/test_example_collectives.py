@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import AFTER_EXCEPTION, EXAMPLES, launched, plain
+from tests.torch.example import EXAMPLES, launched, module, plain
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
@@ -52,20 +53,15 @@ def test_three_ranks_hold_what_a_pencil_gives(job: Job) -> None:
     assert promised == TABLE.splitlines()
 
 
-def test_a_wrong_result_ends_the_job(job: Job) -> None:
-    program = job.home / "wrong.py"
-    program.write_text(
-        f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r})\n"
-        "import collectives\n"
-        "from collectives import Outcome\n"
-        "collectives.join()\n"
-        "rank = collectives.dist.get_rank()\n"
-        "collectives.check('reduce', Outcome(None, collectives.mine('cpu'), [0, 1]))\n"
-        "collectives.dist.barrier()\n"
-    )
-    result = launched(job, "--nproc-per-node", 2, program)
-    assert result.status in AFTER_EXCEPTION
-    assert "RuntimeError: reduce: rank 1 has [10, 11], and should have [0, 1]" in result.err
+@pytest.mark.ddplaunch(nproc=2)
+def test_a_wrong_result_is_found() -> None:
+    example = module(EXAMPLE.name)
+    example.join()
+    right = example.dist.get_rank() == 0
+    words = r"reduce: rank 1 has \[10, 11\], and should have \[0, 1\]"
+    with nullcontext() if right else pytest.raises(RuntimeError, match=words):
+        example.check("reduce", example.Outcome(None, example.mine("cpu"), [0, 1]))
+    example.dist.destroy_process_group()
 
 
 @pytest.mark.slow
