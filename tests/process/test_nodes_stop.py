@@ -30,7 +30,7 @@ def test_a_stop_signal_to_any_node_ends_all_with_its_status(nodes, start, place,
     started[place].process.send_signal(signum)
     assert nodes.statuses() == [status] * 3
     for rank in range(6):
-        assert nodes.sign(f"got-{rank}").split()[0] == signum.name
+        assert nodes.sign(f"got-{rank}") == signum.name
     words = "stopped by SIGINT (Ctrl-C) after" if signum == SIGINT else "stopped by SIGTERM after"
     for node in started:
         assert node.err.splitlines()[-1].startswith(f"ddplaunch: {words}"), node.err
@@ -88,7 +88,7 @@ def test_ctrl_c_in_the_sweep_of_a_node_that_has_finished_stops_the_others(nodes,
     until(lambda: nodes.events_of(place, "swept"), "the sweep")
     started[place].process.send_signal(SIGINT)
     assert nodes.statuses(timeout=10) == [130] * 2
-    assert nodes.sign(f"got-{1 - place}").split()[0] == "SIGINT"
+    assert nodes.sign(f"got-{1 - place}") == "SIGINT"
 
 
 def test_workers_that_ignore_the_stop_are_killed_after_the_grace_period_on_every_node(nodes, start):

@@ -254,7 +254,7 @@ def test_a_stop_signal_reaches_every_host(job, env, program):
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     for rank in range(6):
-        assert job.sign(f"got-{rank}").removesuffix(" SIGCONT") == "SIGTERM"
+        assert job.sign(f"got-{rank}") == "SIGTERM"
     job.nothing_left()
 
 

@@ -60,8 +60,8 @@ def shell(job, program):
 
 
 def got(job, rank: int) -> list[str]:
-    """The signals that a worker has had, the SIGCONT that follows a stop aside."""
-    return [name for name in job.sign(f"got-{rank}").split() if name != "SIGCONT"]
+    """The signals that a worker has had."""
+    return job.sign(f"got-{rank}").split()
 
 
 # --- keys
@@ -199,13 +199,13 @@ def test_when_the_front_of_a_stopped_job_is_killed_everything_ends(job, shell):
 
 def test_no_time_runs_while_the_job_is_stopped(job, shell):
     """Neither --timeout nor, once it was reached, the grace period."""
-    bash, workers = shell("stubborn", "--timeout", 1.5, "--grace-period", 1)
+    bash, workers = shell("stubborn", "--timeout", 5, "--grace-period", 3)
     for _ in range(2):
         bash.press(CTRL_Z)
         bash.sees("Stopped", PROMPT)
         until(lambda: stopped(workers), "the workers to stop")
         since = time.monotonic()
-        until(lambda since=since: time.monotonic() - since > 2, "more time to pass than the job may take")
+        until(lambda since=since: time.monotonic() - since > 2, "time to pass that would be missed")
         bash.types("fg")
         job.sign("got-0")
         until(lambda: "SIGTERM" in got(job, 0), "the timeout")
@@ -214,8 +214,8 @@ def test_no_time_runs_while_the_job_is_stopped(job, shell):
     at = {name: [event["at"] for event in job.events(name)] for name in SUSPENSION}
     pauses = [resumed - suspended for suspended, resumed in zip(at["job_suspended"], at["job_resumed"], strict=True)]
     began, told, killed = at["job_started"][0], at["stop_sent"][0], at["kill_sent"][0]
-    assert 1.4 < told - began - pauses[0] < 2.5
-    assert 0.9 < killed - told - pauses[1] < 2.0
+    assert 4.9 < told - began - pauses[0] < 6.5
+    assert 2.9 < killed - told - pauses[1] < 4.5
     bash.leave()
     job.nothing_left()
 

@@ -1,6 +1,7 @@
 """A worker that does what its argument says once all ranks are ready: `behave.py 1=raise 2=stubborn`; the others wait.
 
-Every signal that a waiting worker gets is put up as the sign got-RANK, one name after another.
+Every signal that a waiting worker gets is put up as the sign got-RANK, one name after another; but not SIGCONT, which follows
+each that is to stop it.
 """
 
 import ctypes
@@ -10,9 +11,9 @@ import subprocess
 import sys
 import time
 
-from signs import FOLDER, RANK, all_ready, put, put_all, wait
+from signs import FOLDER, RANK, all_ready, put, put_all, wait, wait_for_ever
 
-CAUGHT = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "CONT")
+CAUGHT = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2")
 got = []
 
 
@@ -20,20 +21,11 @@ def catch(then=None):
     def handler(signum, _frame):
         got.append(signal.Signals(signum).name)
         put_all(f"got-{RANK}", got)
-        if then and signum not in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        if then and signum not in (signal.SIGUSR1, signal.SIGUSR2):
             then()
 
     for name in CAUGHT:
         signal.signal(getattr(signal, f"SIG{name}"), handler)
-
-
-def wait_for_ever():
-    # not pause(): a signal that comes right before it would be noticed only with the next one
-    woken, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup)
-    while True:
-        os.read(woken, 1)
 
 
 def grandchild(code):

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from signs import RANK, all_ready, put
+from signs import RANK, all_ready, put, wait_for_ever
 
 
 def heard(_signum, _frame):
@@ -29,5 +29,4 @@ os.close(asked)
 os.close(answer)
 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 all_ready()
-while True:
-    signal.pause()
+wait_for_ever()

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import time
 
 RANK = int(os.environ["RANK"])
@@ -38,3 +39,12 @@ def all_ready() -> None:
     put(f"ready-{RANK}", os.getpid())
     for rank in range(WORLD_SIZE):
         wait(f"ready-{rank}")
+
+
+def wait_for_ever() -> None:
+    """Run signal handlers; pause() would notice one that comes right before it only with the next."""
+    woken, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    while True:
+        os.read(woken, 1)

@@ -18,10 +18,9 @@ __all__ = ["one_cluster"]
 
 
 def got(job: SlurmJob, number: int = RANKS) -> list[list[str]]:
-    """The signals that each worker has had, but for the SIGCONT that Slurm sends with every one."""
+    """The signals that each worker has had."""
     paths = [job.home / "signs" / f"got-{rank}" for rank in range(number)]
-    names = [path.read_text().split() if path.exists() else [] for path in paths]
-    return [[name for name in some if name != "SIGCONT"] for some in names]
+    return [path.read_text().split() if path.exists() else [] for path in paths]
 
 
 def saved(job: SlurmJob) -> list[bool]:
