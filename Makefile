@@ -22,7 +22,7 @@ demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
 
 test: .venv/test ## run the tests
-	.venv/bin/python -m pytest -n 4 --dist loadfile $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: .venv/test ## run the tests that `make test` leaves out for their time
 	.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)

@@ -31,15 +31,6 @@ for ignored in (
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files of each folder over the whole run: tests that wait then run beside tests that compute."""
-    folders: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(item.path for item in items):
-        folders.setdefault(path.parent, []).append(path)
-    place = {path: at / len(files) for files in folders.values() for at, path in enumerate(files)}
-    items.sort(key=lambda item: place[item.path])
-
-
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Wait until `condition` gives something true, and give that; fail the test naming `what` if it never does."""
     give_up = time.monotonic() + patience
