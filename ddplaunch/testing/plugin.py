@@ -25,6 +25,8 @@ _ABOUT = (
     f"{NAME}(nproc=2, timeout=300, **options): run the test in `nproc` workers, on every rank; `options` are those of "
     "the command ddplaunch, with _ for -"
 )
+# of a worker, where we are there before pytest is; an error to whoever makes errors of warnings
+_IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 _FAILED = pytest.StashKey["JobError"]()
 
 
@@ -131,6 +133,7 @@ def _arguments(item: pytest.Function) -> list[str]:
     words += [word for pair in option.override_ini or () for word in ("-o", pair) if not pair.startswith("addopts")]
     words += [word for name in option.plugins or () for word in ("-p", name)]
     words += [word for warning in option.pythonwarnings or () for word in ("-W", warning)]
+    words += ["-W", _IMPORTED]
     words += [f"--import-mode={option.importmode}", f"--assert={option.assertmode}", f"--tb={option.tbstyle}"]
     words += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
     # what it prints goes to the console of the job, and so into what is captured here

@@ -247,7 +247,7 @@ def test_options_of_the_session_do_not_disturb_the_ranks(session, pytester):
         """
         [tool.pytest.ini_options]
         addopts = ["-n", "1", "--import-mode=importlib", "-p", "no:randomly"]
-        filterwarnings = ["error::DeprecationWarning"]
+        filterwarnings = ["error"]
         python_files = ["check_*.py"]
         """
     )
