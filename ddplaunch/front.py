@@ -18,9 +18,7 @@ from ddplaunch.process.tree import is_orphaned_group
 
 # passed on whatever the user said: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-_PATIENCE = (
-    2.0  # seconds that workers may take to stop, as one in a call of a driver does, before the shell has to go on
-)
+_PATIENCE = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
 
 
 def run(
@@ -140,12 +138,18 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
+        self._answer()  # of an earlier time, too late
+        os.write(self._to_agent, bytes([MAY_STOP]))
         poll = select.poll()
         poll.register(self._suspended, select.POLLIN)
-        while poll.poll(0):  # of an earlier time, too late
-            os.read(self._suspended, 256)
-        os.write(self._to_agent, bytes([MAY_STOP]))
-        return not poll.poll(_PATIENCE * 1000) or signal.SIGCONT not in os.read(self._suspended, 256)
+        poll.poll(_PATIENCE * 1000)
+        return signal.SIGCONT not in self._answer()
+
+    def _answer(self) -> bytes:
+        try:
+            return os.read(self._suspended, 256)
+        except BlockingIOError:
+            return b""
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""

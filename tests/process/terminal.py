@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pexpect
 
-from tests.conftest import PATIENCE, Job
+from tests.conftest import PATIENCE, Job, until
 
 CTRL_A, CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = "\x01", "\x03", "\x04", "\x1a", "\x1c"
 ENTER, TAB, UP = "\r", "\t", "\x1b[A"
@@ -107,8 +107,8 @@ class Shell(Terminal):
 
 
 def child(pid: int) -> int:
-    """The only child of a process."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    """The only child of a process, as soon as that is there."""
+    return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child"))
 
 
 @contextmanager

@@ -141,6 +141,18 @@ def test_a_job_stops_also_if_a_lost_agent_never_answers(job, program):
     job.nothing_left()
 
 
+def test_a_command_that_still_writes_when_all_have_ended_stops_too(job):
+    process = job.start("--nproc-per-node", 2, "--no-python", "seq", 8000, process_group=0)
+    agent = child(process.pid)
+    until(lambda: stat(agent)[0] == "Z", "the end of the agent")
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: stopped([process.pid]), "the front to stop", 10)
+    process.send_signal(signal.SIGCONT)
+    result = job.wait()
+    assert (result.status, result.out.count("\n")) == (0, 16000)
+    job.nothing_left()
+
+
 def test_ctrl_z_stops_the_job_again_after_fg(job, shell):
     bash, workers = shell("default")
     for _ in range(3):
