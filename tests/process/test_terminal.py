@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import let_the_echo_die, until
+from tests.conftest import Job, let_the_echo_die, until
 from tests.process.terminal import (
     CTRL_A,
     CTRL_BACKSLASH,
@@ -59,7 +59,7 @@ def shell(job, program):
     return shell
 
 
-def got(job, rank: int) -> list[str]:
+def got(job: Job, rank: int) -> list[str]:
     """The signals that a worker has had."""
     return job.sign(f"got-{rank}").split()
 
