@@ -32,10 +32,15 @@ def debug(job, program):
     """Debug a rank of debug_target.py and wait for the prompt."""
 
     def debug(
-        how: str = "breakpoint", others: str = "wait", *, workers: int = 2, options: tuple[object, ...] = ()
+        how: str = "breakpoint",
+        others: str = "wait",
+        *,
+        workers: int = 2,
+        options: tuple[object, ...] = (),
+        columns: int = 80,
     ) -> Terminal:
         arguments = ("--nproc-per-node", workers, *options, program("debug_target"), how, 1, others)
-        terminal = typed(job, "--debug", 1, *arguments, env={"NO_COLOR": "1"})
+        terminal = typed(job, "--debug", 1, *arguments, env={"NO_COLOR": "1"}, columns=columns)
         job.signs("ready", workers)
         if how != "run":
             terminal.sees(PDB)
@@ -89,8 +94,7 @@ def test_lines_are_edited_remembered_and_completed(job, debug):
 
 
 def test_the_debugged_worker_has_the_whole_terminal(job, debug):
-    terminal = debug(others="done")
-    terminal.child.setwinsize(50, 123)
+    terminal = debug(others="done", columns=123)
     assert enter(terminal, "p [os.isatty(fd) for fd in (0, 1, 2)]") == "[True, True, True]"
     assert enter(terminal, "p os.get_terminal_size().columns") == "123"
     assert leave(terminal, job) == 0
