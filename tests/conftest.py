@@ -20,11 +20,8 @@ import pytest
 from ddplaunch.hearing import ECHO
 
 PROGRAMS = Path(__file__).parent / "programs"
-for ignored in (
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-):  # as by `make test &` and nohup: the command would take it over
+# `make test &` and nohup have signals ignored, and the command would take that over
+for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 

@@ -27,10 +27,8 @@ _NAMES = [
     (r"\bOMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N"),
     (r"(__init__|bootstrap)\.py:\d+", r"\1.py:LINE"),  # Python's, and one of ours that the reader does not edit
     (r"\bafter step \d+", "after step N"),
-    (
-        r"\(killed by SIGABRT, after",
-        "(exit status 1, after",
-    ),  # torch 2.13 sometimes aborts as it ends after an exception
+    # torch 2.13 sometimes aborts as it ends after an exception
+    (r"\(killed by SIGABRT, after", "(exit status 1, after"),
     (r"\bexec (\S+ -m |\S*/)?ddplaunch ", "exec ddplaunch "),
 ]
 # what became of the others depends on who was quicker, what a worker prints before the end on when that comes, and which

@@ -118,8 +118,10 @@ def held(pid: int) -> Iterator[None]:
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     assert ptrace(attach, pid, None, None) == 0, os.strerror(ctypes.get_errno())
     os.waitpid(pid, 0)
-    yield
-    assert ptrace(detach, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        ptrace(detach, pid, None, None)
 
 
 def stat(pid: int) -> list[str]:
