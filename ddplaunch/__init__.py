@@ -20,19 +20,19 @@ __all__ = [
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.functions import launch
-    from ddplaunch.functions.failures import JobError, JobTimeout, WorkerFailed
-    from ddplaunch.worker.agree import should_stop
-    from ddplaunch.worker.device import device
-    from ddplaunch.worker.group import init_process_group
+    from ddplaunch.functions.exceptions import JobError, JobTimeout, WorkerFailed
+    from ddplaunch.worker.api.device import device
+    from ddplaunch.worker.api.group import init_process_group
+    from ddplaunch.worker.api.stop import should_stop
 else:  # which they must not see: to them it would say that every name is there
     _HOMES = {
-        "JobError": "functions.failures",
-        "JobTimeout": "functions.failures",
-        "WorkerFailed": "functions.failures",
-        "device": "worker.device",
-        "init_process_group": "worker.group",
+        "JobError": "functions.exceptions",
+        "JobTimeout": "functions.exceptions",
+        "WorkerFailed": "functions.exceptions",
+        "device": "worker.api.device",
+        "init_process_group": "worker.api.group",
         "launch": "functions",
-        "should_stop": "worker.agree",
+        "should_stop": "worker.api.stop",
     }
 
     def __getattr__(name: str) -> object:

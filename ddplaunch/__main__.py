@@ -15,7 +15,7 @@ import os  # noqa: E402 - the handler comes first
 import sys  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from ddplaunch import cli  # noqa: E402
+from ddplaunch.cli import main as cli  # noqa: E402
 
 
 def main() -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ddplaunch.exitcodes import USAGE
 
 
@@ -22,3 +24,12 @@ class LaunchError(Exception):
         """The text as it stands on stderr."""
         text = f"error: {self.message}\n"
         return f"{text}\nhint: {self.hint}\n" if self.hint else text
+
+
+def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Give the word that was probably meant, None if none is like it; `cutoff` is difflib's, 1 means equal."""
+    from difflib import get_close_matches  # only mistakes need it
+
+    known = list(words)
+    longer = [candidate for candidate in known if len(word) > 3 and candidate.startswith(word)]
+    return next(iter(longer or get_close_matches(word, known, n=1, cutoff=cutoff)), None)

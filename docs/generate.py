@@ -11,19 +11,20 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ddplaunch.cli.commands import SUBMIT_DEFAULTS, SUBMIT_OPTIONS, USAGE
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
-from ddplaunch.command import SUBMIT_DEFAULTS, SUBMIT_OPTIONS, USAGE
 from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.node import Node
 from ddplaunch.exitcodes import HANG, MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import GROUPS, OPTIONS
+from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.plan import Plan
-from ddplaunch.plan.make import Node, make_plan
+from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import of_generation
 from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.events import SCHEMA, VERSION
-from ddplaunch.secret import VARIABLE as TOKEN
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
 # when each event is told: a new one fails here until it is explained

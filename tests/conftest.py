@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hearing import ECHO
+from ddplaunch.agent.signals import ECHO
 
 PROGRAMS = Path(__file__).parent / "programs"
 # `make test &` and nohup have signals ignored, and the command would take that over

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.record import record
 
 if TYPE_CHECKING:  # one node needs no list of hosts
-    from ddplaunch.hostlist import Host
+    from ddplaunch.cluster.hostlist import Host
 
 
 @record(kw_only=True)

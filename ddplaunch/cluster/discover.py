@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddplaunch.cluster import Allocation, agree, local
-from ddplaunch.cluster.scene import Scene
+from ddplaunch.cluster import Allocation, checks, local
+from ddplaunch.cluster.facts import Scene
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
@@ -65,7 +65,7 @@ def _find(scene: Scene) -> Allocation:
 def _order(scene: Scene) -> list[str]:
     """The clusters that are worth asking, in their order."""
     names = ["ssh"] if scene.spec.hosts or scene.spec.hostfile else []
-    if agree.several(scene.spec):
+    if checks.several(scene.spec):
         names.append("static")
     if scene.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
         return names
@@ -125,7 +125,7 @@ def _recogniser(name: str) -> tuple[Recogniser, str]:
 
 def _unused_index(scene: Scene) -> list[str]:
     index = scene.value("JOB_COMPLETION_INDEX")
-    if index is None or agree.nnodes_asked(scene.spec) or scene.value("TORCHELASTIC_RUN_ID"):
+    if index is None or checks.nnodes_asked(scene.spec) or scene.value("TORCHELASTIC_RUN_ID"):
         return []
     return [
         f"JOB_COMPLETION_INDEX={index} makes no node of this pod, since --nnodes is not given: it is a job of its own"

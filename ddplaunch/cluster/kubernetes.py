@@ -12,9 +12,9 @@ What the controllers and the usual manifests set:
 
 from __future__ import annotations
 
-from ddplaunch.cluster import Allocation, agree, meet
-from ddplaunch.cluster.meeting import met
-from ddplaunch.cluster.scene import NOT_HERE, Scene
+from ddplaunch.cluster import Allocation, checks, endpoints
+from ddplaunch.cluster.allocate import met
+from ddplaunch.cluster.facts import NOT_HERE, Scene
 from ddplaunch.errors import LaunchError
 
 NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
@@ -31,26 +31,26 @@ def discover(scene: Scene) -> Allocation | None:
     index = scene.number("JOB_COMPLETION_INDEX")
     if rank is None and index is None:
         return None
-    nodes = spec.nnodes[1] if agree.nnodes_asked(spec) else size
+    nodes = spec.nnodes[1] if checks.nnodes_asked(spec) else size
     if nodes is None or nodes == 1:
         return None
     node_rank = _node_rank(scene, rank, index, nodes)
     _check_size(scene, size, nodes)
-    agree.nothing_to_choose(spec, "the pods run already")
+    checks.nothing_to_choose(spec, "the pods run already")
     address, reason = _address(scene, node_rank)
     port = _port(scene)
     return met(
         spec,
         cluster="kubernetes",
-        nnodes=spec.nnodes if agree.nnodes_asked(spec) else (nodes, nodes),
+        nnodes=spec.nnodes if checks.nnodes_asked(spec) else (nodes, nodes),
         node_rank=node_rank,
         addresses=(address,),
         reason=reason,
         port=(port, "MASTER_PORT") if port else None,
-        ports=meet.ports_beside(spec.master_port or port or meet.STATIC_PORT),
+        ports=endpoints.ports_beside(spec.master_port or port or endpoints.STATIC_PORT),
         coordinator=node_rank == 0,
         nproc_per_node=_workers(scene),
-        notes=() if agree.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken for the number of pods",),
+        notes=() if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken for the number of pods",),
     )
 
 
@@ -62,13 +62,13 @@ def _node_rank(scene: Scene, rank: int | None, index: int | None, nodes: int) ->
     """
     spec = scene.spec
     if rank is not None:
-        found, source = agree.node_rank(spec, rank, "RANK"), "RANK"
+        found, source = checks.node_rank(spec, rank, "RANK"), "RANK"
     elif spec.node_rank is not None:
         found, source = spec.node_rank, spec.origin("node_rank")  # a JobSet of several Jobs counts in each anew
     else:
         found, source = index or 0, "JOB_COMPLETION_INDEX"
     if found >= nodes:
-        said = agree.asked_nnodes(spec) if agree.nnodes_asked(spec) else f"WORLD_SIZE={nodes}"
+        said = checks.asked_nnodes(spec) if checks.nnodes_asked(spec) else f"WORLD_SIZE={nodes}"
         raise LaunchError(f"{said}, but {source} says that this is node {found}", hint=NOT_HERE)
     return found
 
@@ -108,7 +108,7 @@ def _check_size(scene: Scene, size: int | None, nodes: int) -> None:
     if size == nodes * workers if isinstance(workers, int) else size % nodes == 0:
         return
     raise LaunchError(
-        f"{agree.asked_nnodes(spec)}, but WORLD_SIZE={size} counts other pods",
+        f"{checks.asked_nnodes(spec)}, but WORLD_SIZE={size} counts other pods",
         hint="leave --nnodes out, or unset WORLD_SIZE",
     )
 
@@ -119,7 +119,7 @@ def _address(scene: Scene, node_rank: int) -> tuple[str, str]:
     Raises:
         LaunchError: nothing does.
     """
-    if asked := meet.first(scene.spec, (scene.spec.master_addr, "master_addr")):
+    if asked := endpoints.first(scene.spec, (scene.spec.master_addr, "master_addr")):
         return asked
     if address := scene.value("MASTER_ADDR"):
         return address, "MASTER_ADDR"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.cluster import Allocation, agree
-from ddplaunch.cluster.meet import LOOPBACK, RESERVED, first, split_endpoint
+from ddplaunch.cluster import Allocation, checks
+from ddplaunch.cluster.endpoints import LOOPBACK, RESERVED, first, split_endpoint
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
@@ -18,8 +18,8 @@ def discover(spec: JobSpec, hostname: str) -> Allocation:
     Raises:
         LaunchError: it has several nodes, and nothing says where they are.
     """
-    agree.nothing_to_choose(spec, "the job runs on this machine")
-    if agree.several(spec):
+    checks.nothing_to_choose(spec, "the job runs on this machine")
+    if checks.several(spec):
         from ddplaunch.cluster import static  # one node needs none of it
 
         return static.incomplete(spec, hostname)
@@ -50,7 +50,7 @@ def alone(
     endpoint_host, endpoint_port = split_endpoint(spec.rdzv_endpoint or "") if static_one else ("", None)
     address = first(spec, (endpoint_host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
     port = first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
-    unused = [] if static_one else agree.endpoint_unused(spec, "it is where several nodes would meet")
+    unused = [] if static_one else checks.endpoint_unused(spec, "it is where several nodes would meet")
     return Allocation(
         cluster=cluster,
         hosts=(host,),

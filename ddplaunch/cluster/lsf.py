@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ddplaunch import hostlist
-from ddplaunch.cluster import Allocation, agree, starting
-from ddplaunch.cluster.scene import Scene, printable
+from ddplaunch.cluster import Allocation, allocate, checks, hostlist
+from ddplaunch.cluster.facts import Scene, printable
+from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
-from ddplaunch.hostlist import Host
 
 NEEDS = "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE"
 
@@ -21,13 +20,13 @@ def discover(scene: Scene) -> Allocation | None:
     found = hosts(scene) if job else ()
     if job is None or not found:
         return None
-    return starting.allocate(
+    return allocate.allocate(
         scene,
         "lsf",
-        starting.without_slots(found),
+        allocate.without_slots(found),
         starter="blaunch",
         source=f"LSF job {printable(job)}",
-        notes=agree.slots_unused(scene.spec, found),
+        notes=checks.slots_unused(scene.spec, found),
     )
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-from ddplaunch.cluster import Allocation, Task, agree, lsf, meet, pbs, slurm, world
-from ddplaunch.cluster.meeting import met
-from ddplaunch.cluster.scene import Scene
-from ddplaunch.cluster.world import World
+from ddplaunch.cluster import Allocation, Task, checks, endpoints, lsf, mpi_world, pbs, slurm
+from ddplaunch.cluster.allocate import met
+from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.mpi_world import World
 from ddplaunch.errors import LaunchError
 
 NEEDS = "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like, of several processes"
@@ -24,18 +24,18 @@ def discover(scene: Scene) -> Allocation | None:
     Raises:
         LaunchError: the variables are incomplete or contradict the flags, or nothing says where node 0 is.
     """
-    found = world.find(scene)
+    found = mpi_world.find(scene)
     if found is None:
         return None
     task = _task(scene, found)
     once_per_node = task.local_world_size == 1
     if not once_per_node:
         hint = "start it once per node (mpirun -N 1), or leave --nproc-per-node out"
-        agree.one_worker(scene.spec, str(found), hint=hint)
+        checks.one_worker(scene.spec, str(found), hint=hint)
     hint = f"leave --nnodes out, or start it on as many nodes: mpirun -np {scene.spec.nnodes[1]} -N 1 ddplaunch ..."
-    nnodes = agree.nnodes(scene.spec, task.nnodes, str(found), hint=hint)
-    node_rank = agree.node_rank(scene.spec, task.node_rank, found.launcher.rank)
-    agree.nothing_to_choose(scene.spec, f"{found.launcher.name} has started the processes")
+    nnodes = checks.nnodes(scene.spec, task.nnodes, str(found), hint=hint)
+    node_rank = checks.node_rank(scene.spec, task.node_rank, found.launcher.rank)
+    checks.nothing_to_choose(scene.spec, f"{found.launcher.name} has started the processes")
     addresses, reason = _addresses(scene, task)
     return met(
         scene.spec,
@@ -44,7 +44,7 @@ def discover(scene: Scene) -> Allocation | None:
         node_rank=node_rank,
         addresses=addresses,
         reason=reason,
-        ports=meet.ports_of_name(found.job) if found.job else meet.ports_beside(meet.STATIC_PORT),
+        ports=endpoints.ports_of_name(found.job) if found.job else endpoints.ports_beside(endpoints.STATIC_PORT),
         coordinator=found.rank == 0,
         task=None if once_per_node else task,
         identity=f"mpi {found.job}" if found.job else "",
@@ -53,7 +53,7 @@ def discover(scene: Scene) -> Allocation | None:
 
 
 def _task(scene: Scene, found: World) -> Task:
-    local_rank, local_size = world.on_this_node(scene, found)
+    local_rank, local_size = mpi_world.on_this_node(scene, found)
     nodes = found.size // local_size
     # ranks fill one node after the other, though not always in the order of local ranks (Open MPI 5), or go around the nodes
     around = found.rank // nodes == local_rank and found.rank % local_size != local_rank
@@ -69,7 +69,7 @@ def _task(scene: Scene, found: World) -> Task:
 
 def is_nearer_than_slurm(scene: Scene) -> bool:
     """Say whether a launcher of MPI stands between Slurm and us, as with mpirun in a batch script."""
-    found = world.find(scene)
+    found = mpi_world.find(scene)
     if found is None:
         return False
     # srun sets PMI_* as well: then they say what its own variables say
@@ -83,10 +83,10 @@ def _addresses(scene: Scene, task: Task) -> tuple[tuple[str, ...], str]:
     Raises:
         LaunchError: nothing does.
     """
-    if asked := meet.first(scene.spec, (scene.spec.master_addr, "master_addr")):
+    if asked := endpoints.first(scene.spec, (scene.spec.master_addr, "master_addr")):
         return asked[:1], asked[1]
     if task.nnodes == 1:
-        return (meet.LOOPBACK,), "one node needs no other"
+        return (endpoints.LOOPBACK,), "one node needs no other"
     if address := scene.value("MASTER_ADDR"):
         return (address,), "MASTER_ADDR"
     found = _manager_host(scene) or _scheduler_host(scene)
@@ -112,7 +112,7 @@ def _manager_host(scene: Scene) -> tuple[tuple[str, ...], str, bool] | None:
         return tuple(found[1].split(",")), "the host of mpirun", scene.env.get("OMPI_MCA_orte_local_daemon_uri") == uri
     # Open MPI 5: the job is called "prterun-HOST-PID@1"
     if found := re.fullmatch(r"prterun-(.+)-\d+@\d+", scene.env.get("PMIX_NAMESPACE", "")):
-        return (found[1],), "the host of mpirun", meet.is_same_host(found[1], scene.hostname)
+        return (found[1],), "the host of mpirun", endpoints.is_same_host(found[1], scene.hostname)
     return None
 
 
@@ -129,4 +129,4 @@ def _scheduler_host(scene: Scene) -> tuple[tuple[str, ...], str, bool] | None:
         host, source = listed[0].address, "the first host of the LSF job"
     else:
         return None
-    return (host,), source, meet.is_same_host(host, scene.hostname)
+    return (host,), source, endpoints.is_same_host(host, scene.hostname)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ddplaunch import hostlist
-from ddplaunch.cluster import Allocation, agree, starting
-from ddplaunch.cluster.scene import Scene, printable
+from ddplaunch.cluster import Allocation, allocate, checks, hostlist
+from ddplaunch.cluster.facts import Scene, printable
+from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
-from ddplaunch.hostlist import Host
 
 NEEDS = "PBS_NODEFILE"
 
@@ -28,13 +27,13 @@ def discover(scene: Scene) -> Allocation | None:
             hint="call ddplaunch once, in the job script; or, once on each node: "
             f"--nnodes {len(found)} --node-rank {node} --master-addr {found[0].address}",
         )
-    return starting.allocate(
+    return allocate.allocate(
         scene,
         "pbs",
-        starting.without_slots(found),
+        allocate.without_slots(found),
         starter="ssh",
         source=job,
-        notes=agree.slots_unused(scene.spec, found),
+        notes=checks.slots_unused(scene.spec, found),
     )
 
 

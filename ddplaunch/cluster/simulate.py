@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ddplaunch.cluster import Allocation, agree, meet
-from ddplaunch.hostlist import Host
+from ddplaunch.cluster import Allocation, checks, endpoints
+from ddplaunch.cluster.hostlist import Host
 from ddplaunch.spec import JobSpec
 
 
 def allocate(spec: JobSpec) -> Allocation:
     """Give a job as many nodes as it asks for."""
-    agree.nothing_to_choose(spec, "simulated nodes are on this machine")
+    checks.nothing_to_choose(spec, "simulated nodes are on this machine")
     most = spec.nnodes[1]
     nodes = tuple(Host(name=f"node-{index}") for index in range(most))
-    own = (meet.LOOPBACK, "all nodes are on this machine")
-    address, address_reason = meet.first(spec, (spec.master_addr, "master_addr")) or own
-    port, port_reason = meet.port(spec)
+    own = (endpoints.LOOPBACK, "all nodes are on this machine")
+    address, address_reason = endpoints.first(spec, (spec.master_addr, "master_addr")) or own
+    port, port_reason = endpoints.port(spec)
     return Allocation(
         cluster="local",
         nnodes=spec.nnodes,
@@ -25,5 +25,5 @@ def allocate(spec: JobSpec) -> Allocation:
         port_reason=port_reason,
         start=nodes,
         starter="simulate",
-        notes=tuple(agree.endpoint_unused(spec, "simulated nodes are told where to meet")),
+        notes=tuple(checks.endpoint_unused(spec, "simulated nodes are told where to meet")),
     )

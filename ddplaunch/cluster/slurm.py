@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from signal import SIGTERM
 
-from ddplaunch import hostlist
-from ddplaunch.cluster import Allocation, Task, agree, local, meet, starting
-from ddplaunch.cluster.meeting import met
-from ddplaunch.cluster.scene import NOT_HERE, Scene, printable
+from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hostlist, local
+from ddplaunch.cluster.allocate import met
+from ddplaunch.cluster.facts import NOT_HERE, Scene, printable
+from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
-from ddplaunch.hostlist import Host
+from ddplaunch.options.token import MEETING_PORT, TASKS_PER_NODE
 from ddplaunch.record import record, replace
-from ddplaunch.secret import MEETING_PORT, TASKS_PER_NODE
 
 NEEDS = "SLURM_JOB_ID"
 
@@ -95,7 +94,7 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
 
 def _outside(scene: Scene, job: int) -> Allocation:
     """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
-    return starting.allocate(
+    return allocate.allocate(
         scene,
         "slurm",
         [Host(name=name) for name in job_hosts(scene)],
@@ -108,18 +107,18 @@ def _outside(scene: Scene, job: int) -> Allocation:
 def _inside(scene: Scene, job: int, number: int) -> Allocation:
     step = _step(scene, job, number)
     count = len(step.hosts)
-    agree.nothing_to_choose(scene.spec, f"{step.name} runs already")
+    checks.nothing_to_choose(scene.spec, f"{step.name} runs already")
     hint = (
         f"leave --nnodes out, or start as many: srun --nodes {scene.spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
     )
-    nnodes = agree.nnodes(scene.spec, count, step.name, hint=hint)
-    node_rank = agree.node_rank(scene.spec, step.node, "SLURM_NODEID")
+    nnodes = checks.nnodes(scene.spec, count, step.name, hint=hint)
+    node_rank = checks.node_rank(scene.spec, step.node, "SLURM_NODEID")
     if step.tasks == 1:
         return local.alone(scene.spec, step.hosts[0], cluster="slurm")
     once_per_node = set(step.per_node) == {1}
     if not once_per_node:
-        agree.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    own = (step.hosts[0] if count > 1 else meet.LOOPBACK,)
+        checks.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
+    own = (step.hosts[0] if count > 1 else endpoints.LOOPBACK,)
     # tasks were put on nodes as somebody listed them: only the coordinator itself knows that rank 0 is on its node
     anywhere = not once_per_node and scene.value("SLURM_DISTRIBUTION") == "arbitrary"
     told = scene.number(MEETING_PORT)
@@ -131,7 +130,7 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
         hosts=step.hosts,
         addresses=step.hosts if anywhere and count > 1 else own,
         reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
-        ports=meet.ports_of(job, number) if told is None else meet.ports_from(told),
+        ports=endpoints.ports_of(job, number) if told is None else endpoints.ports_from(told),
         coordinator=(step.node if once_per_node else step.rank) == 0,
         task=None if once_per_node else _task(scene, step),
         identity=f"slurm {job}.{number}" if told is None else "",
@@ -172,7 +171,7 @@ def _step(scene: Scene, job: int, number: int) -> _Step:
     )
     if len(step.per_node) != len(hosts) or sum(step.per_node) != tasks or step.node >= len(hosts) or step.rank >= tasks:
         raise LaunchError(
-            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {agree.nodes(len(hosts))}, "
+            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {checks.nodes(len(hosts))}, "
             f"and this is task {step.rank} on node {step.node}",
             hint=NOT_HERE,
         )

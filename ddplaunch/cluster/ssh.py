@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch import hostlist
-from ddplaunch.cluster import Allocation, starting
-from ddplaunch.cluster.scene import Scene
+from ddplaunch.cluster import Allocation, allocate, hostlist
+from ddplaunch.cluster.facts import Scene
 
 NEEDS = "--hosts or --hostfile"
 
@@ -26,4 +25,4 @@ def discover(scene: Scene) -> Allocation | None:
     else:
         return None
     # what ssh knows by a name of ~/.ssh/config, workers may not
-    return starting.allocate(scene, "ssh", found, starter="ssh", source=source, resolvable=False)
+    return allocate.allocate(scene, "ssh", found, starter="ssh", source=source, resolvable=False)

@@ -6,8 +6,8 @@ at an endpoint and get ranks in the order of arrival. etcd is refused: there is 
 
 from __future__ import annotations
 
-from ddplaunch.cluster import Allocation, Meeting, agree, meet
-from ddplaunch.cluster.scene import Scene
+from ddplaunch.cluster import Allocation, Meeting, checks, endpoints
+from ddplaunch.cluster.facts import Scene
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
@@ -21,7 +21,7 @@ def discover(scene: Scene) -> Allocation | None:
         LaunchError: the rendezvous is of a kind that does not exist here.
     """
     spec = scene.spec
-    if not agree.several(spec):
+    if not checks.several(spec):
         return None
     _check_rank(spec)
     if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
@@ -32,7 +32,7 @@ def discover(scene: Scene) -> Allocation | None:
     if spec.rdzv_endpoint and spec.rdzv_backend != "static" and (spec.node_rank is None or spec.rdzv_backend == "c10d"):
         return _at_endpoint(spec)
     if spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
-        agree.nothing_to_choose(spec, "each node is started by hand")
+        checks.nothing_to_choose(spec, "each node is started by hand")
         return _told(spec, scene.hostname, spec.node_rank)
     return None
 
@@ -41,7 +41,7 @@ def _check_rank(spec: JobSpec) -> None:
     most = spec.nnodes[1]
     if spec.node_rank is not None and spec.node_rank >= most:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {most - 1}, since {agree.asked_nnodes(spec)}",
+            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {most - 1}, since {checks.asked_nnodes(spec)}",
             hint="give each node a rank of its own, from 0 on",
         )
 
@@ -54,7 +54,7 @@ def incomplete(spec: JobSpec, hostname: str) -> Allocation:
     """
     if spec.node_rank == 0:
         return _told(spec, hostname, 0)
-    nodes = agree.asked_nnodes(spec)
+    nodes = checks.asked_nnodes(spec)
     if spec.node_rank is not None:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}: nothing says where node 0 is",
@@ -86,8 +86,8 @@ def _example(nodes: int) -> str:
 
 def _at_endpoint(spec: JobSpec) -> Allocation:
     """torchrun's c10d: the agents meet at the endpoint, and node 0 says there where the workers do."""
-    host, port = meet.split_endpoint(spec.rdzv_endpoint or "")
-    agree.nothing_to_choose(spec, "each node is started by hand")
+    host, port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
+    checks.nothing_to_choose(spec, "each node is started by hand")
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,
@@ -95,12 +95,12 @@ def _at_endpoint(spec: JobSpec) -> Allocation:
         address=None,
         address_reason="node 0 says how the others reach it",
         port=None,
-        port_reason=meet.RESERVED,
+        port_reason=endpoints.RESERVED,
         meeting=Meeting(
             addresses=(host,),
-            ports=meet.ports_from(port or meet.C10D_PORT),
+            ports=endpoints.ports_from(port or endpoints.C10D_PORT),
             coordinator=_is_coordinator(spec),
-            listen=meet.listen_on(host),
+            listen=endpoints.listen_on(host),
         ),
         notes=tuple(_ignored(spec)),
     )
@@ -137,9 +137,9 @@ def _ignored(spec: JobSpec) -> list[str]:
 def _told(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
     """torchrun's static rendezvous: each node is told its rank, and the address of node 0."""
     # an endpoint wins over address and port there
-    host, endpoint_port = meet.split_endpoint(spec.rdzv_endpoint or "")
-    address = meet.first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
-    port = meet.first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
+    host, endpoint_port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
+    address = endpoints.first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
+    port = endpoints.first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
     meeting_address = address[0] if address else hostname
     return Allocation(
         cluster="static",
@@ -148,11 +148,11 @@ def _told(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
         address=address[0] if address else None,
         address_reason=address[1] if address else "this is node 0",
         port=port[0] if port else None,
-        port_reason=port[1] if port else meet.RESERVED,
+        port_reason=port[1] if port else endpoints.RESERVED,
         meeting=Meeting(
             addresses=(meeting_address,),
-            ports=meet.ports_beside(port[0] if port else meet.STATIC_PORT),
+            ports=endpoints.ports_beside(port[0] if port else endpoints.STATIC_PORT),
             coordinator=node_rank == 0,
-            listen=meet.listen_on(meeting_address),
+            listen=endpoints.listen_on(meeting_address),
         ),
     )

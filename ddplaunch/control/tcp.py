@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch import tcpbind
 from ddplaunch.errors import LaunchError
+from ddplaunch.net.port import bind, for_all_addresses
 
 CLOSED = "connection closed"
 RESET = "connection reset"
@@ -62,7 +62,7 @@ def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.so
     for port in ports:
         sock, at = _socket(address)
         try:
-            tcpbind.bind(sock, at, port)
+            bind(sock, at, port)
             sock.listen(backlog)
         except OSError as error:
             sock.close()
@@ -86,7 +86,7 @@ def _socket(address: str | None) -> tuple[socket.socket, str]:
     """A socket of the right family, and the address in its terms."""
     if address is not None:
         return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    return tcpbind.for_all_addresses(), ""
+    return for_all_addresses(), ""
 
 
 def error_of(sock: socket.socket) -> OSError | None:

@@ -49,14 +49,14 @@ def launch(
         raise TypeError(f"launch(): args={args!r}: expected a tuple or a list, not {type(args).__name__}")
     if not isinstance(max_result_bytes, int) or max_result_bytes < 1:
         raise ValueError(f"max_result_bytes={max_result_bytes!r}: expected a number from 1")
-    from ddplaunch.functions import asked
+    from ddplaunch.functions import request
     from ddplaunch.functions.caller import Caller
-    from ddplaunch.functions.failures import JobError
-    from ddplaunch.functions.sending import CannotSend, Function
+    from ddplaunch.functions.exceptions import JobError
+    from ddplaunch.functions.pickling import CannotSend, Function
 
     try:
-        given = asked.given({"nproc_per_node": nproc_per_node, **options}, os.environ, _folder())
-        spec = asked.spec_of(given)
+        given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, _folder())
+        spec = request.spec_of(given)
     except LaunchError as error:
         raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
     try:

@@ -17,15 +17,15 @@ import sys
 import time
 from typing import IO, Any
 
-from ddplaunch.functions import asked, failures
-from ddplaunch.functions.command import stop_signal
-from ddplaunch.functions.ending import Ending
-from ddplaunch.functions.sending import CannotSend, Function, Sent
-from ddplaunch.functions.wire import ERROR, RESULT, Hello, Line, Listener
+from ddplaunch.functions import exceptions, request
+from ddplaunch.functions.connection import ERROR, RESULT, Hello, Line, Listener
+from ddplaunch.functions.outcome import Ending
+from ddplaunch.functions.pickling import CannotSend, Function, Sent
+from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
 from ddplaunch.spec import JobSpec
 
-_START = "import sys; sys.path.append({folder!r}); from ddplaunch.functions.command import main; main()"
+_START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BEFORE_TIMEOUT = 0.5  # seconds: stacks are written so long before the job is stopped, or a tenth of the time
 _FAREWELL = 10.0  # seconds, besides the grace period, until what a killed command left counts as lost
@@ -80,7 +80,7 @@ class Caller:
 
     def _start(self, collected: list[Given]) -> None:
         if not sys.executable:
-            raise failures.JobError(
+            raise exceptions.JobError(
                 "this program has no Python interpreter to start workers with (sys.executable is empty)"
             )
         ours, its = socket.socketpair()
@@ -95,7 +95,7 @@ class Caller:
                 env={**os.environ, "DDPLAUNCH_CALL": self._listener.address},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
-        order = {"words": asked.words(collected), "caller": os.getpid()}
+        order = {"words": request.words(collected), "caller": os.getpid()}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
         self._open = 1
@@ -234,7 +234,7 @@ class Caller:
                 raise ending.unreadable(rank, error) from error
         return results
 
-    def _raised(self, rank: int) -> failures.Raised | None:
+    def _raised(self, rank: int) -> exceptions.Raised | None:
         """What this rank has raised, as far as it has told."""
         line = self._lines.get(rank)
         if line is None or line.answer is None or line.answer[0] != ERROR:
@@ -246,7 +246,7 @@ class Caller:
                 parts = pickle.loads(told["parts"])
             except Exception:  # noqa: BLE001, S110 - its text is known
                 pass
-        return failures.Raised(
+        return exceptions.Raised(
             rank=rank,
             parts=parts,
             type=told["type"],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from ddplaunch.options.option import Given, Option, Source, near
+from ddplaunch.errors import did_you_mean
+from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import BY_NAME
 
 
@@ -18,7 +19,7 @@ def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Give
     for name, value in keywords.items():
         option = BY_NAME.get(name)
         if option is None:
-            meant = near(name, BY_NAME)
+            meant = did_you_mean(name, BY_NAME)
             raise TypeError(
                 f"{call} got an unexpected keyword argument {name!r}" + (f"; did you mean {meant!r}?" if meant else "")
             )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.options.parsers import BadValue
 from ddplaunch.record import record
-from ddplaunch.values import BadValue
 
 # set for workers, and so never read as a default: a job started inside a worker is another job
 WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))
@@ -114,15 +114,6 @@ class Given:
             raise LaunchError(f"{self}: {error}", hint=error.hint or self._hint()) from None
 
     def _hint(self) -> str | None:
-        if meant := near(self.text, self.option.choices):
+        if meant := did_you_mean(self.text, self.option.choices):
             return f"did you mean `{self.spelled(meant)}`?"
         return f"type for example `{self.spelled(self.option.example)}`" if self.option.example else None
-
-
-def near(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Give the word that was probably meant, None if none is like it; `cutoff` is difflib's, 1 means equal."""
-    from difflib import get_close_matches  # only mistakes need it
-
-    known = list(words)
-    longer = [candidate for candidate in known if len(word) > 3 and candidate.startswith(word)]
-    return next(iter(longer or get_close_matches(word, known, n=1, cutoff=cutoff)), None)

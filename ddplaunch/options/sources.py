@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.option import Given, Option, Source, near
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
 
 _TABLE = "[tool.ddplaunch]"
@@ -99,7 +99,7 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
     for key, value in table.items():
         option = BY_NAME.get(key.replace("-", "_"))
         if option is None:
-            meant = near(key.replace("_", "-"), (known.key for known in OPTIONS))
+            meant = did_you_mean(key.replace("_", "-"), (known.key for known in OPTIONS))
             raise LaunchError(
                 f"{key} in {shown} is not an option", hint=f"did you mean `{meant}`?" if meant else "ddplaunch --help"
             )

@@ -60,3 +60,13 @@ class Plan:
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
         return sum(seat.workers for seat in self.seats)
+
+
+@record(kw_only=True)
+class Agreed:
+    """What the agents of several nodes have agreed on before a generation."""
+
+    seats: tuple[Seat, ...]
+    backend: str
+    backend_reason: str
+    variables: Mapping[str, str] = NOTHING  # for the workers of this node

@@ -7,38 +7,10 @@ from collections.abc import Sequence
 from ddplaunch.cluster import Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.errors import LaunchError
+from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 Owned = tuple[tuple[Device, ...], ...]
-
-
-def count(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple[int, str]:
-    """Give the number of workers of this node and where it came from.
-
-    Raises:
-        LaunchError: "gpu" on a node without any, or fewer devices than one worker needs.
-    """
-    asked = spec.nproc_per_node
-    if isinstance(asked, int):
-        return asked, spec.origin("nproc_per_node")
-    origin = f"{spec.asked('nproc_per_node', asked)}: " if asked else ""
-    if asked == "gpu" and not devices:
-        raise LaunchError(
-            f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
-        )
-    if asked == "cpu" or (asked == "auto" and not devices):
-        return hardware.usable_cpus, f"{origin}{_many(hardware.usable_cpus, 'usable CPU')}"
-    if not devices:
-        return 1, "no accelerator, so one worker"
-    workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
-    if workers == 0:
-        raise _too_few(spec, 1, devices)
-    reason = f"{origin}{_many(len(devices), 'accelerator')}"
-    if spec.gpus_per_worker:
-        reason += f", {spec.gpus_per_worker} for each worker"
-    if spec.workers_per_gpu:
-        reason += f", {_many(spec.workers_per_gpu, 'worker')} on each"
-    return workers, reason
 
 
 def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
@@ -49,11 +21,11 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
     """
     if each := spec.gpus_per_worker:
         if workers * each > len(devices):
-            raise _too_few(spec, workers, devices)
+            raise too_few(spec, workers, devices)
         return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(workers))
     if sharing := spec.workers_per_gpu:
         if workers > sharing * len(devices):
-            raise _too_many(spec, workers, devices)
+            raise _toomany(spec, workers, devices)
         return tuple((devices[i // sharing],) for i in range(workers))
     # a job for the CPUs touches no accelerator
     if not devices or spec.nproc_per_node == "cpu":
@@ -71,7 +43,8 @@ def of_task(task: Task, devices: Sequence[Device]) -> Owned:
     return ((devices[task.local_rank % len(devices)],),) if len(devices) > 1 else ((devices[0],),)
 
 
-def _too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+def too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+    """Say that there are not enough devices for --gpus-per-worker."""
     each = spec.gpus_per_worker or 1
     fit = len(devices) // each
     hint = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
@@ -81,7 +54,7 @@ def _too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchEr
     )
 
 
-def _too_many(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+def _toomany(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
     sharing = spec.workers_per_gpu or 1
     return LaunchError(
         f"{spec.asked('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
@@ -92,10 +65,11 @@ def _too_many(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchE
 def _need(workers: int, devices: int, there: Sequence[Device]) -> str:
     need = "needs" if workers == 1 else "need"
     have = f"only {len(there)}" if there else "none"
-    return f"{_many(workers, 'worker')} {need} {_many(devices, 'GPU')}, but the job has {have}"
+    return f"{many(workers, 'worker')} {need} {many(devices, 'GPU')}, but the job has {have}"
 
 
-def _many(number: int, noun: str) -> str:
+def many(number: int, noun: str) -> str:
+    """Write a number with its noun."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -105,3 +79,17 @@ def simulated(devices: Sequence[Device], place: int, nodes: int, how: str | None
     if how != "divide" or size == 0:
         return tuple(devices)
     return tuple(devices[place * size : (place + 1) * size])
+
+
+def around(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:
+    """Give the devices of all commands that share the CPUs of this one, by local rank; None: they are its own.
+
+    A cluster that binds each to CPUs of its own leaves it fewer than all of them have together. A command that is not shown
+    the devices of the others gives none to anybody.
+    """
+    together = min((number for number in (task.node_cpus, hardware.machine_cpus) if number), default=0)
+    if len(hardware.cpus) < together:
+        return None
+    if len(devices) < 2:
+        return ((),) * task.local_world_size
+    return tuple(of_task(replace(task, local_rank=rank), devices)[0] for rank in range(task.local_world_size))

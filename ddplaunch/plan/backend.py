@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.devices import Device
-from ddplaunch.torchbuild import TorchBuild
+from ddplaunch.devices.torch_build import TorchBuild
 
 
 def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple[str, str]:

@@ -6,39 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.cluster import Allocation, Task
-from ddplaunch.devices import Core, Device, Hardware
+from ddplaunch.devices import Hardware
+from ddplaunch.devices.node import Node
+from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Plan, Seat, WorkerPlan, assign, backend, pin, variables
-from ddplaunch.plan.threads import threads
-from ddplaunch.record import NOTHING, record
+from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
+from ddplaunch.plan.ranks import count_workers, place_of, seats_like
+from ddplaunch.plan.variables import threads
+from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
-from ddplaunch.torchbuild import TorchBuild
-
-
-@record(kw_only=True)
-class Node:
-    """What this node is and has, as far as the job needs to know."""
-
-    host: str
-    hardware: Hardware
-    devices: tuple[Device, ...]  # of `hardware`, those that the job may use, in order
-    shared: bool = False  # by other, simulated nodes
-    cores: tuple[Core, ...] = ()  # read only if workers are to be bound
-    build: TorchBuild | None = None  # of the workers' torch; None: not found, or not needed
-    python: str  # the interpreter of this command
-    bootstrap: str  # path of worker/bootstrap.py
-    mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for
-    env: Mapping[str, str]  # of the caller
-
-
-@record(kw_only=True)
-class Agreed:
-    """What the agents of several nodes have agreed on before a generation."""
-
-    seats: tuple[Seat, ...]
-    backend: str
-    backend_reason: str
-    variables: Mapping[str, str] = NOTHING  # for the workers of this node
 
 
 def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str, agreed: Agreed | None = None) -> Plan:
@@ -47,7 +23,7 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     Raises:
         LaunchError: what was asked for does not fit this node.
     """
-    workers, workers_reason = _count(spec, allocation, node)
+    workers, workers_reason = count_workers(spec, allocation, node)
     owned = assign.own(spec, workers, node.devices)
     if allocation.task is not None:
         owned = assign.of_task(allocation.task, node.devices)
@@ -58,8 +34,8 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
         chosen_backend, backend_reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
     if agreed is not None:
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
-    place = _place(allocation)
-    seats = agreed.seats if agreed is not None else _like_this_one(allocation, place, node, workers)
+    place = place_of(allocation)
+    seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
     first_rank = sum(seat.workers for seat in seats[:place])
     world_size = sum(seat.workers for seat in seats)
     task = allocation.task
@@ -154,32 +130,6 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     )
 
 
-def _count(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:
-    """How many workers this agent has, and why."""
-    if allocation.task is not None:
-        return 1, f"{allocation.cluster} has started a command for each rank"
-    if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
-        return allocation.nproc_per_node, allocation.cluster
-    if spec.nproc_per_node is None and allocation.tasks_per_node and not node.devices:
-        return allocation.tasks_per_node, f"no accelerator, and {allocation.cluster} was asked for as many tasks"
-    return assign.count(spec, node.devices, node.hardware)
-
-
-def _place(allocation: Allocation) -> int:
-    if allocation.task is not None:
-        return allocation.task.rank
-    return allocation.node_rank or 0  # which it may get later
-
-
-def _like_this_one(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
-    number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
-    hosts = allocation.hosts if len(allocation.hosts) == number else ()
-    return tuple(
-        Seat(hosts[index] if hosts else node.host if index == place else f"node-{index}", workers)
-        for index in range(number)
-    )
-
-
 def _shares(
     spec: JobSpec, owned: assign.Owned, allocation: Allocation, node: Node, caller: Mapping[str, str]
 ) -> Sequence[Mapping[str, str]]:
@@ -218,9 +168,8 @@ def _crowd(task: Task | None, node: Node) -> assign.Owned | None:
     """Give the devices of each command that shares its CPUs with this one, None where a cluster started no others here."""
     if task is None:
         return None
-    from ddplaunch.plan import crowd  # most jobs have an agent for each node
 
-    return crowd.around(task, node.hardware, node.devices)
+    return assign.around(task, node.hardware, node.devices)
 
 
 def _bind(spec: JobSpec, crowd: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

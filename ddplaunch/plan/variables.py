@@ -77,3 +77,37 @@ def common(
         told[name] = caller.get(name, "1")
     told["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
     return told
+
+
+def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables that bind gloo and NCCL to one interface, as far as `env` does not set them itself.
+
+    Left alone, gloo listens where the host's own name resolves to, which is 127.0.1.1 on many hosts
+    (createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), and NCCL takes every interface that is not
+    called docker, lo or virbr (ncclFindInterfaces in nccl's src/misc/socket.cc). The two are independent: who chooses a
+    network for NCCL has said nothing of gloo's. One that is set but empty counts as set, and has each choose for itself.
+
+    gloo takes names, separated by commas, letter for letter (Options::create_default in ProcessGroupGloo.cpp). NCCL
+    takes them as beginnings of names, unless `=` stands before them, and nothing after a colon (ncclOsFindInterfaces in
+    nccl's src/os/linux.cc, parseStringList in src/misc/utils.cc); so the label of a further address, eth0:1, is gloo's.
+    """
+    names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface.partition(':')[0]}"}
+    return {name: value for name, value in names.items() if name not in env}
+
+
+def threads(usable: int, workers: int, *, asked: int | None, env_value: str | None) -> tuple[int | None, str]:
+    """Give OMP_NUM_THREADS for each worker and the reason in words; None: leave the variable as it is.
+
+    `usable` is the number of CPUs that the workers of this node share, `asked` the value of --threads,
+    `env_value` what OMP_NUM_THREADS holds before ddplaunch sets anything. --threads beats the variable. An empty
+    variable counts as not set, as it does for OpenMP, which would then start a thread on every CPU in every worker.
+    """
+    if asked is not None:
+        return asked, "--threads"
+    if env_value and not env_value.isspace():
+        return None, f"OMP_NUM_THREADS={env_value} was set"
+    return max(1, usable // workers), f"{_count(usable, 'usable CPU')} / {_count(workers, 'worker')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -6,9 +6,9 @@ import selectors
 import time
 from collections.abc import Iterable
 
-from ddplaunch.link import CONTROL, FULL, HASTE, STDERR, Outbox
+from ddplaunch.agent.pipes import CONTROL, FULL, HASTE, STDERR, Outbox
 from ddplaunch.remote import messages
-from ddplaunch.remote.branch import Branch
+from ddplaunch.remote.connection import Branch
 
 _OURS = (b"ddplaunch: ", b"error: ")
 

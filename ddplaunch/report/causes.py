@@ -8,10 +8,10 @@ from __future__ import annotations
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 from typing import NamedTuple
 
-from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import record
 from ddplaunch.report.evidence import Facts, Predicate, both, died_of, fact, lost_peer, says, silent, wrote
 from ddplaunch.report.words import signal_name, size
+from ddplaunch.supervise.outcome import WorkerExit
 
 
 @record(kw_only=True)

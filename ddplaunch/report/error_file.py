@@ -9,7 +9,7 @@ import math
 import os
 import stat
 
-from ddplaunch.outcome import Frame, WorkerError
+from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 UNKNOWN = "Exception"  # the type, where the file does not tell it

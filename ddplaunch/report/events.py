@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from signal import SIGWINCH
 from typing import Any
 
-from ddplaunch import supervise
+from ddplaunch.plan.ranks import compress
 from ddplaunch.record import record
-from ddplaunch.report.ranks import compress
 from ddplaunch.report.words import signal_name
+from ddplaunch.supervise import node
 
 VERSION = 1
 
@@ -94,14 +94,14 @@ Reader = Callable[[Event], None]
 Told = tuple[str, Mapping[str, Any]]
 
 
-def heard(event: supervise.Event) -> Told | None:
+def heard(event: node.Event) -> Told | None:
     """Give the name and the fields of what happened, if that is all there is to say of it."""
     match event:
-        case supervise.WorkerRaised(rank, error, _):
+        case node.WorkerRaised(rank, error, _):
             return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
-        case supervise.StartFailed(rank, reason, status, _):
+        case node.StartFailed(rank, reason, status, _):
             return "worker_start_failed", {"rank": rank, "reason": reason, "status": status}
-        case supervise.WorkerExited(exit, _):
+        case node.WorkerExited(exit, _):
             return "worker_exited", {
                 "rank": exit.rank,
                 "pid": exit.pid,
@@ -110,26 +110,26 @@ def heard(event: supervise.Event) -> Told | None:
                 "seconds": round(exit.seconds, 3),
                 "stopped_with": exit.stopped_with,
             }
-        case supervise.SignalReceived(signum, _, _) if signum != SIGWINCH:
+        case node.SignalReceived(signum, _, _) if signum != SIGWINCH:
             return "signal_received", {"signal": signum, "name": signal_name(signum)}
-        case supervise.FrontLost():
+        case node.FrontLost():
             return "front_lost", {}
     return None
 
 
-def doing(action: supervise.Action) -> Told | None:
+def doing(action: node.Action) -> Told | None:
     """Give the name and the fields of what is being done."""
     match action:
-        case supervise.Forward(signum, ranks) if signum != SIGWINCH:
+        case node.Forward(signum, ranks) if signum != SIGWINCH:
             return "signal_forwarded", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
-        case supervise.Stop(signum, ranks):
+        case node.Stop(signum, ranks):
             return "stop_sent", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
-        case supervise.Kill(ranks):
+        case node.Kill(ranks):
             return "kill_sent", {"ranks": compress(ranks)}
-        case supervise.Suspend():
+        case node.Suspend():
             return "job_suspended", {}
-        case supervise.Resume():
+        case node.Resume():
             return "job_resumed", {}
-        case supervise.Say(text):
+        case node.Say(text):
             return "notice", {"text": text}
     return None

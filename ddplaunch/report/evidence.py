@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from ddplaunch.first_failure import follows, said
-from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import record
+from ddplaunch.supervise.first_failure import follows, said
+from ddplaunch.supervise.outcome import WorkerExit
 
 _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is told otherwise
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from signal import SIGABRT
 
-from ddplaunch.first_failure import failed_itself
-from ddplaunch.outcome import WorkerExit
 from ddplaunch.record import record
-from ddplaunch.report.aftermath import aftermath, what_failed
-from ddplaunch.report.causes import Cause
-from ddplaunch.report.frames import (
-    fault_frames,
-    frames_of,
-    place,
-    short,
-    syntax_error_lines,
-    telling,
-)
+from ddplaunch.report.causes import Cause, classify
+from ddplaunch.report.evidence import Facts
+from ddplaunch.report.other_workers import aftermath, what_failed
+from ddplaunch.report.stack import fault_frames, frames_of, place, short, syntax_error_lines, telling
 from ddplaunch.report.words import count, duration, size
+from ddplaunch.supervise.first_failure import failed_itself
+from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 
 _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _LAST_WORDS = 12  # lines of stderr
@@ -158,3 +152,43 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 def _cut(line: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+def verdict(
+    first: WorkerExit,
+    exits: Sequence[WorkerExit],
+    traces: Traces,
+    *,
+    interpreter: str | None,
+    debugging: bool,
+    cwd: str,
+    restarts: int,
+    max_restarts: int,
+    colour: bool,
+    ended_by: str = "",
+) -> str:
+    """Write the failure report of a generation.
+
+    `traces` are those of the node where the first failure was, `ended_by` is why the cluster is ending the job, if it is.
+    """
+    size, room = traces.shm or (None, None)
+    facts = Facts(
+        oom_kills=traces.oom_kills,
+        shm_size=size,
+        shm_free=room,
+        interpreter=interpreter,
+        debugging=debugging,
+        preempted=ended_by == PREEMPTED,
+        walltime_over=ended_by == OUT_OF_WALLTIME,
+    )
+    report = FailureReport(
+        first=first,
+        exits=tuple(exits),
+        cause=classify(first, facts),
+        ended_by=ended_by,
+        cwd=cwd,
+        restarts=restarts,
+        max_restarts=max_restarts,
+        log_folder=traces.log_folder,
+    )
+    return render(report, colour=colour)

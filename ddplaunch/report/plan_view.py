@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import of_generation
 from ddplaunch.report.plan_data import plan_data
-from ddplaunch.report.ranks import compress
 from ddplaunch.report.words import count, these_ranks
 from ddplaunch.spec import JobSpec
 

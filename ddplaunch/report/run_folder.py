@@ -17,9 +17,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ddplaunch.plan import Plan
 from ddplaunch.report.events import VERSION, Event
+from ddplaunch.spec import JobSpec
+
+if TYPE_CHECKING:  # one node needs none of it
+    pass
 
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
@@ -237,3 +242,30 @@ def _is_written(file: str) -> bool:
     finally:
         os.close(events)
     return False
+
+
+def run_id_of(spec: JobSpec) -> str:
+    """Give the name of this run: as was asked, or one that no other run has."""
+    return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+
+
+def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan) -> RunFolder:
+    """Make the folder of this run, or one that keeps nothing, as was asked."""
+    tmp = env.get("TMPDIR") or "/tmp"
+    if spec.log_dir == os.devnull:  # torchrun's way to say: none
+        return RunFolder.none(plan.run_id, tmp=tmp)
+    if spec.log_dir:
+        root = os.path.abspath(spec.log_dir)
+        return RunFolder.make(root, spec.rdzv_id or plan.run_id, torchrun_layout=True, tmp=tmp)
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    if not os.path.isabs(state):
+        problem = "no logs are kept: HOME is not set, and this user has no home folder"
+        return RunFolder.none(plan.run_id, tmp=tmp, problem=problem)
+    root = os.path.join(state, "ddplaunch", "runs")
+    # homes are often shared, so each node has a folder of its own in that of the run
+    node = None if len(plan.seats) == 1 else f"node-{plan.node_rank}"
+    if len(plan.seats) > plan.nnodes:
+        node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
+    return RunFolder.make(root, plan.run_id, torchrun_layout=False, tmp=tmp, below=node)

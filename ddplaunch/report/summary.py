@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.outcome import WorkerExit
 from ddplaunch.report.words import signal_name
-from ddplaunch.supervise import State, Why
+from ddplaunch.supervise.node import State, Why
+from ddplaunch.supervise.outcome import WorkerExit
 
 if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.slurmjob import Intent
+    from ddplaunch.supervise.outcome import Intent
 
 
 def summary(

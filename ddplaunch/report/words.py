@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from signal import Signals
 
-from ddplaunch.report.ranks import compress
+from ddplaunch.plan.ranks import compress
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ddplaunch.functions.failures import JobError
+    from ddplaunch.functions.exceptions import JobError
     from ddplaunch.testing.rank import Request
 
 NAME = "ddplaunch"
@@ -42,7 +42,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it is a test like any other
         return None
     from ddplaunch.functions import launch
-    from ddplaunch.functions.failures import JobError
+    from ddplaunch.functions.exceptions import JobError
     from ddplaunch.testing.rank import Outcome, run
 
     options = _options(marker)
@@ -96,7 +96,7 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
 
 def _request(item: pytest.Function) -> Request:
     """Write what a rank needs to run the same test."""
-    from ddplaunch.functions.sending import close, dumps
+    from ddplaunch.functions.pickling import close, dumps
     from ddplaunch.testing.rank import Later, Request
 
     params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.functions import sending
+from ddplaunch.functions import pickling
 from ddplaunch.record import record
 
 REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
@@ -42,11 +42,11 @@ class Later:
         """Pickle the value apart."""
         from multiprocessing import reduction
 
-        data, descriptors = sending.dumps(self._value)
+        data, descriptors = pickling.dumps(self._value)
         try:
             return Parcel, (data, [reduction.DupFd(descriptor) for descriptor in descriptors])
         finally:
-            sending.close(descriptors)
+            pickling.close(descriptors)
 
 
 class Parcel:
@@ -58,7 +58,7 @@ class Parcel:
 
     def open(self) -> Any:
         """Unpickle it."""
-        return sending.loads(self._data, self._descriptors)
+        return pickling.loads(self._data, self._descriptors)
 
 
 @record(kw_only=True)

@@ -34,7 +34,7 @@ def record(error: BaseException) -> None:
     """Write the error file, if there is one to write; never raises, so that the program ends as it would without us."""
     try:
         if error_file:
-            load("record")["record"](error, error_file)
+            load("error_file")["record"](error, error_file)
     except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
         pass
 

@@ -194,7 +194,7 @@ def record(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     try:
         if path:
-            beside("record")["record"](error, path)
+            beside("error_file")["record"](error, path)
     except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
         pass
 

@@ -8,14 +8,15 @@ import sys
 
 import pytest
 
-from ddplaunch import __version__, cli
+from ddplaunch import __version__
+from ddplaunch.cli import main
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import GROUPS, OPTIONS
 from tests.conftest import Job
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     out, err = capsys.readouterr()
     assert err == ""
     return out
@@ -62,7 +63,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_after_the_script_is_the_scripts() -> None:
-    assert cli.parse("run", ["train.py", "--help"])["program"] == ("train.py", "--help")
+    assert main.parse("run", ["train.py", "--help"])["program"] == ("train.py", "--help")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -115,7 +116,7 @@ def test_completions(
 
 def test_help_and_version_import_nothing_heavy(job: Job) -> None:
     code = (
-        "import sys; from ddplaunch import cli; cli.main(['--help'])\n"
+        "import sys; from ddplaunch.cli import main as cli; cli.main(['--help'])\n"
         "heavy = {'subprocess', 'tempfile', 'asyncio', 'logging', 'pathlib', 'socket', 'tomllib', 'difflib', 'rich',\n"
         "         'psutil', 'pynvml', 'msgspec', 'torch', 'typing_extensions', 'ddplaunch.launcher'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)"

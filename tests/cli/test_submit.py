@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch import cli
-from ddplaunch.submit.options import FLAGS, VALUED
-from ddplaunch.submit.script import options, text
-from ddplaunch.submit.words import _OURS, _REFUSED, split
+from ddplaunch.cli import main
+from ddplaunch.slurm.submit.args import _OURS, _REFUSED, split
+from ddplaunch.slurm.submit.sbatch_options import FLAGS, VALUED
+from ddplaunch.slurm.submit.script import options, text
 from tests.conftest import Job
-from tests.unit.test_submit_script import spec
+from tests.unit.slurm.test_submit_script import spec
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]):
     """What is shown for these words."""
 
     def show(line: str) -> str:
-        assert cli.main(["submit", *shlex.split(line)]) == 0, capsys.readouterr().err
+        assert main.main(["submit", *shlex.split(line)]) == 0, capsys.readouterr().err
         out, err = capsys.readouterr()
         assert err == ""
         return out
@@ -145,14 +145,14 @@ REFUSED = [
 def test_a_mistake_is_one_clear_error_and_nothing_is_queued(
     capsys: pytest.CaptureFixture[str], line: str, message: str, hint: str | None
 ) -> None:
-    assert cli.main(["submit", *shlex.split(line)]) == 2
+    assert main.main(["submit", *shlex.split(line)]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""))
 
 
 @pytest.mark.usefixtures("folder")
 def test_without_slurm_there_is_nothing_to_submit_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["submit", "--", "train.py"]) == 127
+    assert main.main(["submit", "--", "train.py"]) == 127
     assert capsys.readouterr().err == (
         "error: there is no sbatch on PATH\n\n"
         "hint: submit from a host of a Slurm cluster; --print shows the script anywhere\n"
@@ -167,7 +167,7 @@ def test_variables_that_the_job_will_not_have_are_not_looked_at(shown, monkeypat
 
 @pytest.mark.parametrize("words", [["submit", "--help"], ["submit", "--nodes", "2", "-h"]])
 def test_help_names_what_is_ours(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     text = capsys.readouterr().out
     assert text.startswith("Usage: ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...\n")
     for option in ("--print", "--wait", "--follow", "--parsable"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import cli
+from ddplaunch.cli import main
 from ddplaunch.errors import LaunchError
 from tests.conftest import Job, until
 
@@ -29,15 +29,15 @@ TORCHRUN_FLAGS = """--standalone -m --module --no-python --no_python --run-path 
 
 @pytest.mark.parametrize("flag", TORCHRUN.split())
 def test_torchruns_options_are_options_in_both_spellings(flag: str) -> None:
-    assert cli.parse("run", [flag, "VALUE", "train.py"])["program"] == ("train.py",)
-    assert cli.parse("run", [f"{flag}VALUE" if len(flag) == 2 else f"{flag}=VALUE", "train.py"])["program"] == (
+    assert main.parse("run", [flag, "VALUE", "train.py"])["program"] == ("train.py",)
+    assert main.parse("run", [f"{flag}VALUE" if len(flag) == 2 else f"{flag}=VALUE", "train.py"])["program"] == (
         "train.py",
     )
 
 
 @pytest.mark.parametrize("flag", TORCHRUN_FLAGS.split())
 def test_torchruns_flags_are_flags_in_both_spellings(flag: str) -> None:
-    assert cli.parse("run", [flag, "train.py"])["program"] == ("train.py",)
+    assert main.parse("run", [flag, "train.py"])["program"] == ("train.py",)
 
 
 ORDER = "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
@@ -159,7 +159,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("words", "message", "hint"), REFUSED)
 def test_a_mistake_is_one_clear_error(capsys: pytest.CaptureFixture[str], words: str, message: str, hint: str) -> None:
-    assert cli.main(words.split()) == 2
+    assert main.main(words.split()) == 2
     out, err = capsys.readouterr()
     assert err == f"error: {message}\n\nhint: {hint}\n"
     assert out == ""
@@ -181,18 +181,18 @@ def test_a_wrong_variable_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert cli.main(["train.py"]) == 2
+    assert main.main(["train.py"]) == 2
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
 def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:
     with pytest.raises(LaunchError, match=r"^--logs is not an option$"):
-        cli.parse("run", ["--logs", "x", "train.py"])
+        main.parse("run", ["--logs", "x", "train.py"])
 
 
 def test_only_the_first_word_can_be_a_verb() -> None:
-    assert cli.parse("run", ["--tee", "3", "plan", "x"])["program"] == ("plan", "x")
-    assert cli.parse("run", ["plan"])["program"] == ("plan",)
+    assert main.parse("run", ["--tee", "3", "plan", "x"])["program"] == ("plan", "x")
+    assert main.parse("run", ["plan"])["program"] == ("plan",)
 
 
 # --- the real command
@@ -252,8 +252,8 @@ def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_
     script = tmp_path / "train.py"
     script.write_text("pass\n")
     code = (
-        "import sys; from ddplaunch import cli\n"
-        "sys.modules['ddplaunch.launcher'] = None\n"
+        "import sys; from ddplaunch.cli import main as cli\n"
+        "sys.modules['ddplaunch.launcher.dispatch'] = None\n"
         f"sys.exit(cli.main(['plan', {str(script)!r}]))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 125

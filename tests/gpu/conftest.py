@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.probe import probe
-from ddplaunch.torchbuild import find
+from ddplaunch.devices.torch_build import find
 
 
 def missing() -> str | None:

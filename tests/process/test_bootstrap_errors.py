@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.outcome import Frame, WorkerError
 from ddplaunch.report import error_file
+from ddplaunch.supervise.outcome import Frame, WorkerError
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"

@@ -20,7 +20,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import FULL, Peer
 from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.port import reserve
+from ddplaunch.net.port import reserve
 
 KEY = key("a long secret", "job-1")
 

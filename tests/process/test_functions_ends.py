@@ -119,7 +119,7 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     script = caller.write(
         """
         import ddplaunch, os, socket
-        from ddplaunch.functions import wire
+        from ddplaunch.functions import connection
         from tests.programs import functions
         def knocks():
             name = os.environ["PEEK"]

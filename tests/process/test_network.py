@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.process.network import interface_of, is_loopback, is_own, own_addresses, usable_addresses
+from ddplaunch.net.addresses import interface_of, is_loopback, is_own, own_addresses, usable_addresses
 
 # a host with two cards, one of which has a second address, a card that is down, and a bridge for containers; the default
 # route leads over the card that the kernel lists last

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli import asked, parse
+from ddplaunch.cli.main import asked, parse
 from ddplaunch.cluster.discover import discover
 from ddplaunch.control.frames import Decoder, pack
 from ddplaunch.control.handshake import Client, Key, Session
-from ddplaunch.nodes import meet
-from ddplaunch.nodes.coordinator import FAREWELL
+from ddplaunch.coordinator import join
+from ddplaunch.coordinator.coordinator import FAREWELL
+from ddplaunch.devices.node import look_around
 from ddplaunch.plan.make import make_plan
-from ddplaunch.surroundings import look_around
 from tests.conftest import until
 
 
@@ -132,7 +132,7 @@ def key_of(nodes, *flags: object) -> Key:
     node = look_around(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")
-    return meet.way(spec, allocation, draft, {}, torch="").key
+    return join.way(spec, allocation, draft, {}, torch="").key
 
 
 def hello(place: int | None = None, host: str = "visitor", workers: int = 1, **facts: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from ddplaunch.worker.notice import signals
+from ddplaunch.worker.api.notice import signals
 
 
 def said(lines: str) -> list[str]:

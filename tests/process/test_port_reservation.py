@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.port import reserve
+from ddplaunch.net.port import reserve
 
 FIN_WAIT1, FIN_WAIT2, TIME_WAIT = 4, 5, 6  # linux/include/net/tcp_states.h
 

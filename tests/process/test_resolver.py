@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.process.resolver import Answer, Resolver
+from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.tree import children, descendants, look, reap
 from tests.conftest import PATIENCE, until
 
@@ -28,7 +28,7 @@ def hang(host, *args, flags=0, **more):
         return real(host, *args, flags=flags, **more)
     signal.pause()
 socket.getaddrinfo = hang
-from ddplaunch.process.resolver import Resolver
+from ddplaunch.net.resolver import Resolver
 resolver = Resolver(selectors.DefaultSelector(), [("localhost", 1)], print)
 print(resolver.pid, flush=True)
 sys.stdin.readline()

@@ -77,7 +77,7 @@ def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, progr
     assert job.wait().status == 0
     called = (ssh / "127.0.0.2.called").read_text()
     assert "BatchMode=yes" in called
-    assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.remote"
+    assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.launcher.host"
     for place in job.signs("place", 6):
         assert "DDPLAUNCH_TOKEN" not in place
     job.nothing_left()

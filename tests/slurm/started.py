@@ -22,7 +22,7 @@ WAYS = {
     "a task for each rank": ("srun", "", EACH),
     "a step of its own": ("", f"--nproc-per-node {EACH}", 4),
 }
-TASK = " -m ddplaunch.remote.task "  # how a task of the step that ddplaunch starts looks
+TASK = " -m ddplaunch.launcher.task "  # how a task of the step that ddplaunch starts looks
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 

@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.hearing import ECHO
+from ddplaunch.agent.signals import ECHO
 from tests.conftest import until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob

@@ -29,7 +29,7 @@ def on_the_cpu(monkeypatch):
 @pytest.fixture
 def worker():
     """The modules that a script's names come from."""
-    from ddplaunch.worker import device, group
+    from ddplaunch.worker.api import device, group
 
     return {"device": device, "group": group}
 
@@ -176,7 +176,7 @@ def test_the_backend_suits_the_device_and_the_torch(worker, kind, built_with, ex
 
 
 def test_a_file_that_an_earlier_run_left_is_recognised(worker, tmp_path, monkeypatch):
-    from ddplaunch.worker.place import Place
+    from ddplaunch.worker.api.place import Place
 
     path = tmp_path / "meet"
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", f"file://{path}")
@@ -189,7 +189,7 @@ def test_a_file_that_an_earlier_run_left_is_recognised(worker, tmp_path, monkeyp
 
 
 def test_an_init_method_that_is_none_is_an_error(worker, monkeypatch):
-    from ddplaunch.worker.place import Place
+    from ddplaunch.worker.api.place import Place
 
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", "file:meet")
     with pytest.raises(

@@ -8,20 +8,19 @@ from pathlib import Path
 import click
 import pytest
 
-from ddplaunch.backoff import SHORT_LIFE, pause
-from ddplaunch.cli import asked, parse
-from ddplaunch.command import VERBS
+from ddplaunch.agent.pipes import FULL, HASTE, STUCK
+from ddplaunch.cli.commands import VERBS
+from ddplaunch.cli.main import asked, parse
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
-from ddplaunch.link import FULL, HASTE
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.report.collapse import WAIT
-from ddplaunch.report.lines import LONGEST, UPDATE_INTERVAL
+from ddplaunch.output.collapse import WAIT
+from ddplaunch.output.lines import LONGEST, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
+from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
-from ddplaunch.submit import split
-from ddplaunch.supervise import KILL_PATIENCE, SETTLE
-from ddplaunch.valve import STUCK
+from ddplaunch.supervise.backoff import SHORT_LIFE, pause
+from ddplaunch.supervise.node import KILL_PATIENCE, SETTLE
 from docs import generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 

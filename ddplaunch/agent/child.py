@@ -1,0 +1,80 @@
+"""The agent as a child process: forked, observed, reaped with all that it left. Shows and decides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection
+
+from ddplaunch import exitcodes
+from ddplaunch.agent.pipes import Tie
+from ddplaunch.errors import LaunchError
+from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.tree import descendants, reap, signal_process
+
+
+def start(agent: Callable[[Tie], int], blocked: Collection[int]) -> tuple[int, Tie]:
+    """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the tie.
+
+    The signals `blocked` are blocked in both processes from then on, so that none is lost until each hears them.
+
+    Raises:
+        LaunchError: the machine has no room for the agent.
+    """
+    become_subreaper()
+    try:
+        tie = Tie.make()
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        pid = os.fork()
+    except OSError as error:
+        raise LaunchError(
+            f"ddplaunch cannot start: {(error.strerror or '').lower()}",
+            hint="the machine is at a limit: see `ulimit -u` and `ulimit -n`",
+            status=exitcodes.NOT_EXECUTABLE,
+        ) from None
+    if pid == 0:
+        status = exitcodes.BUG
+        try:
+            os.setsid()
+            tie.agent_side()
+            status = agent(tie)
+        except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+    tie.front_side()
+    return pid, tie
+
+
+def has_ended(agent: int) -> bool:
+    """Whether the agent has ended; it is not reaped."""
+    return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def sweep(agent: int) -> None:
+    """Kill and reap every process that the agent, which has ended, left."""
+    while below := [process for process in descendants(os.getpid()) if process.state != "D"]:
+        for process in below:
+            signal_process(process, signal.SIGKILL)
+        reap(keep=(agent,))
+
+
+def bury(agent: int) -> int:
+    """Wait for the agent's end, end what it left, and give its wait status."""
+    os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
+    sweep(agent)
+    return os.waitpid(agent, 0)[1]
+
+
+def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
+    """Give the status of the job by how the agent ended, and what to say of it; "" if it said all itself.
+
+    `host` is named if that is said on another one.
+    """
+    if os.WIFSIGNALED(wait_status):
+        by = signal.Signals(os.WTERMSIG(wait_status)).name
+        where = f" on {host}" if host else ""
+        words = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
+        return exitcodes.NODE_LOST, words
+    return os.WEXITSTATUS(wait_status), ""

@@ -1,0 +1,186 @@
+"""The process that the user typed: it has the terminal, passes signals to the agent and writes what the agent shows.
+
+It may block on a terminal or pipe that nobody reads; the agent never does. It decides nothing. When the agent is lost,
+it ends whatever the agent left.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Collection, Iterable
+
+from ddplaunch.agent import child
+from ddplaunch.agent.pipes import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, Tie
+from ddplaunch.process.terminal import modes, set_modes
+from ddplaunch.process.tree import is_orphaned_group
+
+# passed on whatever the user said: they end nothing by themselves
+ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+_PATIENCE = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
+
+
+def run(
+    agent: Callable[[Tie], int],
+    signals: Iterable[int],
+    stops: Collection[int],
+    meanwhile: Callable[[], None],
+    *,
+    control: int | None = None,
+) -> int:
+    """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
+
+    `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
+    was started (nohup) stays ignored. `stops` are those that ask the job to end. `control` is a descriptor for what the
+    agent says to whoever called for the job, a line each.
+
+    Raises:
+        LaunchError: the machine has no room for the agent.
+    """
+    passed = passed_on(signals)
+    before = modes()
+    pid, tie = child.start(agent, passed)
+    # the C handler writes the signal's number straight to the agent, even while we block on a terminal
+    signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
+    front = _Front(pid, stops, tie)
+    for signum in passed:
+        signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.heard)
+    # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
+    signal.signal(signal.SIGCHLD, front.child_ended)
+    signal.signal(signal.SIGALRM, front.look_for_progress)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+    try:
+        meanwhile()
+        front.show(tie, control)
+    except _Unread:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    wait_status = child.bury(pid)
+    if wait_status:
+        set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
+    status, words = child.status_of(pid, wait_status)
+    _say(words)
+    return status
+
+
+def passed_on(signals: Iterable[int]) -> frozenset[int]:
+    """Give the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
+    wanted = {*ALWAYS, signal.SIGTSTP, *signals}
+    return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
+
+
+class _Unread(Exception):
+    """Nobody reads what is left to be written, and the job was told to stop."""
+
+
+class _Front:
+    """What the writing and the signal handlers, which run in the middle of it, know of each other."""
+
+    def __init__(self, agent: int, stops: Collection[int], tie: Tie) -> None:
+        self._agent = agent
+        self._stops = stops
+        self._to_agent = tie.signals[1]
+        self._suspended = tie.suspended[0]
+        self._suspending = False
+        self._stopping = False
+        self._written = 0  # bytes
+        self._looked_at = 0  # what _written was then
+
+    def show(self, tie: Tie, control: int | None) -> None:
+        """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
+
+        Raises:
+            _Unread: that was given up.
+        """
+        fds = {STDOUT: 1, STDERR: 2}
+        if control is not None:
+            fds[CONTROL] = control
+        buffer = bytearray(MESSAGE + 1)
+        view = memoryview(buffer)
+        reader = tie.output[0]
+        while size := reader.recv_into(buffer):
+            stream = bytes(view[:1])
+            if stream not in fds:
+                continue
+            data = view[1:size] if stream != CONTROL else memoryview(bytes(view[1:size]) + b"\n")
+            try:
+                while data:
+                    written = _write(fds[stream], data)
+                    self._written += written
+                    data = data[written:]
+            except OSError:
+                del fds[stream]
+
+    def heard(self, signum: int, _frame: object) -> None:
+        """Note a signal to stop; the agent has been told already."""
+        if signum in self._stops:
+            self._stopping = True
+            self._hurry()
+
+    def suspend(self, _signum: int, _frame: object) -> None:
+        """Stop as the terminal asked, once the agent, which heard of it too, has stopped the workers.
+
+        SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
+        without a word to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
+        """
+        if is_orphaned_group():
+            os.write(self._to_agent, bytes([signal.SIGCONT]))
+        elif not self._suspending:
+            self._suspending = True
+            may_stop = self._may_stop()
+            as_a_worker_needs_them = modes()
+            self._suspending = False
+            if may_stop:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
+
+    def _may_stop(self) -> bool:
+        """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
+        self._answer()  # of an earlier time, too late
+        os.write(self._to_agent, bytes([MAY_STOP]))
+        poll = select.poll()
+        poll.register(self._suspended, select.POLLIN)
+        poll.poll(_PATIENCE * 1000)
+        return signal.SIGCONT not in self._answer()
+
+    def _answer(self) -> bytes:
+        try:
+            return os.read(self._suspended, 256)
+        except BlockingIOError:
+            return b""
+
+    def child_ended(self, _signum: int, _frame: object) -> None:
+        """End what a lost agent has left."""
+        if child.has_ended(self._agent):
+            child.sweep(self._agent)
+            self._hurry()
+
+    def _hurry(self) -> None:
+        if self._stopping and child.has_ended(self._agent):
+            self._looked_at = self._written
+            signal.setitimer(signal.ITIMER_REAL, HASTE)
+
+    def look_for_progress(self, _signum: int, _frame: object) -> None:
+        """Give up what nobody reads: who stops a job does not want to wait for that."""
+        if self._written == self._looked_at:
+            raise _Unread
+        self._hurry()
+
+
+def _write(fd: int, data: memoryview) -> int:
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:  # whoever shares the file with us has set O_NONBLOCK: it is not ours to change
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass

@@ -1,0 +1,169 @@
+"""The tie between the command that the user typed (front) and the agent: signals one way, output the other.
+
+Either side sees the other's end, whatever ended it, as the end of the stream. Interprets nothing that it carries.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections import deque
+
+from ddplaunch.agent.workers import Crew
+from ddplaunch.record import record
+
+STDOUT = b"o"
+STDERR = b"e"
+CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
+MESSAGE = 1 << 16  # bytes of output in one message
+FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
+# among the numbers of signals
+ONE_FEWER = 255  # one node of the job will not come
+MAY_STOP = 254  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
+HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
+
+
+@record
+class Tie:
+    """Both ends of both ways, before the fork that leaves each process its own."""
+
+    signals: tuple[int, int]  # pipe: the agent reads, the front's signal handlers write one byte a signal
+    suspended: tuple[int, int]  # pipe: the front reads, the agent answers MAY_STOP, with SIGTSTP or SIGCONT
+    output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
+
+    @classmethod
+    def make(cls) -> Tie:
+        """Make the pipes and the socket pair."""
+        signals, suspended = os.pipe(), os.pipe()
+        for fd in (*signals, *suspended):
+            os.set_blocking(fd, False)
+        reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        writer.setblocking(False)
+        writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
+        return cls(signals, suspended, (reader, writer))
+
+    def front_side(self) -> None:
+        """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
+        os.close(self.suspended[1])
+        self.output[1].close()
+
+    def agent_side(self) -> None:
+        """Close what belongs to the front."""
+        os.close(self.signals[1])
+        os.close(self.suspended[0])
+        self.output[0].close()
+
+
+class Outbox:
+    """Output on its way to the front. Never blocks, never grows without end if its user heeds `full`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._queue: deque[tuple[bytes, memoryview]] = deque()
+        self.size = 0  # bytes waiting
+        self.sent = 0  # bytes that the front has taken, ever
+        self.broken = False  # the front is gone: everything is dropped
+
+    def fileno(self) -> int:
+        """The descriptor to watch for writability while anything waits."""
+        return self._sock.fileno()
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that no more should be added."""
+        return self.size >= FULL
+
+    def put(self, stream: bytes, data: bytes) -> None:
+        """Queue data for STDOUT, STDERR or CONTROL, and send what can be sent at once."""
+        if self.broken:
+            return
+        view = memoryview(data)
+        start = 0
+        while start < len(data):
+            end = start + MESSAGE
+            if end < len(data):  # whole lines, since those of other hosts may come between two messages
+                end = data.rfind(b"\n", start, end) + 1 or end
+            self._queue.append((stream, view[start:end]))
+            start = end
+        self.size += len(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send until the front has no room left."""
+        while self._queue:
+            stream, data = self._queue[0]
+            try:
+                self._sock.sendmsg((stream, data))
+            except BlockingIOError:
+                return
+            except OSError:
+                self.abandon()
+                return
+            self._queue.popleft()
+            self.size -= len(data)
+            self.sent += len(data)
+
+    def abandon(self) -> None:
+        """Drop what waits and whatever comes."""
+        self.broken = True
+        self._queue.clear()
+        self.size = 0
+
+
+STUCK = 5.0  # seconds without progress after which whoever reads our stdout no longer holds the workers up
+
+
+class Valve:
+    """Watches the outbox.
+
+    Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for STUCK seconds without the
+    reader taking a byte: the workers go on, and what they write goes to the logs only, until the outbox has room.
+    """
+
+    def __init__(self, outbox: Outbox, selector: selectors.BaseSelector) -> None:
+        self._outbox = outbox
+        self._selector = selector
+        self._watched = False
+        self._held = False
+        self._muted = False
+        self._sent = 0
+        self.deadline: float | None = None  # when to look again, CLOCK_MONOTONIC seconds
+
+    def mind(self, crew: Crew | None, logged: bool, now: float) -> bool:
+        """Adapt to how full the outbox is; say whether output is now to be dropped from view.
+
+        `logged` says whether all output is in logs too; if it is not, nothing is ever dropped.
+        """
+        self._watch(bool(self._outbox.size))
+        if self._outbox.size < FULL // 2:
+            self._held = self._muted = False
+            self.deadline = None
+        elif self._outbox.full and not self._held and not self._muted:
+            self._held = True
+            self._expect_progress(now)
+        elif (
+            self._muted and not logged
+        ):  # a log could not be written any more: from here on waiting is better than losing
+            self._held, self._muted = True, False
+            self._expect_progress(now)
+        elif self._held and self.deadline is not None and now >= self.deadline:
+            if logged and self._sent == self._outbox.sent:
+                self._held, self._muted = False, True
+                self.deadline = None
+            else:
+                self._expect_progress(now)
+        if crew is not None:
+            crew.pause_output(self._held)
+        return self._muted
+
+    def _expect_progress(self, now: float) -> None:
+        self._sent = self._outbox.sent
+        self.deadline = now + STUCK
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted and not self._watched:
+            self._selector.register(self._outbox, selectors.EVENT_WRITE, self._outbox.flush)
+        elif self._watched and not wanted:
+            self._selector.unregister(self._outbox)
+        self._watched = wanted

@@ -1,0 +1,299 @@
+"""The workers of this node in one generation: starts them, reads them, signals them, buries them. Decides nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch import exitcodes
+from ddplaunch.output.display import Stream
+from ddplaunch.output.sinks import Output
+from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan.variables import init_file, of_generation
+from ddplaunch.process.pump import Pump, room
+from ddplaunch.process.start import StartError, Stdio, handled_signals, start
+from ddplaunch.process.worker import RunningWorker
+from ddplaunch.record import record, replace
+from ddplaunch.report import error_file
+from ddplaunch.report.run_folder import RunFolder
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+
+if TYPE_CHECKING:
+    from ddplaunch.process.mps import Mps
+
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
+
+
+@record(kw_only=True)
+class Outfit:
+    """What workers are started with, besides their plan."""
+
+    plan: Plan
+    env: Mapping[str, str]  # of the caller
+    folder: RunFolder
+    log_limit: int | None  # bytes
+    role: str
+    mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
+    duplicated: Mapping[Stream, tuple[str, ...]]  # words whose lines are copied to torchrun's filtered logs
+
+
+class CannotStart(Exception):
+    """A worker could not be started; `status` is what the command should end with."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def _cannot(error: StartError) -> CannotStart:
+    return CannotStart(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE)
+
+
+class Crew:
+    """The workers of one generation. `ended` is called with the rank of each whose process has ended."""
+
+    def __init__(
+        self,
+        outfit: Outfit,
+        generation: int,
+        port: int,
+        output: Output,
+        selector: selectors.BaseSelector,
+        ended: Callable[[int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._outfit = outfit
+        self._generation = generation
+        self.port = port  # MASTER_PORT of this generation
+        self._output = output
+        self._selector = selector
+        self._ended = ended
+        self._clock = clock
+        self._plans = {worker.rank: worker for worker in outfit.plan.workers}
+        self._running: dict[int, RunningWorker] = {}
+        self._pumps: dict[int, dict[Stream, Pump]] = {}
+        self._error_files: dict[int, str] = {}
+        self._raised: set[int] = set()
+        self._paused = False
+        self._handled = handled_signals()
+        self._mps = _mps(outfit)
+        self.waiting = deque(self._plans)
+        if (paths := outfit.folder.filtered(generation)) is not None:
+            headers = {rank: f"[{outfit.role}{rank}]:" for rank in self._plans}  # torchrun's
+            for stream, path in zip(Stream, paths, strict=True):
+                if needles := outfit.duplicated.get(stream):
+                    output.duplicate(headers, stream, needles, path)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes of all workers, dead ones included until they are buried."""
+        return frozenset(worker.pid for worker in self._running.values())
+
+    def start(self, rank: int) -> int:
+        """Start one worker and give its pid.
+
+        Raises:
+            CannotStart: the machine has run out of something.
+        """
+        worker = self._plans[rank]
+        try:
+            self._running[rank] = running = self._launch(worker)
+        except StartError as error:
+            raise _cannot(error) from None
+        except OSError as error:
+            raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE) from None
+        self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._ended(rank))
+        return running.pid
+
+    def _launch(self, worker: WorkerPlan) -> RunningWorker:
+        folder = self._outfit.folder
+        place = (self._generation, worker.rank, worker.local_rank)
+        self._error_files[worker.rank] = file = folder.error_file(*place)
+        env = {
+            **self._outfit.env,
+            **worker.variables,
+            **(self._mps.variables if self._mps else {}),
+            **of_generation(
+                self._outfit.plan,
+                worker,
+                generation=self._generation,
+                port=self.port,
+                error_file=file,
+                log_dir=str(folder.path or ""),
+            ),
+        }
+        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        pumps: dict[Stream, Pump] = {}
+        try:
+            if worker.terminal:
+                stdio = Stdio(0, 1, 2)
+                self._output.open(worker.rank, None, None)
+            else:
+                for stream in Stream:
+                    pumps[stream] = Pump(partial(self._received, worker.rank, stream), room(2 * len(self._plans)))
+                stdin = 0 if worker.stdin else devnull
+                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
+                self._output.open(worker.rank, folder.logs(*place), self._outfit.log_limit)
+            child = start(
+                worker.argv,
+                env,
+                stdio,
+                handled=self._handled,
+                cpus=worker.cpus,
+            )
+        except BaseException:
+            for pump in pumps.values():
+                pump.close()
+            raise
+        finally:
+            os.close(devnull)
+        self._pumps[worker.rank] = pumps
+        for stream, pump in pumps.items():
+            pump.started()
+            if not self._paused:
+                self._watch(worker.rank, stream, pump)
+        return RunningWorker(worker.rank, child, self._clock(), by_itself=self._outfit.plan.interpreter is not None)
+
+    # --- output
+
+    def _received(self, rank: int, stream: Stream, data: bytes) -> None:
+        self._output.received(rank, stream, data, self._clock())
+
+    def _watch(self, rank: int, stream: Stream, pump: Pump) -> None:
+        def readable() -> None:
+            if not pump.read() and not pump.open:
+                self._selector.unregister(pump.fd)
+                self._output.ended(rank, stream, self._clock())
+
+        self._selector.register(pump.fd, selectors.EVENT_READ, readable)
+
+    def pause_output(self, paused: bool) -> None:
+        """Leave the pipes of the workers alone, or take them up again."""
+        if paused is self._paused:
+            return
+        self._paused = paused
+        for rank, pumps in self._pumps.items():
+            for stream, pump in pumps.items():
+                if not pump.open:
+                    continue
+                if paused:
+                    self._selector.unregister(pump.fd)
+                else:
+                    self._watch(rank, stream, pump)
+
+    # --- ends
+
+    def exit_of(self, rank: int, at: float) -> WorkerExit | None:
+        """Say how a worker ended, with all that it wrote before taken in; None while it lives.
+
+        Raises:
+            CannotStart: it ended before it became its program.
+        """
+        running, plan = self._running[rank], self._plans[rank]
+        end = running.look()
+        if end is None:
+            return None
+        self._selector.unregister(running.pidfd)
+        if (never := running.why_not_started(plan.argv[0])) is not None:
+            raise _cannot(never)
+        for pump in self._pumps[rank].values():
+            pump.drain()
+        logs = self._outfit.folder.logs(self._generation, rank, plan.local_rank)
+        return WorkerExit(
+            rank=rank,
+            local_rank=plan.local_rank,
+            host=plan.host,
+            pid=running.pid,
+            device=plan.device,
+            code=end.code,
+            signal=end.signal,
+            core_dumped=end.core_dumped,
+            at=at,
+            seconds=at - running.started_at,
+            stopped_with=running.stopped_with,
+            stopped_at=running.stopped_at,
+            error=error_file.read(self._error_files[rank]),
+            stderr_tail=self._output.tail(rank),
+            log=logs[1] if logs and not plan.terminal else None,
+        )
+
+    def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
+        """Give the exceptions that workers have recorded since this was last asked."""
+        for rank in self._running:
+            if rank not in self._raised and (error := error_file.read(self._error_files[rank])) is not None:
+                self._raised.add(rank)
+                yield rank, error
+
+    # --- signals
+
+    def forward(self, signum: int, ranks: Iterable[int]) -> None:
+        """Send a signal to the groups of these workers, as far as they still live."""
+        for rank in ranks:
+            if rank in self._running and self._running[rank].look() is None:
+                self._running[rank].signal(signum)
+
+    def end(self, signum: int, ranks: Iterable[int], at: float) -> None:
+        """Send the groups of these workers, dead or alive, a signal that is meant to end them."""
+        for rank in ranks:
+            if rank in self._running:
+                self._running[rank].end(signum, at)
+
+    def freeze(self, frozen: bool) -> None:
+        """SIGSTOP or SIGCONT every group."""
+        for worker in self._running.values():
+            worker.signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether every worker is stopped, or has ended."""
+        return all(worker.has_stopped for worker in self._running.values())
+
+    # --- the end of the generation
+
+    def dismiss_services(self) -> None:
+        """Ask what served the workers to end, as far as it does not by itself."""
+        if self._mps is not None:
+            self._mps.quit()
+
+    def bury(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
+        """Let go of everything that this generation held; give the ends with what each worker has used."""
+        ends = {exit.rank: exit for exit in exits}
+        for rank, pumps in self._pumps.items():
+            for stream, pump in pumps.items():
+                if pump.open and not self._paused:
+                    self._selector.unregister(pump.fd)
+                pump.drain()
+                self._output.ended(rank, stream, at)
+                pump.close()
+        for rank, running in self._running.items():
+            if running.pidfd in self._selector.get_map():
+                self._selector.unregister(running.pidfd)  # it could not be killed
+            usage = running.bury()
+            if rank in ends:
+                ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
+        if self._mps is not None:
+            self._mps.remove()
+        self._output.close_filters()
+        self._running.clear()
+        self._pumps.clear()
+        path = init_file(self._outfit.plan, self._generation)
+        if path is not None and self._outfit.plan.node_rank == 0:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
+        return list(ends.values())
+
+
+def _mps(outfit: Outfit) -> Mps | None:
+    if outfit.mps_control is None:
+        return None
+    from ddplaunch.process.mps import Mps  # few jobs need it
+
+    return Mps(outfit.mps_control, outfit.env)

@@ -1,0 +1,191 @@
+"""The command line: words to a JobSpec, a call, what it prints, and the exit status. Decides nothing about the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from ddplaunch import __version__
+from ddplaunch.cli.commands import FLAGS, VERBS, command, root
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.exitcodes import BUG, OK, of_signal
+from ddplaunch.options import sources
+from ddplaunch.options.resolve import job_spec
+from ddplaunch.process.program import check
+from ddplaunch.spec import JobSpec, ProgramKind
+
+_COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
+_SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
+_HABITS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env", "-H": "--hosts"}  # mpirun's and srun's
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says and give the exit status; `argv` is without the command's own name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(words, dict(os.environ))
+    except LaunchError as error:
+        _say(error.render())
+        return error.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+        sys.excepthook(*sys.exc_info())
+        _say(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
+        return BUG
+
+
+def parse(verb: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Split words into the values of options, by name, and "program": SCRIPT and its arguments. Converts no value.
+
+    Raises:
+        LaunchError: a word is no option, or a value is missing.
+        click.exceptions.Exit: --help or --version was there, and was answered.
+    """
+    try:
+        return command(verb, _print).make_context(f"ddplaunch {verb}", list(words)).params
+    except click.UsageError as error:
+        raise _in_our_voice(error, words) from None
+
+
+def asked(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | None) -> JobSpec:
+    """Merge flags, variables and the files found from `folder` upward into the job.
+
+    Raises:
+        LaunchError: something in them is wrong.
+    """
+    given = [*sources.from_command_line(parsed), *sources.from_variables(env)]
+    if folder is not None:
+        given += sources.from_files(folder)
+    return job_spec(given, parsed["program"])
+
+
+def _main(words: list[str], env: Mapping[str, str]) -> int:
+    if instruction := env.get(_COMPLETE):
+        from click.shell_completion import (
+            shell_complete,  # only for a shell that completes
+        )
+
+        return shell_complete(root(_print), {}, "ddplaunch", _COMPLETE, instruction)
+    # only the first word can be a verb, so that a script may be called as it likes
+    verb = words.pop(0) if words and words[0] in VERBS else "run"
+    if verb == "submit":
+        return _submit(words, env)
+    try:
+        parsed = parse(verb, words)
+    except click.exceptions.Exit as answered:
+        return answered.exit_code
+    if verb == "completion":
+        return _completion(parsed["shell"], env)
+    spec = asked(parsed, env, _folder())
+    _check(spec, env)
+    # the launcher is heavier than the parser: neither --help nor a mistake needs it
+    from ddplaunch.launcher import dispatch
+
+    if verb == "run":
+        return dispatch.run(spec, env)
+    if parsed["json"] and parsed["sh"]:
+        raise LaunchError("--json and --sh do not go together", hint="leave one out")
+    return _print(dispatch.show_plan(spec, env, "json" if parsed["json"] else "sh" if parsed["sh"] else "table"))
+
+
+def _check(spec: JobSpec, env: Mapping[str, str]) -> None:
+    program = spec.program
+    if program.kind is ProgramKind.SCRIPT and program.target in VERBS and not os.path.lexists(program.target):
+        raise LaunchError(
+            f"{program.target} does not exist", hint=f"a verb stands first: `ddplaunch {program.target} ...`"
+        )
+    check(program, {**env, **dict(spec.env)}.get("PATH"))
+
+
+def _submit(words: list[str], env: Mapping[str, str]) -> int:
+    from ddplaunch.slurm import submit  # no other verb needs it
+
+    request = submit.split(words)
+    if request.help or request.version:
+        try:
+            parse("submit", ["--help" if request.help else "--version"])
+        except click.exceptions.Exit as answered:
+            return answered.exit_code
+
+    def understand(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
+        parsed = parse("run", job)
+        return len(parsed["program"]), asked(parsed, job_env, _folder())
+
+    made = submit.draft(request, env, _ourselves(), understand, VERBS)
+    return _print(made.script) if request.print else submit.send(made, request, env, _print)
+
+
+def _ourselves() -> list[str]:
+    """The command by which we are started elsewhere: what was typed if that was ddplaunch, else our interpreter."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
+        return [os.path.abspath(typed)]
+    return [sys.executable, "-m", "ddplaunch"]
+
+
+def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
+    from click.shell_completion import get_completion_class
+
+    known = ("bash", "zsh", "fish")
+    shell = shells[0] if shells else os.path.basename(env.get("SHELL", ""))
+    if len(shells) > 1 or shell not in known:
+        raise LaunchError(
+            f"completion {' '.join(shells)}: expected bash, zsh or fish" if shells else "SHELL names no shell we know",
+            hint="type `ddplaunch completion bash`, zsh or fish",
+        )
+    found = get_completion_class(shell)
+    assert found is not None
+    return _print(found(root(_print), {}, "ddplaunch", _COMPLETE).source())
+
+
+def _in_our_voice(error: click.UsageError, words: Sequence[str]) -> LaunchError:
+    match error:
+        case click.NoSuchOption(option_name=name):
+            typed = next((word for word in words if not name.startswith("--") and word.startswith(name)), name)
+            words_of_ours = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
+            close = did_you_mean(typed.lstrip("-").partition("=")[0], words_of_ours, cutoff=0.7)
+            meant = _HABITS.get(name) or (close and f"--{close}")
+            order = "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+            return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
+        case click.BadOptionUsage(option_name=name):
+            option = FLAGS.get(name)
+            if option is None or option.is_flag:
+                return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
+            return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
+    return LaunchError(error.format_message().rstrip("."), hint="ddplaunch --help")
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # removed meanwhile: no file can be there
+        return None
+
+
+def _print(text: str) -> int:
+    """Write to stdout and give the exit status."""
+    if sys.stdout is None:  # closed by the caller
+        return OK
+    try:
+        # names of files that are no UTF-8 come out as they came in
+        sys.stdout.buffer.write(f"{text.rstrip()}\n".encode(errors="surrogateescape"))
+        sys.stdout.flush()
+    except OSError as error:
+        # what is left in the buffer would fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return of_signal(_SIGPIPE)
+        raise LaunchError(f"cannot write to stdout: {(error.strerror or str(error)).lower()}") from None
+    return OK
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            pass  # nobody is there to be told; the exit status still tells

@@ -1,0 +1,176 @@
+"""Hosts on which we start the agents ourselves: which of them, and how many workers each. Pure; starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.cluster import Allocation, Meeting, Task, checks, endpoints, hostlist, local
+from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.hostlist import Host
+from ddplaunch.errors import LaunchError
+from ddplaunch.record import replace
+from ddplaunch.spec import JobSpec
+
+
+def allocate(
+    scene: Scene,
+    cluster: str,
+    hosts: Sequence[Host],
+    *,
+    starter: str,
+    source: str,
+    resolvable: bool = True,
+    here: str | None = None,
+    notes: Sequence[str] = (),
+) -> Allocation:
+    """Give the job those of `hosts` that it asks for; one node that is this one needs no start.
+
+    `source` is what listed the hosts, as in a sentence. `resolvable` says that workers anywhere know the hosts by these
+    names, which they may not where only ssh does; `here` is what the cluster calls this host.
+
+    Raises:
+        LaunchError: the job asks for more than there is, or says itself which node this is.
+    """
+    spec = scene.spec
+    if spec.node_rank is not None:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
+            hint="leave --node-rank out",
+        )
+    found = _filtered(spec, hosts)
+    nnodes, chosen = _as_many(spec, found, source)
+    chosen = tuple(_with_workers(spec, host) for host in chosen)
+    remarks = [*notes, *_unused(found[len(chosen) :], source)]
+    if len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or scene.hostname):
+        return local.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
+    port, port_reason = endpoints.port(spec)
+    address, address_reason = _address(spec, chosen, source, resolvable=resolvable)
+    return Allocation(
+        cluster=cluster,
+        nnodes=nnodes,
+        hosts=tuple(host.address for host in chosen),
+        address=address,
+        address_reason=address_reason,
+        port=port,
+        port_reason=port_reason,
+        start=chosen,
+        starter=starter,
+        notes=(*remarks, *checks.endpoint_unused(spec, "agents that ddplaunch starts are told where to meet")),
+    )
+
+
+def _filtered(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts without those that are not to be used."""
+    if spec.include:
+        return hostlist.include(hosts, spec.include, spec.origin("include"))
+    if spec.exclude:
+        return hostlist.exclude(hosts, spec.exclude, spec.origin("exclude"))
+    return tuple(hosts)
+
+
+def _as_many(spec: JobSpec, hosts: tuple[Host, ...], source: str) -> tuple[tuple[int, int], tuple[Host, ...]]:
+    """As many of the hosts as nodes were asked for, all if no number was."""
+    if not checks.nnodes_asked(spec):
+        return (len(hosts), len(hosts)), hosts
+    least, most = spec.nnodes
+    if least > len(hosts):
+        names = hostlist.compress([host.address for host in hosts])
+        raise LaunchError(
+            f"{checks.asked_nnodes(spec)}, but {source} has {checks.nodes(len(hosts))}: {names}",
+            hint=f"--nnodes {len(hosts)}, or leave it out to use all",
+        )
+    chosen = hosts[:most]
+    return (least, len(chosen)), chosen
+
+
+def _with_workers(spec: JobSpec, host: Host) -> Host:
+    """This host with the number of workers that was asked for, as far as its slots allow.
+
+    Raises:
+        LaunchError: they do not.
+    """
+    wanted = spec.nproc_per_node
+    if wanted is None or host.slots is None:
+        return host
+    if isinstance(wanted, int) and wanted > host.slots:
+        raise LaunchError(
+            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {host.slots} slot{'s' * (host.slots != 1)}",
+            hint=f"give it as many: {host.address}:{wanted}",
+        )
+    return replace(host, slots=wanted if isinstance(wanted, int) else None)
+
+
+def _address(spec: JobSpec, chosen: tuple[Host, ...], source: str, *, resolvable: bool) -> tuple[str | None, str]:
+    if spec.master_addr:
+        return spec.master_addr, spec.origin("master_addr")
+    if len(chosen) == 1:
+        return endpoints.LOOPBACK, "one node needs no other"
+    if resolvable:
+        return chosen[0].address, f"the first node of {source}"
+    return None, "node 0 says how the others reach it"
+
+
+def _is_here(host: Host, hostname: str) -> bool:
+    return host.name == host.address and (host.name == "localhost" or endpoints.is_same_host(host.name, hostname))
+
+
+def _unused(hosts: Sequence[Host], source: str) -> list[str]:
+    if not hosts:
+        return []
+    return [f"{hostlist.compress([host.address for host in hosts])} of {source} is not used: --nnodes asks for fewer"]
+
+
+def without_slots(hosts: Sequence[Host]) -> list[Host]:
+    """Give the hosts without their slots, which in a batch job count CPUs rather than workers."""
+    return [replace(host, slots=None) for host in hosts]
+
+
+def met(
+    spec: JobSpec,
+    *,
+    cluster: str,
+    nnodes: tuple[int, int],
+    node_rank: int,
+    hosts: tuple[str, ...] = (),
+    addresses: tuple[str, ...],
+    reason: str,
+    port: tuple[int | None, str] | None = None,
+    ports: tuple[int, ...],
+    coordinator: bool,
+    task: Task | None = None,
+    nproc_per_node: int | None = None,
+    identity: str = "",
+    notes: tuple[str, ...] = (),
+) -> Allocation:
+    """Give the allocation; `addresses` of node 0 and `port` are what the cluster says and why, and flags beat them.
+
+    Agents try an address that was asked for first. Of several addresses, node 0 says which the others reach.
+    """
+    asked = endpoints.first(spec, (spec.master_addr, "master_addr"))
+    own = (addresses[0], reason) if len(addresses) == 1 else (None, "node 0 says how the others reach it")
+    address, address_reason = asked or own
+    master_port, port_reason = endpoints.port(spec)
+    if master_port is None and port is not None:
+        master_port, port_reason = port
+    tried = tuple(dict.fromkeys((*asked[:1], *addresses) if asked else addresses))
+    return Allocation(
+        cluster=cluster,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        hosts=hosts,
+        address=address,
+        address_reason=address_reason,
+        port=master_port,
+        port_reason=port_reason,
+        meeting=Meeting(
+            addresses=tried,
+            ports=tuple(candidate for candidate in ports if candidate != master_port),
+            coordinator=coordinator,
+            # not what node 0 is known by outside: that may be the address of a service before it
+            listen=endpoints.LOOPBACK if tried == (endpoints.LOOPBACK,) else None,
+        ),
+        task=task,
+        nproc_per_node=nproc_per_node,
+        identity=identity,
+        notes=(*notes, *checks.endpoint_unused(spec, f"the nodes meet as {cluster} says")),
+    )

@@ -1,0 +1,102 @@
+"""What was asked against what was found. A contradiction is an error that names both; nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.spec import JobSpec
+
+if TYPE_CHECKING:  # one node needs no list of hosts
+    from ddplaunch.cluster.hostlist import Host
+
+
+def several(spec: JobSpec) -> bool:
+    """Say whether more than one node was asked for."""
+    return spec.nnodes[1] > 1
+
+
+def nnodes_asked(spec: JobSpec) -> bool:
+    """Say whether the number of nodes was asked for."""
+    return spec.origin("nnodes") != "default"
+
+
+def asked_nnodes(spec: JobSpec) -> str:
+    """Write the number of nodes as it was asked for."""
+    return spec.asked("nnodes", write_nnodes(spec.nnodes))
+
+
+def nodes(count: int) -> str:
+    """Write a number of nodes as in a sentence."""
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
+    """Give how many nodes the job has at least and at most, where `found` agents have been started.
+
+    Raises:
+        LaunchError: another number was asked for.
+    """
+    if not nnodes_asked(spec):
+        return found, found
+    least, most = spec.nnodes
+    if not least <= found <= most:
+        raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {nodes(found)}", hint=hint)
+    return least, found
+
+
+def node_rank(spec: JobSpec, found: int, source: str) -> int:
+    """Give the rank of this node as `source` says.
+
+    Raises:
+        LaunchError: another one was asked for.
+    """
+    if spec.node_rank is not None and spec.node_rank != found:
+        raise LaunchError(
+            f"{spec.asked('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
+            hint="leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+        )
+    return found
+
+
+def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
+    """See to it that each command is one worker, where `source` started one for each rank.
+
+    Raises:
+        LaunchError: several workers were asked for.
+    """
+    if spec.nproc_per_node not in (None, 1):
+        asked = spec.asked("nproc_per_node", spec.nproc_per_node)
+        raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
+
+
+def nothing_to_choose(spec: JobSpec, source: str) -> None:
+    """See to it that no hosts are to be chosen where we start none.
+
+    Raises:
+        LaunchError: some are.
+    """
+    for name in ("include", "exclude"):
+        value = getattr(spec, name)
+        if value and not spec.origin(name).endswith(
+            ".toml"
+        ):  # which speaks of a list of hosts that may not be used now
+            raise LaunchError(
+                f"{spec.asked(name, value)}: {source}, so there are no hosts to choose from",
+                hint="--hosts or --hostfile lists hosts",
+            )
+
+
+def endpoint_unused(spec: JobSpec, why: str) -> list[str]:
+    """Say that an endpoint has no effect, if one was given."""
+    return [f"{spec.asked('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []
+
+
+def slots_unused(spec: JobSpec, hosts: Sequence[Host]) -> list[str]:
+    """Say that slots of a batch job do not count workers, where somebody may have meant that."""
+    slots = max((host.slots or 1 for host in hosts), default=1)
+    if slots == 1 or spec.nproc_per_node is not None:
+        return []
+    return [f"the {slots} slots of a host do not count workers: for as many, add --nproc-per-node {slots}"]

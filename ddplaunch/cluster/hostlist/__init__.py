@@ -1,0 +1,13 @@
+"""Which hosts a text names: Slurm's host lists, --hosts, host files and filters. Pure: text in, values out; resolves no name.
+
+Every reader takes the word for where the text came from ("--hosts", "SLURM_JOB_NODELIST", "hosts.txt:3"), for its errors.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.cluster.hostlist.brackets import compress, counts, expand
+from ddplaunch.cluster.hostlist.filter import exclude, include
+from ddplaunch.cluster.hostlist.host import Host
+from ddplaunch.cluster.hostlist.hostfile import parse_hostfile, parse_hosts
+
+__all__ = ["Host", "compress", "counts", "exclude", "expand", "include", "parse_hostfile", "parse_hosts"]

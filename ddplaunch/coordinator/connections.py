@@ -1,0 +1,169 @@
+"""The coordinator's connections: who is there, alive or not, and what its clock says. Decides nothing about the job."""
+
+from __future__ import annotations
+
+import selectors
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from ddplaunch.control import messages
+from ddplaunch.control.listener import Listener
+from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator.heartbeat import Pulse
+from ddplaunch.coordinator.terms import Terms
+
+
+class _Connection:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.pulse = Pulse()
+        self.made_sense = False  # whether it has said anything to the purpose
+
+
+class Connections:
+    """Authenticated peers by number, in order of arrival; each is asked from time to time whether it is there.
+
+    `said` gets each message but answers to that question, `gone` each peer that is lost or was expelled, with the reason.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        selector: selectors.BaseSelector,
+        *,
+        said: Callable[[int, messages.ToCoordinator], None],
+        gone: Callable[[int, str], None],
+        refused: Callable[[str, str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._said = said
+        self._gone = gone
+        self._clock = clock
+        self._silence = terms.silence
+        self._beat = min(1.0, terms.silence / 4)
+        self._beat_at: float | None = None
+        self._connections: dict[int, _Connection] = {}
+        self._last_id = 0
+        self._listener = Listener(
+            selector,
+            terms.key,
+            address=terms.listen,
+            ports=terms.ports,
+            opened=self._opened,
+            refused=refused,
+            user_timeout=2 * terms.silence,  # whether a peer is lost is ours to say
+            backlog=4096,
+            most_half_open=max(64, 2 * terms.policy.most),
+            clock=clock,
+        )
+        self.port = self._listener.port
+
+    @property
+    def ids(self) -> Collection[int]:
+        """Who is there."""
+        return self._connections.keys()
+
+    def send(self, id: int, payload: bytes) -> None:
+        """Send a message, into the void if the peer is gone."""
+        if (connection := self._connections.get(id)) is not None:
+            connection.peer.send(payload)
+
+    def ask_all(self) -> None:
+        """Ask everybody now whether it is there."""
+        if self._connections:
+            self._beat_at = self._clock()
+
+    @property
+    def all_answer(self) -> bool:
+        """Whether nobody owes an answer."""
+        return all(connection.pulse.unanswered == 0 for connection in self._connections.values())
+
+    def offset(self, id: int) -> float:
+        """What has to be added to this peer's times to get ours, in seconds."""
+        return self._connections[id].pulse.offset if id in self._connections else 0.0
+
+    @property
+    def reached_at(self) -> str | None:
+        """The address of this node that most of the others reach."""
+        addresses = Counter(connection.peer.local_address for connection in self._connections.values())
+        return addresses.most_common(1)[0][0] if addresses else None
+
+    def drop(self, id: int) -> None:
+        """Close a connection without a word to anybody."""
+        if (connection := self._connections.pop(id, None)) is not None:
+            connection.peer.close()
+
+    def expel(self, id: int, reason: str) -> None:
+        """Close a connection, and tell that it is gone."""
+        connection = self._connections.get(id)
+        if connection is not None and not connection.made_sense:  # nobody else knows of it
+            self._listener.tell(connection.peer.address, reason)
+        self.drop(id)
+        self._gone(id, reason)
+
+    def close(self) -> None:
+        """Close everything."""
+        self._listener.close()
+        for connection in self._connections.values():
+            connection.peer.close()
+
+    # --- what comes in
+
+    def _opened(self, peer: Peer) -> None:
+        self._last_id += 1
+        id = self._last_id
+        self._connections[id] = connection = _Connection(peer)
+        peer.received = lambda payload: self._received(id, payload)
+        peer.closed = lambda reason: self._closed(id, reason)
+        connection.pulse.asked()
+        peer.send(messages.encode(messages.Ping(self._clock())))
+        if self._beat_at is None:
+            self._beat_at = self._clock() + self._beat
+
+    def _received(self, id: int, payload: bytes) -> None:
+        connection = self._connections[id]
+        pulse = connection.pulse
+        try:
+            message = messages.for_coordinator(payload)
+        except messages.Malformed as error:
+            self.expel(id, f"sent what is no message of ours ({error})")
+            return
+        pulse.heard()
+        if isinstance(message, messages.Pong):
+            pulse.answered(message.sent, message.at, self._clock())
+        else:
+            self._said(id, message)
+            connection.made_sense = True
+
+    def _closed(self, id: int, reason: str) -> None:
+        del self._connections[id]
+        self._gone(id, reason)
+
+    # --- time
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        deadlines = (self._listener.deadline, self._beat_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def expire(self, now: float) -> None:
+        """Do what the time asks for."""
+        self._listener.expire(now)
+        if self._beat_at is not None and now >= self._beat_at:
+            self._feel_pulses(now)
+
+    def _feel_pulses(self, now: float) -> None:
+        """Ask all whether they are there, and give up those that have not answered for too long.
+
+        What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
+        """
+        self._beat_at = now + self._beat if self._connections else None
+        most = self._silence / self._beat
+        ping = messages.encode(messages.Ping(now))
+        for id, connection in list(self._connections.items()):
+            if connection.pulse.unanswered >= most:
+                self.expel(id, f"silent for {self._silence:g} s")
+            else:
+                connection.pulse.asked()
+                connection.peer.send(ping)

@@ -1,0 +1,200 @@
+"""The link of an agent to a coordinator on another host: how it is looked for, reached and lost."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Sequence
+
+from ddplaunch import exitcodes
+from ddplaunch.control import messages
+from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.handshake import Key
+from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator.link import Ears, Link
+from ddplaunch.net.resolver import Answer, Resolver
+
+NO_ANSWER = "it has not answered"
+CONNECTION_REFUSED = "connection refused"
+FIRST_NOTICE = 3.0  # seconds after which it is said for the first time what is looked for
+NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is asked for again
+
+
+class NetworkLink(Link):
+    """The link of an agent to a coordinator elsewhere."""
+
+    def __init__(
+        self,
+        ears: Ears,
+        selector: selectors.BaseSelector,
+        *,
+        key: Key,
+        hello: Callable[[str], messages.ToCoordinator],
+        source: str | None,
+        silence: float,
+        patience: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Prepare to look for the coordinator.
+
+        `hello` is asked with the name under which it was reached; `silence` and `patience` are the seconds after which a
+        silent coordinator counts as lost, and one that was never reached is given up.
+        """
+        super().__init__(ears, clock)
+        self._selector = selector
+        self._hello = hello
+        self._silence = silence
+        self._peer: Peer | None = None
+        self._names: dict[str, str] = {}  # what the targets were called, by numeric address
+        self._queries: tuple[tuple[str, int], ...] = ()
+        self._resolver: Resolver | None = None
+        self._resolve_at: float | None = None
+        self._problem = NO_ANSWER
+        self._began = clock()
+        self._patience = patience
+        self._lost_at: float = self._began + patience
+        self._notice_at: float | None = self._began + FIRST_NOTICE
+        self._dialer = Dialer(
+            selector,
+            key,
+            source=source,
+            opened=self._opened,
+            refused=self._refused,
+            user_timeout=2 * silence,  # whether the coordinator is lost is ours to say
+            clock=clock,
+        )
+
+    # --- the way there
+
+    def aim(self, hosts: Sequence[str], ports: Sequence[int]) -> None:
+        """Look for the coordinator at these places."""
+        self._queries = tuple((host, port) for host in hosts for port in ports)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        self._resolve_at = None
+        if self._resolver is not None:
+            self._resolver.close()
+        self._resolver = Resolver(self._selector, self._queries, self._resolved)
+
+    def _resolved(self, answers: Sequence[Answer]) -> None:
+        targets = []
+        for answer in answers:
+            for family, sockaddr in answer.targets:
+                self._names.setdefault(str(sockaddr[0]), answer.host)
+                targets.append((family, sockaddr))
+            if answer.error:
+                self._problem = f"{answer.host}: {answer.error}"
+                self._resolve_at = self._clock() + RESOLVE_AGAIN
+        if targets:
+            self._dialer.aim(targets)
+
+    def _refused(self, endpoint: str, reason: str) -> None:
+        if reason != CONNECTION_REFUSED or self._problem == NO_ANSWER:  # the most telling one is kept
+            self._problem = f"{endpoint}: {reason}"
+
+    def _opened(self, peer: Peer) -> None:
+        self._dialer.stop()
+        self._resolve_at = None
+        if self._resolver is not None:
+            self._resolver.close()
+        self._peer = peer
+        self._notice_at = None
+        peer.received, peer.closed = self._heard, self._closed
+        self._lost_at = self._clock() + self._silence
+        self.send(self._hello(self._names.get(peer.address, peer.address)))
+
+    # --- what is said
+
+    def send(self, message: messages.ToCoordinator) -> None:
+        """Tell the coordinator; without one, a stop ends this node."""
+        if self._peer is not None:
+            self._peer.send(messages.encode(message))
+        elif isinstance(message, messages.Stopping):
+            # nobody else knows of this node yet
+            status = exitcodes.of_signal(message.signum) if message.signum else exitcodes.NODE_LOST
+            self._dismiss(messages.Quit(status, message.why, ""))
+
+    def expect_one_fewer(self) -> None:
+        """Leave it: only the first host is told, and the coordinator is there."""
+
+    @property
+    def address(self) -> str | None:
+        """The address that this node speaks from."""
+        return self._peer.local_address if self._peer is not None else None
+
+    def _heard(self, payload: bytes) -> None:
+        self._lost_at = self._clock() + self._silence
+        try:
+            message = messages.for_agent(payload)
+        except messages.Malformed as error:
+            self._lose(f"the coordinator sent what is no message of ours ({error})")
+            return
+        self.take(message)
+
+    def _closed(self, reason: str) -> None:
+        self._lose(reason)
+
+    # --- losing it
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        if self._dismissed:
+            return None
+        deadlines = (self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
+        return min(deadline for deadline in deadlines if deadline is not None)
+
+    def expire(self, now: float) -> None:
+        """Do what the time asks for."""
+        if self._dismissed:
+            return
+        self._dialer.expire(now)
+        if self._resolve_at is not None and now >= self._resolve_at:
+            self._resolve()
+        if self._notice_at is not None and now >= self._notice_at:
+            self._notice_at = now + NEXT_NOTICE
+            self._ears.say(f"looking for node 0 at {self._places} ({self._problem})")
+        if now < self._lost_at:
+            return
+        if self._peer is not None:
+            self._lose(f"silent for {self._silence:g} s")
+            return
+        words = (
+            f"error: node 0 was not reached within {self._patience:g} s at {self._places} ({self._problem})\n\n"
+            "hint: is ddplaunch running on node 0, and does every node use the same address and token?\n"
+        )
+        self._dismiss(messages.Quit(exitcodes.RENDEZVOUS, "not_reached", words))
+
+    @property
+    def _places(self) -> str:
+        hosts = dict.fromkeys(_bracketed(host) for host, _ in self._queries)
+        ports = sorted({port for _, port in self._queries})
+        return f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+
+    def _lose(self, reason: str) -> None:
+        words = f"error: the coordinator (node 0) was lost: {reason}\n"
+        self._dismiss(messages.Quit(exitcodes.NODE_LOST, "lost", words))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the coordinator has been found."""
+        return self._peer is not None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The child that looks names up."""
+        pid = self._resolver.pid if self._resolver is not None else None
+        return frozenset() if pid is None else frozenset({pid})
+
+    def close(self) -> None:
+        """Let go of all that is open."""
+        self._dialer.stop()
+        if self._resolver is not None:
+            self._resolver.close()
+        if self._peer is not None:
+            self._peer.close()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,74 @@
+"""What this node is and has, as far as a job needs to know: looked at once, before anything is decided."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from ddplaunch.devices import Core, Device, Hardware, cpus
+from ddplaunch.devices import torch_build as torchbuild
+from ddplaunch.devices.choose import choose
+from ddplaunch.devices.probe import probe
+from ddplaunch.devices.torch_build import TorchBuild
+from ddplaunch.record import record, replace
+from ddplaunch.spec import JobSpec
+
+
+def look_around(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
+    """Look at this node; `divided_by` is how many simulated nodes share it.
+
+    Raises:
+        LaunchError: a device that was asked for is not there.
+    """
+    hardware = probe({**env, **dict(spec.env)})  # the workers' variables say what they will see
+    if divided_by > 1:
+        hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
+    devices = choose(hardware, spec.devices, asked=spec.asked("devices", ",".join(spec.devices or ())))
+    bound = spec.cpu_bind != "none" or spec.numa_binding is not None
+    return Node(
+        host=socket.gethostname(),
+        hardware=hardware,
+        devices=devices,
+        cores=cpus.cores("/", hardware.cpus) if bound else (),
+        # only a choice between backends asks what torch was built with
+        build=torch_build(spec) if devices and spec.backend == "auto" else None,
+        python=our_python(),
+        mps_control=_mps_control(env) if spec.mps else None,
+        bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
+        env=env,
+    )
+
+
+def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
+    """The torch that the workers would import, as far as its files tell."""
+    return torchbuild.find(spec.program.python or our_python(), our_python())
+
+
+def _mps_control(env: Mapping[str, str]) -> str | None:
+    import shutil  # 5 ms, and few jobs ask
+
+    return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
+
+
+def our_python() -> str:
+    """The interpreter that runs this."""
+    import sys
+
+    return sys.executable
+
+
+@record(kw_only=True)
+class Node:
+    """What this node is and has, as far as the job needs to know."""
+
+    host: str
+    hardware: Hardware
+    devices: tuple[Device, ...]  # of `hardware`, those that the job may use, in order
+    shared: bool = False  # by other, simulated nodes
+    cores: tuple[Core, ...] = ()  # read only if workers are to be bound
+    build: TorchBuild | None = None  # of the workers' torch; None: not found, or not needed
+    python: str  # the interpreter of this command
+    bootstrap: str  # path of worker/bootstrap.py
+    mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for
+    env: Mapping[str, str]  # of the caller

@@ -1,0 +1,102 @@
+"""What the keywords of `launch()` ask for: the job they make, and the words by which its command is told. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.options import sources
+from ddplaunch.options.keywords import from_keywords
+from ddplaunch.options.option import Given, Source
+from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.table import BY_NAME
+from ddplaunch.spec import JobSpec
+
+CALL = "launch()"
+RUNNER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "call.py")
+
+_OF_PROGRAMS = ("module", "no_python", "python", "run_path")
+_OF_TERMINALS = ("debug",)
+_OF_OTHER_HOSTS = (
+    "cluster", "exclude", "hostfile", "hosts", "include", "local_addr", "master_addr", "no_control", "node_rank",
+    "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "remote_python", "standalone", "token_file",
+)  # fmt: skip
+# a file or a variable that gives these to commands has nothing to say to a function
+_NOT_OF_FUNCTIONS = frozenset(
+    (*_OF_PROGRAMS, *_OF_TERMINALS, *_OF_OTHER_HOSTS, "nnodes", "simulate", "quiet", "verbose")
+)
+
+
+def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
+    """Collect what was asked for: keywords, variables, and the files found from `folder` upward.
+
+    ddplaunch says nothing of its own unless it is asked to: what goes wrong is raised.
+
+    Raises:
+        TypeError: a keyword is no option, or has a value of a wrong type.
+        LaunchError: an option has no meaning for a function, or a file is wrong.
+    """
+    asked = list(from_keywords(keywords, call=CALL))
+    for one in asked:
+        if reason := _refusal(one.option.name):
+            raise LaunchError(f"{one}: {reason}", hint=f"leave {one.option.name} out")
+    if not any(one.option.name == "simulate" for one in asked):
+        several = next((one for one in asked if one.option.name == "nnodes" and one.value() != (1, 1)), None)
+        if several is not None:
+            raise LaunchError(
+                f"{several}: the workers of a function run on this machine",
+                hint="add simulate=True for several nodes on this one machine",
+            )
+    elsewhere: Iterable[Given] = sources.from_variables(env)
+    if folder is not None:
+        elsewhere = [*elsewhere, *sources.from_files(folder)]
+    return [
+        *(one for one in elsewhere if one.option.name not in _NOT_OF_FUNCTIONS),
+        *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "1")]),
+        _option("cluster", "local"),
+        *asked,
+    ]
+
+
+def spec_of(collected: Iterable[Given]) -> JobSpec:
+    """Settle what was collected into the job.
+
+    Raises:
+        LaunchError: a value means nothing, or two of them do not go together.
+    """
+    return job_spec(collected, [RUNNER])
+
+
+def words(collected: Iterable[Given]) -> list[list[str]]:
+    """Write what was collected for another process of ours."""
+    return [[one.option.name, one.text, one.source.name, one.origin, one.quote] for one in collected]
+
+
+def from_words(written: Iterable[list[str]]) -> list[Given]:
+    """Read what `words` wrote."""
+    return [
+        Given(option=BY_NAME[name], text=text, source=Source[source], origin=origin, quote=quote)
+        for name, text, source, origin, quote in written
+    ]
+
+
+def _option(name: str, text: str) -> Given:
+    return Given(option=BY_NAME[name], text=text, source=Source.CALL, origin=CALL)
+
+
+def _refusal(name: str) -> str | None:
+    if name in _OF_PROGRAMS:
+        return "a function runs in the interpreter that has it"
+    if name in _OF_TERMINALS:
+        return "the workers of a function have no terminal"
+    if name in _OF_OTHER_HOSTS:
+        return "the workers of a function run on this machine"
+    return None
+
+
+def stop_signal(spec: JobSpec) -> signal.Signals:
+    """Give the signal that ends this job: SIGTERM, unless it was given another meaning."""
+    stops = [signum for signum in spec.stop_signals if signum not in spec.forward_signals]
+    return signal.SIGTERM if signal.SIGTERM in stops or not stops else stops[0]

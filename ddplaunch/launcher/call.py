@@ -1,0 +1,64 @@
+"""The ordinary command as `launch()` starts it: in a process of its own, and not for people to type.
+
+So the caller, which may be a notebook with many threads, neither forks nor has a signal handler of ours. What is to be done
+comes over the socket that is our stdin; how the job goes and ends goes back there, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import BUG
+from ddplaunch.functions import request
+from ddplaunch.functions.request import stop_signal
+from ddplaunch.process.linux import die_with_parent
+
+
+def main() -> NoReturn:
+    """Carry out the order that comes, and end with the job's status."""
+    # what the caller ignores or blocks, as a notebook does SIGINT between two cells, is nothing to us
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+    control = os.dup(0)  # not inherited
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    status = BUG
+    try:
+        status = _carry_out(_order(control), control)
+    except LaunchError as error:
+        _tell(control, {"type": "said", "text": error.render()})
+        status = error.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def _order(control: int) -> dict[str, Any]:
+    with socket.socket(fileno=os.dup(control)) as connection, connection.makefile("rb") as file:
+        line = file.readline()
+    if not line:  # the caller is gone already
+        os._exit(BUG)
+    order: dict[str, Any] = json.loads(line)
+    return order
+
+
+def _carry_out(order: dict[str, Any], control: int) -> int:
+    spec = request.spec_of(request.from_words(order["words"]))
+    die_with_parent(order["caller"], stop_signal(spec))
+    from ddplaunch.launcher import dispatch
+
+    return dispatch.run(spec, dict(os.environ), control=control)
+
+
+def _tell(control: int, what: dict[str, Any]) -> None:
+    try:
+        os.write(control, json.dumps(what).encode() + b"\n")
+    except OSError:  # nobody is there
+        pass

@@ -1,0 +1,86 @@
+"""From what was asked to the status of the job: look around, plan, then run the job here or start agents elsewhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+
+from ddplaunch.agent import front
+from ddplaunch.cluster import Allocation
+from ddplaunch.cluster.discover import discover
+from ddplaunch.options import token
+from ddplaunch.process import terminal
+from ddplaunch.record import replace
+from ddplaunch.spec import JobSpec
+
+_UNAUTHENTICATED = (
+    "unauthenticated: whoever reaches node 0 and knows the job's name and port can join or stop the job; "
+    "to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+)
+
+
+def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
+    """Write the plan as a "table", as "json" or as "sh"; starts nothing.
+
+    Raises:
+        LaunchError: the job cannot be run here as asked.
+    """
+    from ddplaunch.launcher import preview  # only this command needs it
+
+    return preview.show(spec, env, _allocation(spec, env), form)
+
+
+def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) -> int:
+    """Run the job and give its exit status.
+
+    `control` is a descriptor on which whoever called for the job is told of its workers and how it ended.
+
+    Raises:
+        LaunchError: nothing was started.
+    """
+    _prepare_stdio()
+    answers = control is not None
+    serve = partial(front.run, control=control) if answers else front.run
+    allocation = _allocation(spec, env)
+    if allocation.starter == "srun":
+        from ddplaunch.slurm import step  # each way needs what the others do not
+
+        return step.lead(spec, env, allocation)
+    if allocation.start:
+        from ddplaunch.remote import start
+
+        return start.lead(spec, env, allocation, serve=serve, answers=answers)
+    from ddplaunch.devices.node import look_around
+    from ddplaunch.launcher.node import carry_out
+
+    node = look_around(spec, token.public(env))
+    return carry_out(spec, env, allocation, node, tells=answers, answers=answers, serve=serve)
+
+
+def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation:
+    found = discover(spec, env, socket.gethostname(), read=_read)
+    if found.meeting is None or token.find(spec, env) is not None:
+        return found
+    return replace(found, notes=(*found.notes, _UNAUTHENTICATED))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def _prepare_stdio() -> None:
+    """Fill closed ones of the three standard descriptors, so that no file of ours becomes a worker's stdin or stdout.
+
+    And leave the keys of the shell that has put this job into the background to the shell.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor: this one
+            os.set_inheritable(fd, True)
+    if terminal.belongs_to_another_job():
+        os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)

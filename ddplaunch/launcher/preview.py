@@ -1,0 +1,70 @@
+"""What `ddplaunch plan` shows: the plan of every node, as if each were like this one. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddplaunch.cluster import Allocation
+from ddplaunch.devices.node import Node, look_around
+from ddplaunch.options import token
+from ddplaunch.plan import Agreed, Plan, Seat, assign
+from ddplaunch.plan.make import make_plan
+from ddplaunch.record import replace
+from ddplaunch.report import plan_view
+from ddplaunch.report.run_folder import run_id_of
+from ddplaunch.spec import JobSpec
+
+
+def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: str) -> str:
+    """Write the plan as a "table", as "json" or as "sh".
+
+    Raises:
+        LaunchError: the job cannot be run here as asked.
+    """
+    simulated = len(allocation.start) if spec.simulate else 1
+    decided = _of_all_nodes(spec, allocation, look_around(spec, token.public(env), divided_by=simulated))
+    match form:
+        case "json":
+            return plan_view.as_json(decided, spec.origins)
+        case "sh":
+            return plan_view.shell(decided)
+    return plan_view.table(decided, spec)
+
+
+def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
+    """Plan every node as if it were like this one, and put all workers into one plan."""
+    run_id = run_id_of(spec)
+    here = make_plan(spec, allocation, _at(spec, allocation, node, 0), run_id=run_id)
+    if allocation.task is not None or len(here.seats) == 1:
+        return here
+    asked = [_for_host(spec, allocation, place) for place in range(len(here.seats))]
+    nodes = [_at(spec, allocation, node, place) for place in range(len(asked))]
+    drafts = [
+        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id)
+        for place, one in enumerate(asked)
+    ]
+    agreed = Agreed(
+        seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
+        backend=here.backend,
+        backend_reason=here.reasons["backend"],
+    )
+    plans = [
+        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id, agreed=agreed)
+        for place, one in enumerate(asked)
+    ]
+    return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
+
+
+def _at(spec: JobSpec, allocation: Allocation, node: Node, place: int) -> Node:
+    """The node at this place: one like this one, or its part of this one if all nodes are simulated here."""
+    if spec.simulate is None:
+        return node
+    nodes = len(allocation.start)
+    devices = assign.simulated(node.devices, place, nodes, spec.simulate)
+    return replace(node, devices=devices, shared=nodes > 1 and devices == node.devices)
+
+
+def _for_host(spec: JobSpec, allocation: Allocation, place: int) -> JobSpec:
+    """The job as a host gets it that was given a number of workers of its own."""
+    slots = allocation.start[place].slots if allocation.start else None
+    return spec if slots is None else replace(spec, nproc_per_node=slots)

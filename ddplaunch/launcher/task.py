@@ -1,0 +1,39 @@
+"""An agent in a step that ddplaunch has started: `python -m ddplaunch.launcher.task WORDS`.
+
+The words say all that was asked for; variables and files were read where the command was typed.
+"""
+
+from __future__ import annotations
+
+import gc
+
+gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the start
+
+import os  # noqa: E402 - as in __main__
+import sys  # noqa: E402
+
+from ddplaunch.errors import LaunchError  # noqa: E402
+from ddplaunch.exitcodes import BUG  # noqa: E402
+from ddplaunch.launcher import dispatch  # noqa: E402
+from ddplaunch.options.argv import from_argv  # noqa: E402
+from ddplaunch.options.resolve import job_spec  # noqa: E402
+from ddplaunch.slurm.quoting import unsheltered  # noqa: E402
+
+
+def main() -> int:
+    """Run the agent and give the exit status of its task: of a job that failed, one task says so, and not each of them."""
+    try:
+        status = dispatch.run(job_spec(*from_argv(unsheltered(sys.argv[1:]))), dict(os.environ))
+        return status if os.environ.get("SLURM_NODEID") == "0" else 0
+    except LaunchError as error:
+        sys.stderr.write(error.render())
+        return error.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+        sys.excepthook(*sys.exc_info())
+        return BUG
+
+
+if __name__ == "__main__":
+    ended = main()
+    sys.stderr.flush()
+    os._exit(ended)  # to tear the interpreter down would take longer than to start a worker

@@ -1,0 +1,108 @@
+"""A TCP port that is ours until we let go of it. Listens to nothing and accepts nobody."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from ddplaunch.errors import LaunchError
+
+
+class Reservation:
+    """A port that is bound with SO_REUSEADDR but not listened on.
+
+    Strangers cannot get it, not even as an ephemeral port, while the TCPStore of rank 0, which sets SO_REUSEADDR too,
+    still binds it and listens there (checked with torch 2.13, its libuv and its legacy server).
+    """
+
+    def __init__(self, bound: socket.socket) -> None:
+        self._bound = bound
+        self.port: int = bound.getsockname()[1]
+
+    def release(self) -> None:
+        """Let the port go."""
+        self._bound.close()
+
+
+def reserve(port: int = 0) -> Reservation:
+    """Reserve this port, or with 0 any free one.
+
+    Raises:
+        LaunchError: the port is taken, or may not be bound by this user.
+    """
+    bound = for_all_addresses()
+    try:
+        bind(bound, "", port)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EACCES:
+            raise LaunchError(
+                f"--master-port {port}: this user may not bind it", hint="a port above 1023, or no --master-port at all"
+            ) from None
+        raise LaunchError(
+            f"--master-port {port} is taken{_by_whom(port)}",
+            hint="leave --master-port out: ddplaunch then reserves a free one",
+        ) from None
+    return Reservation(bound)
+
+
+def _by_whom(port: int) -> str:
+    """Name the process that holds a port, as far as this user may see it."""
+    import psutil  # 20 ms, and only an error needs it
+
+    holders = [
+        connection
+        for connection in psutil.net_connections("tcp")
+        if connection.laddr and connection.laddr.port == port and connection.pid
+    ]
+    if not holders:
+        return "" if is_listed(port) else ": a process holds it without listening, as ddplaunch does for another job"
+    holder = min(holders, key=lambda connection: connection.status != psutil.CONN_LISTEN)
+    try:
+        command = " ".join(psutil.Process(holder.pid).cmdline())
+    except psutil.Error:
+        command = "?"
+    return f" by pid {holder.pid} ({command[:200]})"
+
+
+def for_all_addresses() -> socket.socket:
+    """Give a socket for all addresses, "": both families where the kernel has IPv6, as torch's TCPStore binds it."""
+    try:
+        both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return both
+
+
+def bind(sock: socket.socket, address: str, port: int) -> None:
+    """Bind, and set SO_REUSEADDR only then: with it we would sit down on a port that another job has reserved.
+
+    Afterwards it lets in who is meant to share the port, and keeps what accepted sockets leave behind from the next job's way.
+
+    Raises:
+        OSError: the port is taken, or may not be bound.
+    """
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        # connections of an earlier job that the kernel has not forgotten are nobody's; a reservation is not listed
+        if error.errno != errno.EADDRINUSE or not is_listed(port):
+            raise
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+    else:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+def is_listed(port: int) -> bool:
+    """Whether any socket with this port listens, is connected or was (proc_net_tcp in the kernel's documentation)."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, "rb") as file:
+                next(file)
+                if any(int(line.split()[1].rpartition(b":")[2], 16) == port for line in file):
+                    return True
+        except OSError:
+            pass  # a kernel without IPv6
+    return False

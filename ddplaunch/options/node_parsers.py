@@ -1,0 +1,107 @@
+"""The grammars of values about nodes: how many, where they meet, what is to break. Pure, as `values` is; resolves no name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ddplaunch.options.parsers import BadValue, digits, duration, positive_duration, quoted, switch, write_duration
+from ddplaunch.spec import Fault
+
+_ENDPOINT = r"(?:\[[\w.:%-]+\]|[\w.-]+)(?::(\d{1,5}))?|[\w.%-]*:[\w.%-]*:[\w.:%-]*"  # the last: bare IPv6
+_FAULTS = ("kill", "node", "hang", "slow")
+_FAULT = r"([a-z]+):(\d{1,9})@(.+)"
+_FAULT_HINT = "type for example kill:5@2s: what, the rank, and the time after the start"
+
+
+def nnodes(value: str) -> tuple[int, int]:
+    """Read N or MIN:MAX."""
+    low, colon, high = value.partition(":")
+    least, most = digits(low), digits(high if colon else low)
+    if not least or not most:
+        raise BadValue("expected a number of nodes, or MIN:MAX")
+    if least > most:
+        raise BadValue(f"the least number of nodes is above the greatest, {most}", hint=f"type {most}:{least}")
+    return least, most
+
+
+def write_nnodes(nodes: tuple[int, int]) -> str:
+    """Write the least and the greatest number of nodes so that `nnodes` reads the same."""
+    least, most = nodes
+    return str(most) if least == most else f"{least}:{most}"
+
+
+def host(value: str) -> str:
+    """Read a host name or an address without a port; an IPv6 address may stand in brackets, as in torchrun."""
+    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    if bare.count(":") == 1:
+        raise BadValue("expected a host without a port", hint="the port has an option of its own: --master-port")
+    if not bare or not bare.isprintable() or any(mark in bare for mark in " []/@,"):
+        raise BadValue("expected a host name or an address")
+    return bare
+
+
+def endpoint(value: str) -> str | None:
+    """Check HOST, HOST:PORT or [IPV6]:PORT; empty means none, as in torchrun."""
+    if not value:
+        return None
+    found = re.fullmatch(_ENDPOINT, value)
+    if not found or int(found[1] or 0) > 65535:
+        raise BadValue("expected HOST or HOST:PORT")
+    return value
+
+
+def rendezvous_settings(value: str) -> dict[str, str]:
+    """Read torchrun's KEY=VALUE,KEY=VALUE and check those that mean something here; is_host becomes 1 or 0. Empty: none."""
+    result = _pairs(value)
+    for key, parse in (
+        ("join_timeout", positive_duration),
+        ("timeout", positive_duration),
+        ("last_call_timeout", duration),
+        ("is_host", switch),
+    ):
+        if key in result:
+            try:
+                found = parse(result[key])
+            except BadValue as error:
+                raise BadValue(f"{key}: {error}") from None
+            if key == "is_host":
+                result[key] = str(int(found))
+    return result
+
+
+def _pairs(value: str) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for part in value.split(",") if value.strip() else ():
+        key, _, content = (piece.strip() for piece in part.partition("="))
+        if not key or not content:
+            raise BadValue("expected KEY=VALUE,KEY=VALUE")
+        result[key] = content
+    return result
+
+
+def faults(value: str) -> tuple[Fault, ...]:
+    """Read faults, separated by commas.
+
+    Raises:
+        BadValue: one of them is none.
+    """
+    return tuple(_fault(part.strip()) for part in value.split(","))
+
+
+def write_faults(found: Sequence[Fault]) -> str:
+    """Write faults so that `faults` reads the same."""
+    return ",".join(f"{fault.kind}:{fault.target}@{write_duration(fault.after)}" for fault in found)
+
+
+def _fault(part: str) -> Fault:
+    found = re.fullmatch(_FAULT, part, re.ASCII)
+    if not found:
+        raise BadValue(f'"{part}" is not KIND:RANK@TIME', hint=_FAULT_HINT)
+    kind, target, after = found.groups()
+    if kind not in _FAULTS:
+        raise BadValue(f'"{part}": expected {quoted(_FAULTS)}', hint=_FAULT_HINT)
+    try:
+        return Fault(kind=kind, target=int(target), after=duration(after))
+    except BadValue as error:
+        raise BadValue(f'"{part}": {error}', hint=_FAULT_HINT) from None

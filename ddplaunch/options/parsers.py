@@ -1,0 +1,294 @@
+"""The grammars of single values: text in, value out. Pure; knows neither which option a text belongs to nor its source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from signal import Signals
+
+from ddplaunch.spec import StreamChoice, Streams
+
+_LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
+_FOREVER = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far beyond it, seconds would not be written as they are read
+_DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
+_SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
+_UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
+_NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
+
+
+class BadValue(ValueError):
+    """What was expected instead of this text, with a hint if the text shows what was meant."""
+
+    def __init__(self, expected: str, *, hint: str | None = None) -> None:
+        super().__init__(expected)
+        self.hint = hint
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Make the parser of a choice between these names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise BadValue(f"expected {quoted(names)}")
+        return text
+
+    return parse
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Write names as in a sentence: "a", "b" or "c"."""
+    marked = [f'"{name}"' for name in names]
+    return marked[0] if len(marked) == 1 else f"{', '.join(marked[:-1])} or {marked[-1]}"
+
+
+def digits(text: str) -> int | None:
+    """Give the number, None if the text is not one: int() would take "1_0", "+1" and the digits of other scripts as well."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
+
+
+def number(low: int, high: int = _LARGEST) -> Callable[[str], int]:
+    """Make the parser of a whole number in a range."""
+
+    def parse(text: str) -> int:
+        value = digits(text)
+        if value is None or not low <= value <= high:
+            raise BadValue(f"expected a number from {low}" + (f" to {high}" if high < _LARGEST else ""))
+        return value
+
+    return parse
+
+
+def text(expected: str) -> Callable[[str], str]:
+    """Make the parser that takes any text of printable characters but the empty one."""
+
+    def parse(value: str) -> str:
+        if not value.strip() or not value.isprintable():
+            raise BadValue(expected)
+        return value
+
+    return parse
+
+
+def name(value: str) -> str:
+    """Take what can be the name of a folder on every file system."""
+    if not re.fullmatch(_NAME, value):
+        raise BadValue("expected up to 128 letters, digits and any of _.+@-, not beginning with one of .+@-")
+    return value
+
+
+def path(value: str) -> str:
+    """Take any path; whether it exists is not asked here."""
+    if not value or "\0" in value:
+        raise BadValue("expected a path")
+    return value
+
+
+def switch(value: str) -> bool:
+    """Read a flag that stands in a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
+    match value.lower():
+        case "1" | "true" | "t" | "yes" | "y" | "on":
+            return True
+        case "0" | "false" | "f" | "no" | "n" | "off":
+            return False
+    raise BadValue("expected 1 or 0")
+
+
+def nproc_per_node(value: str) -> int | str:
+    """Read how many workers: a number, or what to count."""
+    if value == "xpu":  # torchrun's word for Intel GPUs
+        return "gpu"
+    if value in ("gpu", "cpu", "auto"):
+        return value
+    count = digits(value)
+    if count is None or count > _LARGEST:
+        raise BadValue('expected a number, "gpu", "cpu" or "auto"')
+    if count == 0:
+        raise BadValue("a job has at least one worker")
+    return count
+
+
+def duration(value: str) -> float:
+    """Read a time as seconds: 90, 1.5, 90s, 15m, 2h, 1h30m, 2d, 500ms."""
+    if found := re.fullmatch(_SECONDS, value):
+        parts = ("0", "0", "0", *found.groups(), "0")
+    elif value and (found := re.fullmatch(_DURATION, value)):
+        parts = found.groups()
+    else:
+        raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
+    days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
+    # counted in milliseconds, so that the sum is exact and written back as it was read
+    milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
+    if milliseconds >= _FOREVER:
+        raise BadValue("expected less than 30 years")
+    return milliseconds / 1000
+
+
+def positive_duration(value: str) -> float:
+    """Read a time above zero as seconds."""
+    seconds = duration(value)
+    if not seconds:
+        raise BadValue("expected a time above zero")
+    return seconds
+
+
+def duration_from(least: float) -> Callable[[str], float]:
+    """Make the parser of a time, as seconds, that is not below `least` seconds."""
+
+    def parse(value: str) -> float:
+        seconds = duration(value)
+        if seconds < least:
+            raise BadValue(f"expected at least {write_duration(least)}")
+        return seconds
+
+    return parse
+
+
+def write_duration(seconds: float) -> str:
+    """Write seconds so that `duration` reads the same."""
+    return f"{repr(seconds).removesuffix('.0')}s"
+
+
+def positive_number(value: str) -> float:
+    """Read a number above zero, with or without a point."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise BadValue("expected a number above zero")
+    return found
+
+
+def streams(value: str) -> StreamChoice:
+    """Read torchrun's 0 to 3 for all local ranks, or LOCAL_RANK:0-3,... for some."""
+    masks = {str(stream.value): stream for stream in Streams}
+    if value in masks:
+        return StreamChoice(default=masks[value])
+    chosen: dict[int, Streams] = {}
+    for part in value.split(","):
+        local_rank, _, mask = part.partition(":")
+        rank = digits(local_rank)
+        if rank is None or mask not in masks:
+            raise BadValue(
+                "expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
+                hint="type for example 0:3,1:2",
+            )
+        if rank in chosen:
+            raise BadValue(f"local rank {rank} stands there twice")
+        chosen[rank] = masks[mask]
+    return StreamChoice(by_local_rank=chosen)
+
+
+def write_streams(choice: StreamChoice) -> str:
+    """Write a choice of streams so that `streams` reads the same."""
+    if not choice.by_local_rank:
+        return str(choice.default.value)
+    return ",".join(f"{rank}:{stream.value}" for rank, stream in choice.by_local_rank.items())
+
+
+def local_ranks(value: str) -> frozenset[int] | None:
+    """Read local ranks, separated by commas; empty means all, as in torchrun."""
+    if not value:
+        return None
+    ranks = [digits(part.strip()) for part in value.split(",")]
+    if None in ranks:
+        raise BadValue("expected local ranks such as 0,1,2")
+    return frozenset(rank for rank in ranks if rank is not None)
+
+
+def needles(value: str) -> tuple[str, ...]:
+    """Read texts separated by commas; two commas stand for a comma in a text. Empty means none."""
+    if not value:
+        return ()
+    found = tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(","))
+    if "" in found:
+        raise BadValue("an empty text between the commas would match every line")
+    return found
+
+
+def write_needles(found: Sequence[str]) -> str:
+    """Write texts so that `needles` reads the same."""
+    return ",".join(needle.replace(",", ",,") for needle in found)
+
+
+def devices(value: str) -> tuple[str, ...]:
+    """Read device indices and GPU-/MIG- UUIDs, separated by commas, in the order in which they are to be used."""
+    found: list[str] = []
+    for part in value.split(","):
+        index = digits(part.strip())
+        token = part.strip() if index is None else str(index)
+        if index is None and not re.fullmatch(_UUID, token):
+            raise BadValue("expected device indices or UUIDs such as 0,2 or GPU-8932f937")
+        if token in found:
+            raise BadValue(f"device {token} stands there twice")
+        found.append(token)
+    return tuple(found)
+
+
+def signals(value: str) -> tuple[Signals, ...]:
+    """Read signals by name, with or without SIG, or by number, separated by commas."""
+    found: list[Signals] = []
+    for part in (piece.strip() for piece in value.split(",")):
+        upper = part.upper()
+        known = {
+            key: signum
+            for signum in Signals
+            for key in (signum.name, signum.name.removeprefix("SIG"), str(int(signum)))
+        }
+        if upper not in known:
+            raise BadValue(f'"{part}" is not a signal', hint="type names such as SIGTERM or USR1, separated by commas")
+        if known[upper] in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD):
+            raise BadValue(f"{known[upper].name} cannot be passed on", hint=f"leave {part} out")
+        if known[upper] not in found:
+            found.append(known[upper])
+    return tuple(found)
+
+
+def notices(value: str) -> tuple[Signals, ...]:
+    """Read signals that may announce the end of a job; those that say something else to a process may not."""
+    found = signals(value)
+    for signum in found:
+        if signum in (Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH):
+            raise BadValue(
+                f"{signum.name} is no notice of the end", hint="name what your job asks Slurm for: USR1, TERM"
+            )
+    return found
+
+
+def write_signals(found: Sequence[Signals]) -> str:
+    """Write signals so that `signals` reads the same."""
+    return ",".join(signum.name for signum in found)
+
+
+def init_method(value: str) -> str:
+    """Read env, tcp or file:PATH; torch's env:// and file:///PATH mean the same."""
+    if value in ("env", "env://"):
+        return "env"
+    if value == "tcp":
+        return value
+    if value.startswith("file:") and (place := value.removeprefix("file:").removeprefix("//")):
+        return f"file:{place}"
+    if value.startswith("tcp://"):
+        raise BadValue('expected "env", "tcp" or file:PATH', hint="the address is --master-addr and --master-port")
+    raise BadValue('expected "env", "tcp" or file:PATH')
+
+
+_VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
+
+
+def variable(value: str) -> tuple[str, str]:
+    """Read NAME=VALUE.
+
+    Raises:
+        BadValue: it is not that.
+    """
+    name, equals, content = value.partition("=")
+    if not re.fullmatch(_VARIABLE, name) or "\0" in content:
+        raise BadValue("expected NAME=VALUE")
+    if not equals:
+        raise BadValue(
+            "expected NAME=VALUE",
+            hint=f"type `{name}=...`; a variable of the environment you call from reaches the workers by itself",
+        )
+    return name, content

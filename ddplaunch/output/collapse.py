@@ -1,0 +1,118 @@
+"""Equal lines of several ranks become one. Pure: times and lines in, groups of ranks and lines out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from ddplaunch.output.streams import Stream
+
+WAIT = 0.25  # seconds a line waits for the other ranks to say the same
+MOST_HELD = 16 * 2**20  # bytes; beyond it the oldest lines no longer wait
+
+Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrote this block of whole lines
+
+
+class _Entry:
+    __slots__ = ("at", "line", "ranks", "stream")
+
+    def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
+        self.stream = stream
+        self.line = line
+        self.at = at
+        self.ranks = [rank]
+
+
+class Collapse:
+    """Lines of all ranks, in order of first appearance, each held until no other rank can join it.
+
+    A rank joins the oldest equal line behind its own last one on that stream: so its lines keep their order, and a
+    line that it wrote twice is shown twice. A rank that is already past a line, or has ended, is not waited for.
+    """
+
+    def __init__(self, writers: Iterable[tuple[int, Stream]]) -> None:
+        """Wait for these ranks on these streams, until they end."""
+        self._entries: dict[int, _Entry] = {}  # by number, ascending without gaps
+        self._oldest = 0  # number of the first entry
+        self._next = 0
+        self._held = 0  # bytes
+        self._numbers: dict[tuple[Stream, bytes], list[int]] = {}  # where a line stands; the first may be gone
+        self._last: dict[Stream, dict[int, int]] = {stream: {} for stream in Stream}  # rank -> its last entry
+        for rank, stream in writers:
+            self._last[stream][rank] = -1
+        self._expect_all()
+
+    def _expect_all(self) -> None:
+        self._live = {stream: set(last) for stream, last in self._last.items()}
+
+    @property
+    def deadline(self) -> float | None:
+        """When flush wants to be called; None: nothing waits."""
+        return self._entries[self._oldest].at + WAIT if self._entries else None
+
+    def feed(self, rank: int, stream: Stream, block: bytes, at: float) -> list[Group]:
+        """Take whole lines; return those that wait no longer."""
+        last = self._last[stream]
+        number = last[rank]
+        for line in block[:-1].split(b"\n"):
+            number = self._join(rank, stream, line, number, at)
+        last[rank] = number
+        return self.flush(at)
+
+    def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
+        numbers = self._numbers.setdefault((stream, line), [])
+        place = bisect_right(numbers, max(after, self._oldest - 1))
+        if place < len(numbers):
+            number = numbers[place]
+            self._entries[number].ranks.append(rank)
+            return number
+        gone = bisect_left(numbers, self._oldest)
+        if gone > len(numbers) // 2:
+            del numbers[:gone]
+        number = self._next
+        self._next += 1
+        numbers.append(number)
+        self._entries[number] = _Entry(stream, line, at, rank)
+        self._held += len(line) + 1
+        return number
+
+    def end(self, rank: int, stream: Stream, at: float) -> list[Group]:
+        """Wait for this rank no longer."""
+        self._live[stream].discard(rank)
+        groups = self.flush(at)
+        if not any(self._live.values()):
+            self._expect_all()  # the next generation, if there is one
+        return groups
+
+    def flush(self, at: float) -> list[Group]:
+        """Return the lines that wait no longer at this time."""
+        # the first line that some live rank of the stream has not reached yet
+        reached = {
+            stream: min(map(self._last[stream].__getitem__, live), default=self._next)
+            for stream, live in self._live.items()
+        }
+        groups: list[Group] = []
+        lines: list[bytes] = []
+        key: tuple[Stream, list[int]] | None = None
+        while self._entries:
+            entry = self._entries[self._oldest]
+            if reached[entry.stream] < self._oldest and at < entry.at + WAIT and self._held <= MOST_HELD:
+                break
+            self._forget(entry)
+            entry.ranks.sort()
+            if key is not None and key != (entry.stream, entry.ranks):
+                groups.append((key[0], tuple(key[1]), b"\n".join(lines) + b"\n"))
+                lines.clear()
+            key = (entry.stream, entry.ranks)
+            lines.append(entry.line)
+        if key is not None:
+            groups.append((key[0], tuple(key[1]), b"\n".join(lines) + b"\n"))
+        return groups
+
+    def _forget(self, entry: _Entry) -> None:
+        same = (entry.stream, entry.line)
+        if self._numbers[same][-1] == self._oldest:
+            del self._numbers[same]
+        del self._entries[self._oldest]
+        self._oldest += 1
+        self._held -= len(entry.line) + 1

@@ -1,0 +1,168 @@
+"""From what the workers of a node write to what the command writes: the console's side of the pipes.
+
+Pure: bytes and times in, bytes out. It opens, reads and writes no file, decodes nothing, and never holds a line longer
+than it says in `deadline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from ddplaunch.output.lines import Lines, LoneLines
+from ddplaunch.output.prefix import Prefixes
+from ddplaunch.output.streams import Chunks, Shown, Stream, use_colour
+
+if TYPE_CHECKING:
+    from ddplaunch.output.collapse import Collapse, Group
+
+__all__ = ["MODES", "Display", "Shown", "Stream", "use_colour"]
+
+MODES = ("prefix", "raw", "collapse", "rank0", "none")
+
+
+class _Untouched:
+    """The only worker on the console, without a prefix: every byte at once, as if it had the console itself."""
+
+    __slots__ = ("_close_line", "_midline")
+
+    deadline = None
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._close_line = terminal  # else our next words, or the shell's, would stand in the worker's last line
+        self._midline = False
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        if data:
+            self._midline = not data.endswith(b"\n")
+        return data
+
+    def flush(self, at: float) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b"\n" if self._midline and self._close_line else b""
+
+
+_Writer = tuple[int, Stream]
+_Reader = Lines | LoneLines | _Untouched
+
+
+class Display:
+    """The console of one node's workers, for the whole job.
+
+    | mode | several workers shown | one worker shown |
+    | --- | --- | --- |
+    | prefix | whole lines, each with its rank before it | the same, but a progress bar stays a bar |
+    | collapse | the same, equal lines of several ranks once | as prefix |
+    | raw | whole lines as they are | every byte as it comes |
+    | rank0 | | rank 0, every byte as it comes |
+    | none | | |
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str,
+        ranks: Sequence[Shown],
+        colour: Collection[Stream] = (),
+        terminal: Collection[Stream] = (),
+        template: str | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Show all workers of this node, `ranks`, hidden ones included, in one of MODES.
+
+        `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
+        replaces the prefix (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE); `world_size` is the job's, None: `ranks` are all.
+        """
+        shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
+        if mode == "rank0":
+            shown = {rank: worker for rank, worker in shown.items() if rank == 0}
+        self._shown = shown
+        self._terminal = terminal
+        self._bare = mode in ("raw", "rank0")
+        # what other nodes show may stand on the same console, so one worker here need not be alone there
+        here = world_size is None or len(ranks) >= world_size
+        self._alone = len(shown) == 1 and (mode == "rank0" or here)
+        self._streams: dict[_Writer, _Reader] = {}
+        self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
+        self._collapse: Collapse | None = None
+        if mode == "collapse" and not self._alone:
+            from ddplaunch.output.collapse import Collapse  # few jobs ask for it
+
+            self._collapse = Collapse((rank, stream) for rank, worker in shown.items() for stream in worker.streams)
+        self._prefixes = {
+            stream: Prefixes(
+                tuple(shown.values()),
+                colour=stream in colour,
+                template=template,
+                highest=max([(world_size or 1) - 1, *shown]),
+                together=self._collapse is not None,
+            )
+            for stream in Stream
+        }
+
+    def feed(self, rank: int, stream: Stream, data: bytes, at: float) -> Chunks:
+        """Take what was read from a worker at this time (monotonic seconds); return what to write, in order."""
+        reader = self._reader(rank, stream)
+        return [] if reader is None else self._show(rank, stream, reader.feed(data, at), at, reader)
+
+    def end(self, rank: int, stream: Stream, at: float) -> Chunks:
+        """Take the end of a stream; its last line is shown even without a newline."""
+        reader = self._reader(rank, stream)
+        if reader is None:
+            return []
+        del self._streams[rank, stream]  # a worker that is started again gets a new one
+        self._waiting.pop((rank, stream), None)
+        chunks = self._show(rank, stream, reader.end(), at)
+        if self._collapse is not None:
+            chunks += self._label(self._collapse.end(rank, stream, at))
+        return chunks
+
+    def deadline(self) -> float | None:
+        """When flush wants to be called, monotonic seconds; None: not before the next feed."""
+        times = [at for reader in self._waiting.values() if (at := reader.deadline) is not None]
+        if self._collapse is not None and self._collapse.deadline is not None:
+            times.append(self._collapse.deadline)
+        return min(times, default=None)
+
+    def flush(self, at: float) -> Chunks:
+        """Return what was held back until this time."""
+        chunks: Chunks = []
+        for (rank, stream), reader in list(self._waiting.items()):
+            chunks += self._show(rank, stream, reader.flush(at), at, reader)
+        if self._collapse is not None:
+            chunks += self._label(self._collapse.flush(at))
+        return chunks
+
+    def _reader(self, rank: int, stream: Stream) -> _Reader | None:
+        worker = self._shown.get(rank)
+        if worker is None or stream not in worker.streams:
+            return None
+        reader = self._streams.get((rank, stream))
+        if reader is None:
+            if not self._alone:
+                reader = Lines()
+            elif self._bare:
+                reader = _Untouched(terminal=stream in self._terminal)
+            else:
+                reader = LoneLines(self._prefixes[stream].of((rank,)))
+            self._streams[rank, stream] = reader
+        return reader
+
+    def _show(self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader | None = None) -> Chunks:
+        if reader is not None:
+            if reader.deadline is None:
+                self._waiting.pop((rank, stream), None)
+            else:
+                self._waiting[rank, stream] = reader
+        if not block:
+            return []
+        if self._collapse is not None:
+            return self._label(self._collapse.feed(rank, stream, block, at))
+        if self._alone or self._bare:
+            return [(stream, block)]
+        return [(stream, self._prefixes[stream].of((rank,)).add(block))]
+
+    def _label(self, groups: list[Group]) -> Chunks:
+        return [(stream, self._prefixes[stream].of(ranks).add(block)) for stream, ranks, block in groups]

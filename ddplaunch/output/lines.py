@@ -1,0 +1,140 @@
+"""From what one stream of a worker wrote, in pieces of any size, to whole lines. Works on bytes; decodes nothing."""
+
+from __future__ import annotations
+
+from ddplaunch.output.prefix import RESET, Prefix
+from ddplaunch.output.screen import Screen, moves, split_unfinished
+
+LONGEST = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
+UPDATE_INTERVAL = 10.0  # seconds between two looks at a progress bar that has not ended
+SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
+
+
+class Lines:
+    """One stream among several on the same console: gives out whole lines only.
+
+    Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
+    lasts is shown as a line each UPDATE_INTERVAL at most, so that people see it move.
+    """
+
+    __slots__ = ("_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # of the line that has not ended
+        self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
+        self._screen: Screen | None = None  # only while the worker redraws
+        self._settle_at: float | None = None
+        self._update_at: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When flush wants to be called; None: not before the next feed."""
+        return min((at for at in (self._settle_at, self._update_at) if at is not None), default=None)
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece read at this time (monotonic seconds); return the lines that it completes."""
+        data, self._unfinished = split_unfinished(self._unfinished + data)
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        if self._screen is not None or moves(data):
+            return self._draw(data, at)
+        end = data.rfind(b"\n") + 1
+        whole = self._take() + data[:end] if end and self._rest else data[:end]
+        self._rest += data[end:]
+        return whole if len(self._rest) <= LONGEST else whole + self._take() + b"\n"
+
+    def _take(self) -> bytes:
+        text = bytes(self._rest)
+        self._rest.clear()
+        return text
+
+    def _draw(self, data: bytes, at: float) -> bytes:
+        screen = self._screen or Screen()
+        block = screen.feed(self._take() + data)
+        if screen.longest > LONGEST:
+            block += screen.end()
+            screen = Screen()
+        if not screen.holds_lines:
+            self._settle_at = None
+        elif self._settle_at is None:
+            self._settle_at = at + SETTLE_TIME
+        if not screen.drawing:
+            self._update_at = None
+        elif self._update_at is None:
+            self._update_at = at + UPDATE_INTERVAL
+        self._keep(screen)
+        return block
+
+    def _keep(self, screen: Screen) -> None:
+        line = screen.leave()
+        self._screen = screen if line is None else None
+        self._rest += line or b""
+
+    def flush(self, at: float) -> bytes:
+        """Return what is due at this time."""
+        block = b""
+        if self._screen is None:
+            return block
+        if self._settle_at is not None and at >= self._settle_at:
+            self._settle_at = None
+            block += self._screen.settle()
+            if not self._screen.drawing:
+                self._update_at = None
+        if self._update_at is not None and at >= self._update_at:
+            self._update_at = None  # until the bar moves: one that stands still is told once
+            block += self._screen.glance()
+        self._keep(self._screen)
+        return block
+
+    def end(self) -> bytes:
+        """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
+        last = b"" if self._unfinished == b"\r" else self._unfinished
+        if self._screen is not None:
+            return self._screen.feed(last) + self._screen.end()
+        text = self._take() + last
+        return text + b"\n" if text else b""
+
+
+class LoneLines:
+    """The only worker on the console, with a prefix: whole lines, but a progress bar passes at once and stays a bar."""
+
+    __slots__ = ("_before", "_between", "_open", "_rest", "_unfinished")
+
+    deadline = None  # nothing waits for a time
+
+    def __init__(self, prefix: Prefix) -> None:
+        """Give each line this prefix, and each state of a bar."""
+        self._before = prefix.text
+        # a part that has passed cannot be looked at again for colours left on, so each line ends them
+        self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text
+        self._rest = bytearray()  # of the line that has not ended, as long as it has no carriage return
+        self._open = False  # a part of the line has been passed on
+        self._unfinished = b""
+
+    def feed(self, data: bytes, at: float) -> bytes:
+        """Take a piece; return what is to be written."""
+        data, self._unfinished = split_unfinished(self._unfinished + data)
+        data = data.replace(b"\r\n", b"\n")
+        at_once = self._open or b"\r" in data or len(self._rest) + len(data) > LONGEST
+        end = len(data) if at_once else data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return b""
+        text = bytes(self._rest) + data[:end]
+        self._rest[:] = data[end:]
+        return self._pass(text)
+
+    def _pass(self, text: bytes) -> bytes:
+        before = b"" if self._open else self._before
+        self._open = not text.endswith(b"\n")
+        out = before + text.replace(b"\n", self._between).replace(b"\r", b"\r" + self._before)
+        return out if self._open else out.removesuffix(self._before)
+
+    def flush(self, at: float) -> bytes:
+        """Return nothing: there is no deadline."""
+        return b""
+
+    def end(self) -> bytes:
+        """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
+        rest = bytes(self._rest) + (b"" if self._unfinished == b"\r" else self._unfinished)
+        return self._pass(rest + b"\n") if rest or self._open else b""

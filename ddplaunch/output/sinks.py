@@ -1,0 +1,117 @@
+"""Where a worker's bytes go: its log, the end of it kept for the failure report, and the display."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ddplaunch.output.display import Display, Stream
+from ddplaunch.output.log import BoundedLog
+from ddplaunch.output.prefix import Prefix
+
+if TYPE_CHECKING:
+    from ddplaunch.output.filter import LineFilter
+
+TAIL = 8192  # bytes of stderr kept for the failure report
+
+Put = Callable[[Stream, bytes], None]
+
+
+class Output:
+    """Everything that the workers of this node write."""
+
+    def __init__(self, display: Display, put: Put) -> None:
+        self._display = display
+        self._put = put
+        self._logs: dict[tuple[int, Stream], BoundedLog] = {}
+        self._tails: dict[int, bytes] = {}
+        self._ended: set[tuple[int, Stream]] = set()
+        self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, BoundedLog]] = {}
+        self._filter_logs: list[BoundedLog] = []
+        self.problem: str | None = None  # the first log that could not be written, and why
+        self.muted = False  # what would be shown is dropped and counted
+        self.dropped = 0  # bytes so far
+
+    def open(self, rank: int, logs: tuple[str, str] | None, limit: int | None) -> None:
+        """Expect output of this worker; `limit` is in bytes for each of its logs."""
+        self._tails[rank] = b""
+        self._ended -= {(rank, stream) for stream in Stream}
+        for stream, path in zip(Stream, logs or (), strict=False):
+            self._logs[rank, stream] = BoundedLog(path, limit)
+
+    def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], path: str) -> None:
+        """Copy the lines of these workers that contain any of `needles` to one more file, each after its rank's header."""
+        from ddplaunch.output.filter import LineFilter  # few jobs ask for it
+
+        log = BoundedLog(path, None)
+        self._filter_logs.append(log)
+        for rank, header in headers.items():
+            self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)
+
+    def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
+        """Take what a worker wrote."""
+        log = self._logs.get((rank, stream))
+        if log is not None:
+            log.write(data)
+            self._note(log)
+        if stream is Stream.ERR:
+            self._tails[rank] = (self._tails[rank] + data[-TAIL:])[-TAIL:]
+        if (rank, stream) in self._filters:
+            filter_, header, file = self._filters[rank, stream]
+            if lines := filter_.feed(data):
+                file.write(header.add(lines))
+        self._show(self._display.feed(rank, stream, data, at))
+
+    def ended(self, rank: int, stream: Stream, at: float) -> None:
+        """Take note that nothing more will come."""
+        if (rank, stream) in self._ended:
+            return
+        self._ended.add((rank, stream))
+        self._show(self._display.end(rank, stream, at))
+        if (rank, stream) in self._filters:
+            filter_, header, file = self._filters[rank, stream]
+            if lines := filter_.end():
+                file.write(header.add(lines))
+        log = self._logs.pop((rank, stream), None)
+        if log is not None:
+            log.close()
+            self._note(log)
+
+    def _note(self, log: BoundedLog) -> None:
+        if log.error is not None and self.problem is None:
+            self.problem = f"{log.error.strerror}: {log.path}: output is shown, but no longer kept"
+
+    def close_filters(self) -> None:
+        """End the filtered copies of this generation."""
+        for log in self._filter_logs:
+            log.close()
+        self._filter_logs.clear()
+        self._filters.clear()
+
+    def tail(self, rank: int) -> str:
+        """The last lines of a worker's stderr."""
+        tail = self._tails.get(rank, b"")
+        if len(tail) == TAIL:
+            tail = tail.partition(b"\n")[2]
+        return tail.decode(errors="replace")
+
+    @property
+    def deadline(self) -> float | None:
+        """When the display wants to show what it holds back."""
+        return self._display.deadline()
+
+    def flush(self, at: float) -> None:
+        """Show what was held back long enough."""
+        self._show(self._display.flush(at))
+
+    def _show(self, chunks: Iterable[tuple[Stream, bytes]]) -> None:
+        for stream, shown in chunks:
+            if self.muted:
+                self.dropped += len(shown)
+            else:
+                self._put(stream, shown)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether everything that the workers write is in logs too."""
+        return bool(self._logs) and self.problem is None

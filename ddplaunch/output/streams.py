@@ -1,0 +1,61 @@
+"""Which workers and which of their streams the console shows. Pure data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+
+from ddplaunch.record import record
+
+
+class Stream(Enum):
+    """One of the two streams that a worker writes to and the command passes on."""
+
+    OUT = "stdout"
+    ERR = "stderr"
+
+
+BOTH = frozenset(Stream)
+
+Chunks = list[tuple[Stream, bytes]]  # what to write where, in this order
+
+
+@record(kw_only=True)
+class Shown:
+    """A worker of this node as the console knows it."""
+
+    rank: int
+    local_rank: int
+    role: str = "default"  # torchrun's --role; only a prefix template names it
+    streams: frozenset[Stream] = BOTH  # those that go to the console; empty: a hidden worker
+
+
+@record(kw_only=True)
+class Screen:
+    """What the command's output goes to, here or where it was typed."""
+
+    terminals: frozenset[Stream]
+    colour: frozenset[Stream]
+
+    @classmethod
+    def here(cls, env: Mapping[str, str]) -> Screen:
+        """Look at our own stdout and stderr."""
+        terminals = frozenset(stream for stream, fd in ((Stream.OUT, 1), (Stream.ERR, 2)) if os.isatty(fd))
+        return cls(
+            terminals=terminals,
+            colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
+        )
+
+
+def use_colour(env: Mapping[str, str], isatty: bool) -> bool:
+    """Whether to write colours to a stream.
+
+    NO_COLOR beats FORCE_COLOR and CLICOLOR_FORCE, as in Python 3.13; these beat TERM=dumb and no terminal.
+    Sources: no-color.org, force-color.org, bixense.com/clicolors.
+    """
+    if env.get("NO_COLOR"):
+        return False
+    if any(env.get(name, "") not in ("", "0", "false") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return isatty and env.get("TERM") != "dumb" and env.get("CLICOLOR") != "0"

@@ -1,0 +1,81 @@
+"""Many ranks in few characters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddplaunch.cluster import Allocation
+from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.node import Node
+from ddplaunch.errors import LaunchError
+from ddplaunch.plan import Seat
+from ddplaunch.plan.assign import many, too_few
+from ddplaunch.spec import JobSpec
+
+
+def compress(ranks: Iterable[int]) -> str:
+    """Write ranks as ascending ranges, each rank once: "0-2,4"."""
+    ranges: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if ranges and rank == ranges[-1][1] + 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[int, str]:
+    """How many workers this agent has, and why."""
+    if allocation.task is not None:
+        return 1, f"{allocation.cluster} has started a command for each rank"
+    if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
+        return allocation.nproc_per_node, allocation.cluster
+    if spec.nproc_per_node is None and allocation.tasks_per_node and not node.devices:
+        return allocation.tasks_per_node, f"no accelerator, and {allocation.cluster} was asked for as many tasks"
+    return workers_of_node(spec, node.devices, node.hardware)
+
+
+def place_of(allocation: Allocation) -> int:
+    """Give which seat of the job this agent has."""
+    if allocation.task is not None:
+        return allocation.task.rank
+    return allocation.node_rank or 0  # which it may get later
+
+
+def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
+    """Give the seats of a job whose nodes are all taken to be like this one."""
+    number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
+    hosts = allocation.hosts if len(allocation.hosts) == number else ()
+    return tuple(
+        Seat(hosts[index] if hosts else node.host if index == place else f"node-{index}", workers)
+        for index in range(number)
+    )
+
+
+def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple[int, str]:
+    """Give the number of workers of this node and where it came from.
+
+    Raises:
+        LaunchError: "gpu" on a node without any, or fewer devices than one worker needs.
+    """
+    asked = spec.nproc_per_node
+    if isinstance(asked, int):
+        return asked, spec.origin("nproc_per_node")
+    origin = f"{spec.asked('nproc_per_node', asked)}: " if asked else ""
+    if asked == "gpu" and not devices:
+        raise LaunchError(
+            f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
+        )
+    if asked == "cpu" or (asked == "auto" and not devices):
+        return hardware.usable_cpus, f"{origin}{many(hardware.usable_cpus, 'usable CPU')}"
+    if not devices:
+        return 1, "no accelerator, so one worker"
+    workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
+    if workers == 0:
+        raise too_few(spec, 1, devices)
+    reason = f"{origin}{many(len(devices), 'accelerator')}"
+    if spec.gpus_per_worker:
+        reason += f", {spec.gpus_per_worker} for each worker"
+    if spec.workers_per_gpu:
+        reason += f", {many(spec.workers_per_gpu, 'worker')} on each"
+    return workers, reason

@@ -1,0 +1,178 @@
+"""Checks that the program of the workers is there to be run, before anything starts. Looks at files; runs and imports nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import zipimport
+from collections.abc import Iterator
+
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.spec import Program, ProgramKind
+
+
+def check(program: Program, path: str | None) -> None:
+    """Look for the program and its interpreter; `path` is the PATH that the workers will have.
+
+    Raises:
+        LaunchError: it is not there, or cannot be run; with status 126 or 127 if it is a command.
+    """
+    match program.kind:
+        case ProgramKind.COMMAND:
+            _check_command(program.target, path)
+            return
+        case ProgramKind.SCRIPT:
+            _check_script(program.target, path)
+        case ProgramKind.MODULE:
+            _check_module(program.target, ours=program.python is None)
+    if program.python is not None:
+        _check_command(program.python, path, hint="--python takes a path, or a name on PATH")
+
+
+def _check_script(target: str, path: str | None) -> None:
+    if target == "-":
+        raise LaunchError(
+            "a script cannot come from standard input: every worker would need all of it",
+            hint="write it to a file",
+        )
+    try:
+        mode = os.stat(target).st_mode
+        if stat.S_ISDIR(mode):
+            if not any(os.path.exists(os.path.join(target, main)) for main in ("__main__.py", "__main__.pyc")):
+                raise LaunchError(f"{target} is a directory without __main__.py", hint=_directory_hint(target))
+            return
+        if not stat.S_ISREG(mode):
+            raise LaunchError(
+                f"{target} is not a file that every worker can read from its beginning", hint="write it to a file"
+            )
+        with open(target, "rb"):
+            pass
+    except (FileNotFoundError, NotADirectoryError):
+        raise LaunchError(_missing(target), hint=_missing_hint(target, path)) from None
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or "embedded null byte").lower()  # the only other error of open()
+        raise LaunchError(f"cannot read {target}: {reason}") from None
+    try:
+        archive = zipimport.zipimporter(target)
+    except zipimport.ZipImportError:
+        return  # not a zip file: python reads it as source
+    if archive.find_spec("__main__") is None:
+        raise LaunchError(f"{target} is a zip file without __main__.py")
+
+
+def _missing(target: str) -> str:
+    if os.path.islink(target):
+        return f"{target} is a link to {os.readlink(target)}, which does not exist"
+    return f"{target} does not exist" if target else "the name of the script is empty"
+
+
+def _missing_hint(target: str, path: str | None) -> str | None:
+    if os.path.islink(target):
+        return None
+    folder, name = os.path.split(target)
+    try:
+        names = [entry for entry in os.listdir(folder or ".") if not entry.startswith(".")]
+    except OSError:
+        return f"the folder {folder} does not exist" if folder else None
+    # a module's name is worth more than a file that is only like it
+    if not folder and _is_dotted(name) and not name.endswith(".py") and _top_level(name) is not None:
+        return f"to run a module, type `ddplaunch -m {name}`"
+    if meant := did_you_mean(name, names, cutoff=0.75):
+        return f"did you mean `{os.path.join(folder, meant)}`?"
+    if not folder and any(_is_program(place) for place in _on_path(name, path)):
+        return f"to run a command that is no Python script, type `ddplaunch --no-python {name}`"
+    return f"paths are taken from {_here()}"
+
+
+def _directory_hint(target: str) -> str:
+    try:
+        scripts = sorted(entry for entry in os.listdir(target) if entry.endswith(".py") and entry != "__init__.py")
+    except OSError:
+        scripts = []
+    if not scripts:
+        return "python runs a directory by the __main__.py in it"
+    script = next((name for name in ("train.py", "main.py") if name in scripts), scripts[0])
+    return f"name the script in it, such as {os.path.join(target, script)}"
+
+
+def _check_module(target: str, *, ours: bool) -> None:
+    if not _is_dotted(target):
+        dotted = target.removesuffix(".py").strip("./").replace("/", ".")
+        raise LaunchError(
+            f"-m {target}: a module has a dotted name",
+            hint=f"type `-m {dotted}`, or leave -m out to run a file" if _is_dotted(dotted) else None,
+        )
+    if target.endswith(".py") and os.path.exists(target):
+        raise LaunchError(
+            f"-m {target}: this is a file",
+            hint=f"type `-m {target.removesuffix('.py')}`, or leave -m out to run a file",
+        )
+    if ours and _top_level(target) is None:
+        top = target.partition(".")[0]
+        raise LaunchError(
+            f"-m {target}: there is no module {top} in {_here()} or installed for {sys.executable}",
+            hint="--python names another interpreter, PYTHONPATH more folders",
+        )
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _top_level(module: str) -> object | None:
+    """The module that `module` begins with, as a worker started here would find it; imports nothing."""
+    from importlib.machinery import PathFinder
+    from importlib.util import (
+        find_spec,  # costs a millisecond that most jobs need not pay
+    )
+
+    top = module.partition(".")[0]
+    try:
+        return PathFinder.find_spec(top, [_here()]) or find_spec(top)
+    except ValueError:
+        return top  # loaded in a way of its own: it is there
+
+
+def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
+    places = [target] if "/" in target else list(_on_path(target, path))
+    if any(_is_program(place) for place in places):
+        return
+    found = next((place for place in places if os.path.lexists(place)), None)
+    if found is None:
+        where = "does not exist" if "/" in target else "was not found on PATH"
+        raise LaunchError(
+            f"{target or 'a command without a name'} {where}", hint=hint or _command_hint(target), status=NOT_FOUND
+        )
+    if os.path.isdir(found):
+        reason = "is a directory"
+    elif not os.path.exists(found):
+        reason = "is a link to what does not exist"
+    else:
+        reason = "is not executable"
+        hint = hint or f"type `chmod +x {found}`" + ("; or leave --no-python out" if found.endswith(".py") else "")
+    raise LaunchError(f"{found} {reason}", hint=hint, status=NOT_EXECUTABLE)
+
+
+def _command_hint(target: str) -> str | None:
+    if "/" not in target and os.path.isfile(target):
+        return "leave --no-python out" if target.endswith(".py") else f"for the file in this folder type `./{target}`"
+    return None
+
+
+def _on_path(name: str, path: str | None) -> Iterator[str]:
+    if name:
+        for folder in (os.defpath if path is None else path).split(os.pathsep):
+            yield os.path.join(folder or ".", name)
+
+
+def _is_program(place: str) -> bool:
+    return os.path.isfile(place) and os.access(place, os.X_OK)
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # removed meanwhile
+        return "."

@@ -1,0 +1,102 @@
+"""The words that close a job or a generation, the failure report aside. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import SIGINT, SIGKILL, SIGQUIT
+from typing import TYPE_CHECKING
+
+from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.report.words import count, duration, signal_name, these_ranks
+from ddplaunch.supervise.node import State, Why
+from ddplaunch.supervise.outcome import WorkerExit
+
+if TYPE_CHECKING:  # one node needs none of it
+    from ddplaunch.supervise import job
+
+_START_HINTS = {
+    NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
+    NOT_EXECUTABLE: "\nhint: is it executable? Else the machine is at a limit: see `ulimit -u` and `ulimit -n`\n",
+}
+_KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
+
+
+def closing(state: State, exits: Sequence[WorkerExit], seconds: float, at: float, reason: str) -> str | None:
+    """Say how the job ended; None if it failed, or if nobody is there to be told.
+
+    `seconds` are those of the job until `at`; `reason` is why the cluster ended it, if it has.
+    """
+    match state.why:
+        case Why.FAILED | Why.FINISHED if state.requeue:
+            return render_left(len(exits), state.requeue, seconds)
+        case Why.FINISHED:
+            return render_finished(len(state.policy.ranks), seconds, restarts=state.generation)
+        case Why.SIGNALLED:
+            stopped = min((end.stopped_at for end in exits if end.stopped_at is not None), default=at)
+            return with_reason(reason, render_stopped(state.signum, seconds - (at - stopped), exits))
+        case Why.TIMED_OUT:
+            return render_timeout(state.policy.timeout or 0.0, exits)
+    return None
+
+
+def ended_with(state: State | job.State) -> int | None:
+    """Give the signal that ended the job, or the worker that failed first; None if none did."""
+    match state.why.name if state.why is not None else "":
+        case "SIGNALLED":
+            return state.signum
+        case "FAILED" if state.failure is not None:
+            return state.failure.signal
+    return None
+
+
+def render_finished(workers: int, seconds: float, *, restarts: int = 0, nodes: int = 1) -> str:
+    """Say that all workers ended with 0: "4 workers finished in 12.3 s"."""
+    on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
+    after = f" after {count(restarts, 'restart')}" if restarts else ""
+    return f"{count(workers, 'worker')}{on} finished in {duration(seconds)}{after}"
+
+
+def render_left(workers: int, notice: int, seconds: float, *, nodes: int = 1) -> str:
+    """Say that all workers left after a notice: "4 workers left after SIGUSR1, 12.3 s after the start"."""
+    on = f" on {count(nodes, 'node')}" if nodes > 1 else ""
+    return f"{count(workers, 'worker')}{on} left after {signal_name(notice)}, {duration(seconds)} after the start"
+
+
+def starting_again(wait: float, number: int, most: int) -> str:
+    """Say that another generation follows: "starting all workers again in 2 s (restart 1 of 3)"."""
+    pause = f" in {wait:g} s" if wait else ""
+    return f"starting all workers again{pause} (restart {number} of {most})"
+
+
+def render_start_failure(who: str, reason: str, status: int) -> str:
+    """Write the report of a worker that could not be started."""
+    return f"error: {who} could not be started: {reason}\n{_START_HINTS.get(status, '')}"
+
+
+def render_stopped(signum: int, after: float, exits: Sequence[WorkerExit]) -> str:
+    """Say that a signal ended the job: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
+
+    `after` is the number of seconds from the start of the job to the signal.
+    """
+    return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} after {duration(after)}{_ends(exits)}"
+
+
+def with_reason(reason: str, words: str) -> str:
+    """Put the cluster's reason first: "out of walltime: stopped by SIGTERM ..."; "" for none."""
+    return f"{reason}: {words}" if reason else words
+
+
+def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
+    """Say that --timeout was reached: "stopped: --timeout of 2 h was reached; 4 workers ended in 0.2 s"."""
+    return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"
+
+
+def _ends(exits: Sequence[WorkerExit]) -> str:
+    """Say how long the workers took to end, and which of them had to be killed."""
+    stopped = [end for end in exits if end.stopped_with is not None]
+    if not stopped:
+        return ""
+    took = [end.at - end.stopped_at for end in stopped if end.stopped_at is not None]
+    killed = [end.rank for end in stopped if end.stopped_with == SIGKILL]
+    text = f"; {count(len(stopped), 'worker')} ended" + (f" in {duration(max(took))}" if took else "")
+    return text + (f", {these_ranks(killed)} by SIGKILL" if killed else "")

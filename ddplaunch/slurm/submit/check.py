@@ -1,0 +1,106 @@
+"""Looks, before a job is queued, for what would make it fail once it runs, hours later. Looks at files; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.process.program import check as check_program
+from ddplaunch.slurm.submit import output_paths
+from ddplaunch.slurm.submit.args import Request
+from ddplaunch.spec import JobSpec
+
+_NODES = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def check(request: Request, spec: JobSpec, env: Mapping[str, str]) -> None:
+    """Look at the job and at what sbatch is given, from the folder in which the job will run.
+
+    Raises:
+        LaunchError: the job would fail, or the options contradict each other.
+    """
+    _together(request)
+    check_program(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+    for name in ("hostfile", "token_file"):
+        path = getattr(spec, name)
+        if path is not None:
+            _readable(path, spec.asked(name, path))
+    _nodes(request, spec)
+    if spec.requeue_on and request.has("no-requeue"):
+        raise LaunchError(
+            f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
+            hint="leave one out: a job that goes back into the queue has to be allowed to",
+        )
+    if spec.debug_rank is not None:
+        raise LaunchError(
+            f"{spec.asked('debug_rank', spec.debug_rank)}: a batch job has no terminal",
+            hint="debug it in an allocation of `salloc`, or of `srun --pty bash`",
+        )
+
+
+def check_output(path: str, pattern: str) -> None:
+    """Look at the folder of an output file, which Slurm does not make: the job would fail without a word.
+
+    Raises:
+        LaunchError: it is not there, or cannot be written.
+    """
+    folder = os.path.dirname(path) or os.curdir
+    if not output_paths.is_whole(folder):
+        return  # only the job knows it
+    if not os.path.isdir(folder):
+        raise LaunchError(
+            f"output {pattern}: the folder {folder} does not exist, and Slurm does not make it",
+            hint=f"type `mkdir -p {shlex.quote(folder)}`",
+        )
+    if not os.access(path if os.path.lexists(path) else folder, os.W_OK):
+        raise LaunchError(
+            f"output {pattern}: {path if os.path.lexists(path) else os.path.abspath(folder)} cannot be written",
+            hint="name a file elsewhere: --output FOLDER/%x-%j.out",
+        )
+
+
+def _together(request: Request) -> None:
+    for first, second, hint in (
+        ("follow", "parsable", "both write to stdout: leave one out"),
+        ("follow", "print", "a script that is only shown has no output: leave one out"),
+        ("wait", "print", "a script that is only shown has no end: leave one out"),
+    ):
+        if getattr(request, first) and getattr(request, second):
+            raise LaunchError(f"--{first} and --{second} do not go together", hint=hint)
+    if (request.follow or request.wait) and request.has("test-only"):
+        raise LaunchError("--test-only submits nothing to wait for", hint="leave one out")
+    if request.follow and request.has("array"):
+        raise LaunchError(
+            "--follow shows the output of one job, not of an array",
+            hint="type --wait, and look at the files of its elements with tail -F",
+        )
+
+
+def _nodes(request: Request, spec: JobSpec) -> None:
+    found = _NODES.fullmatch(request.value("nodes") or "")
+    if found is None:
+        return
+    given = int(found[1])  # the least that Slurm may give
+    if spec.standalone and given > 1:
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
+            hint="--standalone means one node: leave one out",
+        )
+    least, most = spec.nnodes
+    if "nnodes" in spec.origins and not least <= given <= most:
+        asked = str(least) if least == most else f"{least}:{most}"
+        raise LaunchError(
+            f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', asked)} do not go together",
+            hint="leave --nnodes out: the job has all nodes that Slurm gives it",
+        )
+
+
+def _readable(path: str, asked: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise LaunchError(f"{asked}: {(error.strerror or str(error)).lower()}") from None

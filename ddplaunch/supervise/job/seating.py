@@ -1,0 +1,86 @@
+"""Which agent has which place, whether one may take part, and what they should have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.supervise.job.state import OWN, Member, State
+
+
+def why_refused(state: State, member: Member) -> str | None:
+    """Say why an agent cannot take part; None if it can."""
+    most, wanted = state.policy.most, member.wanted
+    if wanted is not None and wanted >= most:
+        return f"node rank {wanted}: the job has {_nodes(most)}, node ranks 0 to {most - 1}"
+    taken = {0 if other.id == OWN else other.wanted: other for other in state.members.values()}
+    if wanted is not None and wanted in taken:
+        return f"node rank {wanted} is taken by {taken[wanted].host}"
+    if len(state.members) == most:
+        hosts = ", ".join(other.host for other in list(state.members.values())[:8])
+        return f"the job has its {_nodes(most)} already: {hosts}"
+    return None
+
+
+def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
+    """Give the agents by place: the coordinator's own first, each at its wanted place, the others in between.
+
+    Whoever had a place before comes before whoever is new, so that ranks change as little as they can.
+    """
+    number = len(members)
+    places: dict[int, Member] = {0: members[OWN]}
+    rest = []
+    for member in members.values():
+        if member.id != OWN:
+            if member.wanted is not None and member.wanted < number:
+                places[member.wanted] = member
+            else:
+                rest.append(member)
+    rest.sort(key=lambda member: (_or_last(member.wanted), _or_last(member.place), member.id))
+    free = (place for place in range(number) if place not in places)
+    places.update(zip(free, rest, strict=True))
+    return tuple(places[place] for place in range(number))
+
+
+def waiting(state: State) -> str:
+    """Say whom a meeting waits for."""
+    here, policy = len(state.members), state.policy
+    if here >= policy.least:
+        return f"{here} of {policy.least} to {policy.most} nodes are there; starting unless another one comes"
+    return f"waiting for {missing(state)}"
+
+
+def missing(state: State) -> str:
+    """Say who has not come yet: "2 of 3 nodes: node 1 (b), node 2 (c)"."""
+    here, policy = state.members.values(), state.policy
+    lacking = f"{policy.least - len(here)} of {_nodes(policy.least)}"
+    taken = {0, *(member.wanted for member in here)}
+    by_rank = policy.least == policy.most and all(member.wanted is not None or member.id == OWN for member in here)
+    if not by_rank or (len(here) == 1 and not policy.names):
+        hosts = ", ".join(member.host for member in list(here)[:8])
+        return f"{lacking} (there {'is' if len(here) == 1 else 'are'} {hosts})" if here else lacking
+    absent = [place for place in range(policy.most) if place not in taken]
+    names = dict(enumerate(policy.names))
+    shown = ", ".join(f"node {place} ({names[place]})" if place in names else f"node {place}" for place in absent[:8])
+    return f"{lacking}: {shown}{', ...' if len(absent) > 8 else ''}"
+
+
+def disagreements(members: Sequence[Member]) -> list[str]:
+    """Say what differs between the nodes and should not, one sentence each."""
+    sentences = []
+    for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
+        holders: dict[str, str] = {}
+        for member in members:
+            if value := dict(member.agreed).get(what):
+                holders.setdefault(value, member.host)
+        if len(holders) > 1:
+            found = ", ".join(f"{value} on {host}" for value, host in list(holders.items())[:4])
+            sentences.append(f"warning: {what} is not the same on all nodes: {found}")
+    return sentences
+
+
+def _or_last(place: int | None) -> float:
+    return float("inf") if place is None else place
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"

@@ -1,0 +1,118 @@
+"""What the coordinator's next step depends on: the policy, who is there, how far the job has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+from ddplaunch.record import NOTHING, record
+from ddplaunch.supervise.first_failure import first_failure
+from ddplaunch.supervise.outcome import WorkerExit
+
+OWN = 0  # the id of the coordinator's own agent
+
+
+class Phase(Enum):
+    """What is being waited for."""
+
+    MEETING = auto()  # the agents of the next generation
+    RUNNING = auto()
+    STOPPING = auto()  # all were told to stop; some have workers yet
+    PAUSING = auto()  # between two generations
+    ENDED = auto()
+
+
+class Why(Enum):
+    """Why the workers are no longer to run."""
+
+    FINISHED = auto()
+    FAILED = auto()
+    SIGNALLED = auto()
+    TIMED_OUT = auto()
+    FRONT_LOST = auto()
+    NODE_LOST = auto()
+    NODE_JOINED = auto()
+    NOT_MET = auto()
+
+
+@record(kw_only=True)
+class Policy:
+    """What the user decided about the nodes."""
+
+    least: int  # nodes
+    most: int
+    max_restarts: int = 0
+    meeting_time: float = 600.0  # seconds to wait for the nodes
+    last_call: float = 30.0  # seconds to wait for further nodes once `least` are there
+    replaceable: bool = False  # whether somebody may start a lost node's agent anew
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
+    names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster tells
+
+
+@record(kw_only=True)
+class Member:
+    """An agent, as the coordinator knows it."""
+
+    id: int
+    host: str
+    workers: int
+    wanted: int | None  # the place it has been given by its user; None: any
+    agreed: tuple[tuple[str, str], ...] = ()  # what all should have in common: (what, value)
+    place: int | None = None  # in the generation that runs; None: it joined later
+    has_ended: bool = False  # nothing of this generation is left there
+
+    def __str__(self) -> str:
+        return self.host if self.place is None else f"node {self.place} ({self.host})"
+
+
+@record(kw_only=True)
+class State:
+    """Everything that the next step depends on."""
+
+    policy: Policy
+    phase: Phase = Phase.MEETING
+    members: Mapping[int, Member] = NOTHING  # by id, in order of arrival
+    missed: int = 0  # nodes that were given up before they came
+    why: Why | None = None
+    signum: int = 0
+    notice: int = 0  # the first of policy.notices that came to any node in this generation
+    abandoned: bool = False  # a person has stopped the job
+    requeue: int = 0  # when ended: the notice after which the job should go back into the queue
+    generation: int = -1
+    restarts: int = 0  # of --max-restarts that are used
+    short_lives: int = 0
+    generation_at: float = 0.0
+    exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
+    start_failure: StartFailed | None = None
+    lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"
+    halted: bool = False  # somebody wants the end: nothing is started again
+    phase_deadline: float | None = None  # when this phase has waited long enough
+    give_up_at: float | None = None  # when a meeting has
+    notice_at: float | None = None  # when to say what is being waited for
+    status: int | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `step` should be told of the time at the latest."""
+        deadlines = (self.phase_deadline, self.give_up_at, self.notice_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def taking_part(self) -> tuple[Member, ...]:
+        """The members of the generation that runs."""
+        return tuple(member for member in self.members.values() if member.place is not None)
+
+    @property
+    def failure(self) -> WorkerExit | None:
+        """The first failure of this generation on any node."""
+        return first_failure(self.exits)
+
+
+@record
+class StartFailed:
+    """A worker could not be started."""
+
+    rank: int
+    host: str
+    reason: str
+    status: int

@@ -1,0 +1,297 @@
+"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+
+from ddplaunch import exitcodes
+from ddplaunch.record import replace
+from ddplaunch.supervise import backoff
+from ddplaunch.supervise.first_failure import failure_status, follows
+from ddplaunch.supervise.job.actions import Action, Begin, Dismiss, Drop, Kill, Refuse, Report, Say, Stop
+from ddplaunch.supervise.job.events import (
+    DeadlineReached,
+    Event,
+    JobStopping,
+    Joined,
+    Left,
+    NodeEnded,
+    NodeKilling,
+    NodeNoticed,
+    NodeStopping,
+    OneFewer,
+)
+from ddplaunch.supervise.job.seating import disagreements, missing, order, waiting, why_refused
+from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State, Why
+from ddplaunch.supervise.notice import all_left
+
+FIRST_NOTICE = 3.0  # seconds after which it is said for the first time whom the job waits for
+NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+_OWN_END = "its ddplaunch was ended"
+_CUT_OFF = "cut off from the command that started it"  # by ssh or the like
+LINGER = 60.0  # seconds after which nodes that have finished are named while the others run on
+
+Result = tuple[State, tuple[Action, ...]]
+
+
+def begin(policy: Policy, at: float) -> Result:
+    """Wait for the agents."""
+    return State(policy=policy, give_up_at=at + policy.meeting_time, notice_at=at + FIRST_NOTICE), ()
+
+
+def step(state: State, event: Event) -> Result:
+    """Give the state after `event` and what is to be done."""
+    if state.phase is Phase.ENDED:
+        return state, (Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
+            event, Joined
+        ) else ()
+    match event:
+        case Joined(member, at):
+            return _joined(state, member, at)
+        case Left(who, reason, at):
+            return _left(state, who, reason, at) if who in state.members else (state, ())
+        case OneFewer(at):
+            state = replace(state, missed=state.missed + 1)
+            return _start(state, at) if state.phase is Phase.MEETING and _nobody_else_comes(state) else (state, ())
+        case NodeStopping(who, why, signum, at):
+            return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
+        case NodeNoticed(who, signum):
+            return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
+        case NodeKilling(who, _):
+            others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
+            return replace(state, halted=True), (Kill(others),)
+        case JobStopping(why, signum, at):
+            return _job_stopping(_noted(state, signum, why), why, signum, at)
+        case NodeEnded(who, _, _, at):
+            return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
+        case DeadlineReached(at):
+            return _deadline(state, at)
+
+
+def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
+    """Remember that the end was announced, or that a person wants it."""
+    if why is not Why.SIGNALLED:
+        return state
+    if signum in state.policy.notices:
+        return state if state.notice else replace(state, notice=signum)
+    return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
+
+
+def _is_awaited(state: State, who: int) -> bool:
+    """Whether the end of this generation is yet to come from there."""
+    member = state.members.get(who)
+    return member is not None and member.place is not None and not member.has_ended
+
+
+# --- who is there
+
+
+def _joined(state: State, member: Member, at: float) -> Result:
+    if (reason := why_refused(state, member)) is not None:
+        return state, (Refuse(member.id, reason, exitcodes.USAGE),)
+    state = replace(state, members={**state.members, member.id: member})
+    if state.phase is Phase.MEETING:
+        return _met(state, at, regrouping=state.generation >= 0)
+    if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
+        stopped, actions = _stop(state, Why.NODE_JOINED, SIGTERM, at)
+        return stopped, (Say(f"{member.host} joins: all workers start again with it"), *actions)
+    return state, ()
+
+
+def _left(state: State, who: int, reason: str, at: float) -> Result:
+    member = state.members[who]
+    state = replace(state, members={id: other for id, other in state.members.items() if id != who})
+    if state.phase is Phase.MEETING:
+        met, actions = _met(state, at, regrouping=state.generation >= 0)
+        return met, (Say(f"{member.host} has left: {reason}"), *actions)
+    if member.place is None or member.has_ended:
+        return _all_ended(state, at)
+    state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
+    said = Say(f"{member} is lost: {reason}")
+    if state.phase is Phase.RUNNING:
+        stopped, actions = _stop(state, Why.NODE_LOST, SIGTERM, at)
+        return stopped, (said, *actions)
+    if state.why is Why.NODE_JOINED:
+        state = replace(state, why=Why.NODE_LOST)
+    ended, actions = _all_ended(state, at)
+    return ended, (said, *actions)
+
+
+def _met(state: State, at: float, *, regrouping: bool) -> Result:
+    """Start if enough agents are there; `regrouping` is no first start, which waits for nobody who may still come."""
+    number, policy = len(state.members), state.policy
+    if _nobody_else_comes(state) or (number >= policy.least and regrouping):
+        return _start(state, at)
+    deadline = at + policy.last_call if number >= policy.least else None
+    return replace(state, phase_deadline=deadline), ()
+
+
+def _nobody_else_comes(state: State) -> bool:
+    policy = state.policy
+    return len(state.members) >= max(policy.least, policy.most - state.missed)
+
+
+def _start(state: State, at: float) -> Result:
+    seated = order(state.members)
+    generation = state.generation + 1
+    newcomers = any(member.place is None for member in seated)
+    members = {
+        member.id: replace(member, place=place, has_ended=False)
+        for member, place in sorted(((m, p) for p, m in enumerate(seated)), key=lambda pair: pair[0].id)
+    }
+    state = replace(
+        state,
+        phase=Phase.RUNNING,
+        members=members,
+        why=None,
+        signum=0,
+        notice=0,  # these workers have not been told
+        generation=generation,
+        generation_at=at,
+        exits=(),
+        lost=(),
+        phase_deadline=None,
+        give_up_at=None,
+        notice_at=None,
+    )
+    warnings = tuple(map(Say, disagreements(seated))) if newcomers else ()
+    return state, (*warnings, Begin(generation, tuple(member.id for member in seated), state.restarts))
+
+
+# --- the end of a generation
+
+
+def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Result:
+    leaves = why is Why.FRONT_LOST and who != OWN
+    if leaves or (state.members[who].place is None and who != OWN):
+        # who takes no part yet may come back with other options; who has lost its user will not
+        left, actions = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
+        return left, (*actions, Drop(who) if leaves else Refuse(who, "", exitcodes.of_signal(signum)))
+    if state.phase is Phase.RUNNING:
+        return _stop(state, why, signum or SIGTERM, at, but=who)
+    if state.phase in (Phase.MEETING, Phase.PAUSING):
+        return _end(replace(state, why=why, signum=signum))
+    if why in (Why.SIGNALLED, Why.TIMED_OUT):
+        return replace(state, halted=True), ()
+    return (replace(state, why=Why.FAILED), ()) if state.why is Why.NODE_JOINED and why is Why.FAILED else (state, ())
+
+
+def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
+    if state.phase is Phase.RUNNING:
+        return _stop(state, why, signum or SIGTERM, at)
+    if state.phase in (Phase.MEETING, Phase.PAUSING):
+        return _end(replace(state, why=why, signum=signum))
+    return replace(state, halted=True), ()
+
+
+def _stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None) -> Result:
+    ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
+    stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
+    ended, actions = _all_ended(stopping, at)
+    return ended, (Stop(ids, signum), *actions) if ids else actions
+
+
+def _node_ended(state: State, event: NodeEnded, at: float) -> Result:
+    member = state.members[event.id]
+    state = replace(
+        state,
+        members={**state.members, member.id: replace(member, has_ended=True)},
+        exits=(*state.exits, *event.exits),
+        start_failure=state.start_failure or event.start_failure,
+    )
+    if state.phase is Phase.RUNNING and state.notice_at is None:
+        state = replace(state, notice_at=at + LINGER)
+    return _all_ended(state, at)
+
+
+def _all_ended(state: State, at: float) -> Result:
+    """Go on when nothing is left on any node."""
+    if not all(member.has_ended for member in state.taking_part):
+        return state, ()
+    if state.phase is Phase.RUNNING:
+        return _end(replace(state, why=Why.FINISHED))
+    return _again_or_end(state, at) if state.phase is Phase.STOPPING else (state, ())
+
+
+def _again_or_end(state: State, at: float) -> Result:
+    failure = state.failure
+    if _left_after(state):
+        return _end(state)
+    if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
+        state = replace(state, why=Why.NODE_LOST)
+    if state.halted or state.start_failure is not None or state.why not in _MAY_GO_ON:
+        return _end(state)
+    policy, here = state.policy, len(state.members)
+    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.least)
+    if counts and (state.restarts == policy.max_restarts or (here < policy.least and not policy.replaceable)):
+        return _end(state)
+    lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
+    wait = 0.0 if state.why is Why.NODE_JOINED else backoff.pause(lives)
+    going_on = replace(
+        state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
+    )
+    return going_on, () if state.why is Why.NODE_JOINED else (Report(wait),)
+
+
+_MAY_GO_ON = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
+
+
+def _end(state: State, error: str = "") -> Result:
+    state = replace(state, requeue=_left_after(state))
+    status = _status(state)
+    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, give_up_at=None, notice_at=None, status=status)
+    return ended, (Dismiss(status, error, state.requeue),)
+
+
+def _left_after(state: State) -> int:
+    """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
+    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
+        return 0
+    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
+    return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
+
+
+def _status(state: State) -> int:
+    if state.requeue:
+        return exitcodes.of_signal(state.requeue)
+    match state.why:
+        case Why.FAILED if state.start_failure is not None:
+            return state.start_failure.status
+        case Why.FAILED if (first := state.failure) is not None:
+            return failure_status(first)
+        case Why.SIGNALLED:
+            return exitcodes.of_signal(state.signum)
+        case Why.TIMED_OUT:
+            return exitcodes.TIMEOUT
+        case Why.NOT_MET:
+            return exitcodes.RENDEZVOUS
+        case Why.FINISHED:
+            return exitcodes.OK
+    return exitcodes.NODE_LOST
+
+
+# --- time
+
+
+def _deadline(state: State, at: float) -> Result:
+    if state.deadline is None or at < state.deadline:
+        return state, ()
+    if state.phase_deadline is not None and at >= state.phase_deadline:
+        if state.phase is Phase.MEETING:
+            return _start(state, at)
+        return _meet_again(replace(state, phase_deadline=None), at)
+    if state.give_up_at is not None and at >= state.give_up_at:
+        why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
+        return _end(replace(state, why=why), f"the nodes did not meet in time: waited in vain for {missing(state)}")
+    if state.phase is Phase.MEETING:
+        return replace(state, notice_at=at + NEXT_NOTICE), (Say(waiting(state)),)
+    finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
+    words = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
+    return replace(state, notice_at=None), (Say(words),)
+
+
+def _meet_again(state: State, at: float) -> Result:
+    meeting = replace(
+        state, phase=Phase.MEETING, give_up_at=at + state.policy.meeting_time, notice_at=at + FIRST_NOTICE
+    )
+    return _met(meeting, at, regrouping=True)

@@ -1,0 +1,120 @@
+"""What happened: the events that `step` is told of, in their order. Times are CLOCK_MONOTONIC seconds."""
+
+from __future__ import annotations
+
+from ddplaunch.record import record
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+
+
+@record
+class WorkerStarted:
+    """A worker has a process."""
+
+    rank: int
+    at: float
+
+
+@record
+class StartFailed:
+    """A worker could not be given a process, or that never became its program."""
+
+    rank: int
+    reason: str
+    status: int
+    at: float
+
+
+@record
+class WorkerRaised:
+    """A worker that still runs has recorded the exception that is ending it."""
+
+    rank: int
+    error: WorkerError
+    at: float
+
+
+@record
+class WorkerExited:
+    """A worker's process has ended."""
+
+    exit: WorkerExit
+    at: float
+
+
+@record
+class SignalReceived:
+    """A signal came to ddplaunch."""
+
+    signum: int
+    at: float
+    escalates: bool = True  # a second one kills; False if it is nobody's hurry, as a copy of one that we have had
+
+
+@record
+class FrontLost:
+    """The command that the user typed has ended."""
+
+    at: float
+
+
+@record
+class DeadlineReached:
+    """The state's deadline may have come."""
+
+    at: float
+
+
+@record
+class Swept:
+    """How many processes of the job, workers aside, still live."""
+
+    left: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
+    at: float
+
+
+@record
+class Begun:
+    """The coordinator has begun a generation, in which these are the ranks of this node."""
+
+    generation: int
+    ranks: frozenset[int]
+    at: float
+
+
+@record
+class ToldToStop:
+    """The coordinator wants the workers to be stopped, since something happened on another node."""
+
+    signum: int
+    at: float
+
+
+@record
+class ToldToKill:
+    """Somebody at another node does not want to wait for the stop."""
+
+    at: float
+
+
+@record
+class Dismissed:
+    """This node has no further part in the job, and its command ends with this status."""
+
+    status: int
+    at: float
+
+
+Event = (
+    WorkerStarted
+    | StartFailed
+    | WorkerRaised
+    | WorkerExited
+    | SignalReceived
+    | FrontLost
+    | DeadlineReached
+    | Swept
+    | Begun
+    | ToldToStop
+    | ToldToKill
+    | Dismissed
+)

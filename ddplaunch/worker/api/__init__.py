@@ -1,0 +1,1 @@
+"""What `import ddplaunch` offers a script: where it is, its device, its group, and whether to stop. Starts no process."""

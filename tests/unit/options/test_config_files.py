@@ -1,0 +1,118 @@
+"""ddplaunch.toml and our table in pyproject.toml: what they take, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli import main
+from ddplaunch.errors import LaunchError
+from ddplaunch.spec import JobSpec, StreamChoice, Streams
+
+
+def spec(folder: Path, *words: str) -> JobSpec:
+    """The job of `ddplaunch WORDS train.py` in this folder."""
+    return main.asked(main.parse("run", [*words, "train.py"]), {}, str(folder))
+
+
+def refused(folder: Path) -> str:
+    """What is said of `ddplaunch train.py` in this folder instead, as it stands on stderr."""
+    with pytest.raises(LaunchError) as caught:
+        spec(folder)
+    assert caught.value.status == 2
+    return caught.value.render()
+
+
+FILE = """
+nproc_per_node = 4
+grace-period = "1m"
+timeout = 90
+devices = [0, "GPU-8932"]
+tee = "0:3,1:2"
+log-dir = "logs"
+env-file = ["train.env"]
+python = "bin/python"
+[env]
+NCCL_DEBUG = "INFO"
+LEVEL = 3
+"""
+
+
+def test_a_file_takes_numbers_texts_arrays_and_a_table(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_text(FILE)
+    (tmp_path / "train.env").write_text("LEVEL=2\nFROM_FILE=1\n")
+    job = spec(tmp_path, "--env", "LEVEL=4")
+    assert (job.nproc_per_node, job.grace_period, job.timeout) == (4, 60.0, 90.0)
+    assert job.devices == ("0", "GPU-8932")
+    assert job.tee == StreamChoice(by_local_rank={0: Streams.BOTH, 1: Streams.ERR})
+    assert dict(job.env) == {"FROM_FILE": "1", "NCCL_DEBUG": "INFO", "LEVEL": "4"}
+
+
+def test_paths_in_a_file_are_taken_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_text("log-dir = 'logs'\npython = 'bin/python'\n")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    job = spec(inner)
+    assert (job.log_dir, job.program.python) == (str(tmp_path / "logs"), str(tmp_path / "bin/python"))
+    (tmp_path / "ddplaunch.toml").write_text("python = 'python3.12'\n")
+    assert spec(inner).program.python == "python3.12"
+
+
+WRONG_FILES = [
+    (
+        "nproc-per-nod = 4",
+        "error: nproc-per-nod in ddplaunch.toml is not an option\n\nhint: did you mean `nproc-per-node`?\n",
+    ),
+    (
+        "nproc-per-node = 4\nnproc_per_node = 4",
+        "error: nproc-per-node and nproc_per_node in ddplaunch.toml are the same option\n\nhint: leave one out\n",
+    ),
+    (
+        "nproc-per-node = true",
+        "error: nproc-per-node in ddplaunch.toml: expected a string or a number, not a boolean\n",
+    ),
+    (
+        "nproc-per-node = [4]",
+        "error: nproc-per-node in ddplaunch.toml: expected a string or a number, not an array\n",
+    ),
+    ("run-id = 2026-01-01", "error: run-id in ddplaunch.toml: expected a string or a number, not a date or a time\n"),
+    ("standalone = 1", "error: standalone in ddplaunch.toml: expected true or false, not a number\n"),
+    ("env = 'A=1'\n[role]", "error: role in ddplaunch.toml: expected a string or a number, not a table\n"),
+    ("env = {A = true}", "error: env in ddplaunch.toml: expected a table or an array of strings, not a table\n"),
+    (
+        "devices = [true]",
+        "error: devices in ddplaunch.toml: expected a string, a number or an array of them, not an array\n",
+    ),
+    (
+        "nproc-per-node = 'four'",
+        (
+            'error: nproc-per-node = "four" in ddplaunch.toml: expected a number, "gpu", "cpu" or "auto"\n\n'
+            'hint: type for example `nproc-per-node = "4"`\n'
+        ),
+    ),
+    (
+        "threads = 0",
+        "error: threads = 0 in ddplaunch.toml: expected a number from 1\n\nhint: type for example `threads = 4`\n",
+    ),
+    ("threads =", "error: ddplaunch.toml is not valid TOML: Invalid value (at end of document)\n"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), WRONG_FILES)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "ddplaunch.toml").write_text(content)
+    assert refused(tmp_path) == said
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "ddplaunch.toml").write_bytes(b"role = '\xff'\n")
+    assert refused(tmp_path).startswith("error: ddplaunch.toml is not valid TOML: 'utf-8' codec can't decode")
+    (tmp_path / "ddplaunch.toml").unlink()
+    (tmp_path / "ddplaunch.toml").mkdir()
+    assert refused(tmp_path) == "error: cannot read ddplaunch.toml: Is a directory\n"
+
+
+def test_our_table_in_pyproject_must_be_a_table(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[[tool.ddplaunch]]\nthreads = 1\n")
+    assert refused(tmp_path) == "error: [tool.ddplaunch] in pyproject.toml is not a table\n"

@@ -1,0 +1,86 @@
+"""Progress bars of one worker among several: what tqdm 4.67 wrote to a pipe, and what is shown of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.output.lines import Lines
+
+SINGLE = (
+    "\r  0%|    | 0/2 [00:00<?, ?it/s]\r 50%|██  | 1/2 [00:00<00:00, 9.1it/s]\r100%|████| 2/2 [00:00<00:00, 9.3it/s]\n"
+)
+ERASED = "\r0/2\r1/2\r2/2\r   \r"  # leave=False
+NESTED = (  # for epoch in tqdm(2): for batch in tqdm(2, leave=False): tqdm.write(loss)
+    "\repoch 0/2\n\rbatch 0/2\x1b[A\r         \r\n\r         \r\x1b[Aloss 0.0\n\repoch 0/2\n\rbatch 0/2\x1b[A\n"
+    "\rbatch 1/2\x1b[A\r         \r\n\r         \r\x1b[Aloss 0.1\n\repoch 0/2\n\rbatch 1/2\x1b[A\n\rbatch 2/2\x1b[A\n"
+    "\r         \x1b[A\repoch 1/2\n\rbatch 0/2\x1b[A\r         \r\n\r         \r\x1b[Aloss 1.0\n\repoch 1/2\n"
+    "\rbatch 0/2\x1b[A\n\rbatch 1/2\x1b[A\r         \r\n\r         \r\x1b[Aloss 1.1\n\repoch 1/2\n\rbatch 1/2\x1b[A\n"
+    "\rbatch 2/2\x1b[A\n\r         \x1b[A\repoch 2/2\repoch 2/2\n"
+)
+KEPT = (  # the same, leave=True, nothing written between
+    "\repoch 0/2\n\rbatch 0/2\x1b[A\n\rbatch 1/2\x1b[A\n\rbatch 2/2\x1b[A\rbatch 2/2\n\repoch 1/2\n\rbatch 0/2\x1b[A\n"
+    "\rbatch 1/2\x1b[A\n\rbatch 2/2\x1b[A\rbatch 2/2\n\repoch 2/2\repoch 2/2\n"
+)
+RICH = (  # rich.live: two rows, drawn three times, with the cursor hidden
+    "\x1b[?25lepoch 1\nbatch 1\r\x1b[2K\x1b[1A\x1b[2Kepoch 1\nbatch 2\r\x1b[2K\x1b[1A\x1b[2Kepoch 2\nbatch 3\n\x1b[?25h"
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (SINGLE, "100%|████| 2/2 [00:00<00:00, 9.3it/s]\n"),
+        (ERASED, ""),
+        (NESTED, "epoch 0/2\nloss 0.0\nloss 0.1\nloss 1.0\nloss 1.1\nepoch 2/2\n"),
+        (KEPT, "epoch 0/2\nbatch 2/2\nbatch 2/2\nepoch 2/2\n"),
+        (RICH, "epoch 1\nepoch 2\nbatch 3\n"),
+        ("windows\r\nlines\r\r\n", "windows\nlines\n"),
+        ("\r50%\x1b[K\x1b[1mbold\x1b[0m\n", "50%\x1b[1mbold\x1b[0m\n"),
+        ("\r50%\r", "50%\n"),
+        ("a long state\r\x1b[Kshort\n", "short\n"),
+        ("\rbar, no newline", "bar, no newline\n"),
+        ("cut escape\x1b[3", "cut escape\x1b[3\n"),
+        ("a\x1b[99999999999999999999Ab\n", "a\x1b[99999999999999999999Ab\n"),
+        ("\n\n", "\n\n"),
+    ],
+    ids=[
+        "one bar", "erased bar", "nested bars and lines between", "nested bars that stay", "rich", "crlf",
+        "colours stay, erasing goes", "state before a last return", "erased to the end", "open bar", "cut escape",
+        "no escape sequence", "empty lines",
+    ],
+)  # fmt: skip
+def test_a_bar_leaves_its_last_state_and_other_lines_stay(written: str, shown: str, size: int) -> None:
+    lines, data = Lines(), written.encode()
+    out = b"".join(lines.feed(data[start : start + size], 0.0) for start in range(0, len(data), size))
+    assert (out + lines.end()).decode() == shown
+
+
+def test_a_line_after_nested_bars_is_held_for_a_moment_only() -> None:
+    lines = Lines()
+    lines.feed(NESTED.encode(), 1.0)
+    assert lines.feed(b"done\n", 1.1) == b"epoch 2/2\n"
+    assert lines.deadline == 1.25
+    assert lines.flush(1.25) == b"done\n"
+    assert lines.deadline is None
+    assert lines.feed(b"at once\n", 3.0) == b"at once\n"
+
+
+def test_the_update_of_nested_bars_is_one_line() -> None:
+    lines = Lines()
+    lines.feed(b"\repoch 0\n\rbatch 0\x1b[A", 0.0)
+    lines.feed(b"\repoch 1\n\rbatch 7\x1b[A", 5.0)
+    assert lines.flush(10.0) == b"batch 7\n"
+
+
+def test_a_cursor_that_goes_far_up_holds_few_lines_back() -> None:
+    lines = Lines()
+    out = lines.feed(b"\x1b[999999A" + b"line\n" * 1000, 0.0)
+    assert out == b"line\n" * 968
+    assert lines.flush(0.25) == b"line\n" * 32
+
+
+def test_no_update_is_made_of_a_line_that_is_being_written() -> None:
+    lines = Lines()
+    lines.feed(b"\r100%\nyour name? ", 0.0)
+    assert lines.deadline is None

@@ -1,0 +1,105 @@
+"""Prefixes: text, width, template, colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.output.display import Display, use_colour
+from ddplaunch.output.prefix import RESET, STYLES, Prefix
+from ddplaunch.output.streams import BOTH, Shown, Stream
+
+OUT, ERR = Stream.OUT, Stream.ERR
+
+
+def shown(display: Display, rank: int, data: bytes = b"a\n", stream: Stream = OUT) -> bytes:
+    return b"".join(chunk for _, chunk in display.feed(rank, stream, data, 0.0))
+
+
+def workers(count: int, first: int = 0) -> list[Shown]:
+    return [Shown(rank=first + local, local_rank=local, role="trainer") for local in range(count)]
+
+
+def test_texts_begin_in_one_column_and_the_bracket_stays_closed() -> None:
+    display = Display(mode="prefix", ranks=workers(12))
+    assert shown(display, 3) == b"[3]  a\n"
+    assert shown(display, 11) == b"[11] a\n"
+
+
+def test_the_column_is_that_of_the_whole_job_on_every_node() -> None:
+    assert shown(Display(mode="prefix", ranks=workers(4), world_size=12), 3) == b"[3]  a\n"
+
+
+def test_a_template_replaces_the_prefix_as_in_torchrun() -> None:
+    template = "${role_name}/$rank/${local_rank}/${other}:"
+    display = Display(mode="prefix", ranks=workers(4, first=8), template=template, world_size=12)
+    assert shown(display, 9) == b"trainer/9/1/${other}:a\n"
+
+
+def test_a_template_names_all_ranks_of_a_line() -> None:
+    display = Display(mode="collapse", ranks=workers(2), template="<${rank}>")
+    assert shown(display, 0) == b""
+    assert shown(display, 1) == b"<0-1>a\n"
+
+
+def test_an_empty_template_is_none_and_one_that_is_not_utf8_passes() -> None:
+    assert shown(Display(mode="prefix", ranks=workers(2), template=""), 0) == b"[0] a\n"
+    assert shown(Display(mode="prefix", ranks=workers(2), template="\udcff "), 0) == b"\xff a\n"
+
+
+def test_each_rank_has_a_colour_on_a_stream_that_has_colours() -> None:
+    display = Display(mode="prefix", ranks=workers(2), colour={ERR})
+    assert shown(display, 0, stream=ERR) == b"\x1b[0;36m[0] \x1b[ma\n"
+    assert shown(display, 1, stream=ERR) == b"\x1b[0;35m[1] \x1b[ma\n"
+    assert shown(display, 0, stream=OUT) == b"[0] a\n"
+
+
+def test_eight_ranks_have_eight_styles_without_black_white_red_or_dark_blue() -> None:
+    assert len(set(STYLES)) == len(STYLES) >= 8
+    assert not {style[-2:] for style in STYLES} & {"30", "31", "34", "37", "91", "97"}
+
+
+def test_a_colour_that_a_worker_left_on_ends_with_its_line() -> None:
+    display = Display(mode="prefix", ranks=workers(2), colour=BOTH)
+    assert shown(display, 0, b"x\n\x1b[31mred\nplain\n") == (
+        b"\x1b[0;36m[0] \x1b[mx\n\x1b[0;36m[0] \x1b[m\x1b[31mred\x1b[m\n\x1b[0;36m[0] \x1b[mplain\n"
+    )
+
+
+def test_without_colours_the_worker_s_own_stay_as_they_are() -> None:
+    assert shown(Display(mode="prefix", ranks=workers(2)), 0, b"\x1b[31mred\n") == b"[0] \x1b[31mred\n"
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\n", b"")), min_size=1, max_size=9))
+def test_a_prefix_stands_before_each_line_and_nowhere_else(lines: list[bytes]) -> None:
+    block = b"".join(line + b"\n" for line in lines)
+    assert Prefix(b"[3] ").add(block) == b"".join(b"[3] " + line + b"\n" for line in lines)
+    coloured = Prefix(b"[3] ", "36")
+    assert coloured.add(block) == b"".join(
+        coloured.text + line + (RESET if b"\x1b" in line else b"") + b"\n" for line in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "isatty", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"TERM": "xterm-256color"}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, False, False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR": "0"}, True, False),
+    ],
+    ids=str,
+)
+def test_colours_follow_the_common_variables(env: Mapping[str, str], isatty: bool, expected: bool) -> None:
+    assert use_colour(env, isatty) is expected

@@ -1,0 +1,153 @@
+"""What is said about a program that cannot be run, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.process.program import check
+from ddplaunch.spec import Program, ProgramKind
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, a directory, a package, a program and a file that is none; the current one."""
+    (tmp_path / "train.py").write_text("pass\n")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "a.py").write_text("pass\n")
+    (tmp_path / "scripts" / "main.py").write_text("pass\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("pass\n")
+    (tmp_path / "dangling.py").symlink_to("gone.py")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bin").mkdir()
+    for name, mode in (("tool", 0o755), ("notes", 0o644)):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(mode)
+    for name, member in (("good.zip", "__main__.py"), ("bad.zip", "other.py")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, "pass\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def program(kind: ProgramKind, target: str, python: str | None = None) -> Program:
+    return Program(kind=kind, target=target, python=python)
+
+
+def said(one: Program, path: str | None = "bin") -> tuple[int, str]:
+    with pytest.raises(LaunchError) as caught:
+        check(one, path)
+    return caught.value.status, caught.value.render()
+
+
+RUNNABLE = [
+    (ProgramKind.SCRIPT, "train.py"),
+    (ProgramKind.SCRIPT, "./scripts/../train.py"),
+    (ProgramKind.SCRIPT, "app"),
+    (ProgramKind.SCRIPT, "good.zip"),
+    (ProgramKind.COMMAND, "tool"),
+    (ProgramKind.COMMAND, "bin/tool"),
+    (ProgramKind.MODULE, "app"),
+    (ProgramKind.MODULE, "train"),
+    (ProgramKind.MODULE, "json.tool"),
+    (ProgramKind.MODULE, "sys"),
+]
+
+
+@pytest.mark.parametrize(("kind", "target"), RUNNABLE)
+def test_what_can_be_run_passes(kind: ProgramKind, target: str) -> None:
+    check(program(kind, target), "bin")
+
+
+SCRIPTS = [
+    ("trian.py", "trian.py does not exist\n\nhint: did you mean `train.py`?"),
+    ("scripts/mian.py", "scripts/mian.py does not exist\n\nhint: did you mean `scripts/main.py`?"),
+    ("nowhere/x.py", "nowhere/x.py does not exist\n\nhint: the folder nowhere does not exist"),
+    ("train.py/x.py", "train.py/x.py does not exist\n\nhint: the folder train.py does not exist"),
+    ("json.tool", "json.tool does not exist\n\nhint: to run a module, type `ddplaunch -m json.tool`"),
+    (
+        "tool",
+        "tool does not exist\n\nhint: to run a command that is no Python script, type `ddplaunch --no-python tool`",
+    ),
+    ("unlike", "unlike does not exist\n\nhint: paths are taken from {folder}"),
+    ("dangling.py", "dangling.py is a link to gone.py, which does not exist"),
+    ("scripts", "scripts is a directory without __main__.py\n\nhint: name the script in it, such as scripts/main.py"),
+    ("empty", "empty is a directory without __main__.py\n\nhint: python runs a directory by the __main__.py in it"),
+    ("bad.zip", "bad.zip is a zip file without __main__.py"),
+    ("pipe", "pipe is not a file that every worker can read from its beginning\n\nhint: write it to a file"),
+    ("-", "a script cannot come from standard input: every worker would need all of it\n\nhint: write it to a file"),
+    ("", "the name of the script is empty\n\nhint: paths are taken from {folder}"),
+    ("a" * 300, "cannot read " + "a" * 300 + ": file name too long"),
+    ("a\0b", "cannot read a\0b: embedded null byte"),
+]
+
+
+@pytest.mark.parametrize(("target", "text"), SCRIPTS)
+def test_a_script_that_cannot_be_run(folder: Path, target: str, text: str) -> None:
+    assert said(program(ProgramKind.SCRIPT, target)) == (2, f"error: {text.format(folder=folder)}\n")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_script_that_cannot_be_read(folder: Path) -> None:
+    (folder / "train.py").chmod(0)
+    assert said(program(ProgramKind.SCRIPT, "train.py")) == (2, "error: cannot read train.py: permission denied\n")
+
+
+COMMANDS = [
+    ("nosuch", 127, "nosuch was not found on PATH"),
+    ("train.py", 127, "train.py was not found on PATH\n\nhint: leave --no-python out"),
+    ("./nosuch", 127, "./nosuch does not exist"),
+    ("", 127, "a command without a name was not found on PATH"),
+    ("notes", 126, "bin/notes is not executable\n\nhint: type `chmod +x bin/notes`"),
+    (
+        "./train.py",
+        126,
+        "./train.py is not executable\n\nhint: type `chmod +x ./train.py`; or leave --no-python out",
+    ),
+    ("./scripts", 126, "./scripts is a directory"),
+    ("./dangling.py", 126, "./dangling.py is a link to what does not exist"),
+]
+
+
+@pytest.mark.parametrize(("target", "status", "text"), COMMANDS)
+def test_a_command_that_cannot_be_run(target: str, status: int, text: str) -> None:
+    assert said(program(ProgramKind.COMMAND, target)) == (status, f"error: {text}\n")
+
+
+MODULES = [
+    ("train.py", "-m train.py: this is a file\n\nhint: type `-m train`, or leave -m out to run a file"),
+    (
+        "scripts/main.py",
+        "-m scripts/main.py: a module has a dotted name\n\nhint: type `-m scripts.main`, or leave -m out to run a file",
+    ),
+    ("a-b", "-m a-b: a module has a dotted name"),
+]
+
+
+@pytest.mark.parametrize(("target", "text"), MODULES)
+def test_a_module_that_cannot_be_run(target: str, text: str) -> None:
+    assert said(program(ProgramKind.MODULE, target)) == (2, f"error: {text}\n")
+
+
+def test_a_module_that_nobody_finds(folder: Path) -> None:
+    status, text = said(program(ProgramKind.MODULE, "nosuch.train"))
+    assert status == 2
+    assert text.startswith(f"error: -m nosuch.train: there is no module nosuch in {folder} or installed for ")
+
+
+def test_a_module_for_another_interpreter_is_not_looked_for(folder: Path) -> None:
+    check(program(ProgramKind.MODULE, "nosuch.train", python=str(folder / "bin" / "tool")), "")
+
+
+def test_the_interpreter_is_looked_for() -> None:
+    assert said(program(ProgramKind.SCRIPT, "train.py", python="python9")) == (
+        127,
+        "error: python9 was not found on PATH\n\nhint: --python takes a path, or a name on PATH\n",
+    )
+    assert said(program(ProgramKind.SCRIPT, "train.py", python="notes"))[0] == 126

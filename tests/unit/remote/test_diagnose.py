@@ -1,0 +1,85 @@
+"""Why an agent could not be started, from what ssh and others have printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.remote import diagnose
+from ddplaunch.remote.commands import argv
+from ddplaunch.remote.diagnose import Trouble
+
+PYTHON = "/opt/py/bin/python"
+
+# texts of OpenSSH 9.2, bash, dash, csh and CPython
+SAID = [
+    ("ssh: Could not resolve hostname gpu9: Name or service not known", 255, "no host of this name is known"),
+    (
+        "ssh: Could not resolve hostname gpu9: Temporary failure in name resolution",
+        255,
+        "no host of this name is known",
+    ),
+    ("ssh: connect to host gpu9 port 22: Connection refused", 255, "it refuses connections for ssh"),
+    ("ssh: connect to host gpu9 port 22: Connection timed out", 255, "no answer"),
+    ("Connection timed out during banner exchange", 255, "no answer"),
+    ("ssh: connect to host gpu9 port 22: No route to host", 255, "it cannot be reached"),
+    (
+        "No ED25519 host key is known for gpu9 and you have requested strict checking.\nHost key verification failed.",
+        255,
+        "ssh does not know its host key",
+    ),
+    (
+        "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.",
+        255,
+        "its host key is not the one that ssh knows",
+    ),
+    ("ann@gpu9: Permission denied (publickey,password).", 255, "ssh is not let in without a password"),
+    ("Received disconnect from 10.0.0.9 port 22:2: Too many authentication failures", 255, "ssh is not let in"),
+    ("kex_exchange_identification: Connection closed by remote host", 255, "it closed the connection"),
+    ("bash: line 1: exec: /opt/py/bin/python: not found", 127, f"{PYTHON} does not exist there"),
+    ("bash: line 1: /opt/py/bin/python: No such file or directory", 126, f"{PYTHON} does not exist there"),
+    ("sh: 1: exec: /opt/py/bin/python: Permission denied", 126, f"{PYTHON} cannot be executed there"),
+    ("/opt/py/bin/python: Command not found.", 1, f"{PYTHON} does not exist there"),
+    ("/opt/py/bin/python: No module named ddplaunch", 1, f"{PYTHON} there has no ddplaunch"),
+    ("/opt/py/bin/python: No module named ddplaunch.launcher.host", 1, f"{PYTHON} there has no ddplaunch"),
+    (
+        "Traceback ...\nModuleNotFoundError: No module named 'msgspec'",
+        1,
+        "cannot be imported there: No module named 'msg",
+    ),
+    ("Unknown option: -P\nusage: /opt/py/bin/python [option] ...", 2, f"{PYTHON} there is older than Python 3.11"),
+    ("Bad configuration option: foo", 255, "ssh ended with status 255\n  Bad configuration option: foo"),
+    ("", 255, "ssh ended with status 255"),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "message"), SAID, ids=[said.splitlines()[-1:][0] if said else "" for said, *_ in SAID]
+)
+def test_what_was_printed_says_what_is_wrong(said, status, message):
+    found = diagnose.explain("ssh", PYTHON, status, f"\n{said}\n")
+    assert message in found.message
+    assert found.hint
+    assert found.status == 121
+
+
+def test_words_of_ssh_mean_nothing_where_it_was_the_remote_command_that_failed():
+    assert "let in" not in diagnose.explain("ssh", PYTHON, 1, "Permission denied").message
+
+
+def test_hosts_with_one_trouble_are_named_together():
+    found = [("ann@a", Trouble("down", "ask {host}")), ("b", Trouble("down")), ("c", Trouble("odd"))]
+    assert diagnose.error(found).render() == "error: a, b: down\n  c: odd\n\nhint: ask ann@a\n"
+
+
+def test_very_many_hosts_are_counted():
+    text = diagnose.error([(f"h{number}", Trouble("down")) for number in range(20)]).message
+    assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more: down"
+
+
+def test_the_command_for_a_host_needs_no_terminal_asks_nothing_and_quotes():
+    words = argv("ssh", "ann@gpu9", "/my py/bin/python", 10.0)
+    assert words[-2:] == ("ann@gpu9", "exec '/my py/bin/python' -P -m ddplaunch.launcher.host")
+    assert "-T" in words
+    assert {"BatchMode=yes", "ServerAliveInterval=3", "ServerAliveCountMax=3", "ConnectTimeout=10"} <= set(words)
+    assert argv("blaunch", "gpu9", PYTHON, 10.0) == ("blaunch", "gpu9", PYTHON, "-P", "-m", "ddplaunch.launcher.host")
+    assert argv("simulate", "node-1", PYTHON, 10.0) == (PYTHON, "-P", "-m", "ddplaunch.launcher.host")

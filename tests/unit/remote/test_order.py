@@ -1,0 +1,117 @@
+"""What hosts are told to do, and what they make of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ddplaunch.cli import main
+from ddplaunch.cluster import Allocation
+from ddplaunch.cluster.hostlist import Host
+from ddplaunch.devices import Device
+from ddplaunch.output.display import Stream
+from ddplaunch.output.streams import Screen
+from ddplaunch.remote import messages
+from ddplaunch.remote import order as orders
+from ddplaunch.spec import JobSpec
+
+SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset())
+
+
+def spec_of(*words: str) -> JobSpec:
+    return main.asked(main.parse("run", words), {}, None)
+
+
+def order_of(spec: JobSpec, hosts: list[Host], place: int, env: dict[str, str] | None = None) -> messages.Order:
+    allocation = Allocation(
+        cluster="ssh",
+        nnodes=(1, len(hosts)),
+        hosts=tuple(host.address for host in hosts),
+        address=None,
+        address_reason="node 0 says",
+        port=spec.master_port,
+        port_reason="",
+        start=tuple(hosts),
+        starter="ssh",
+    )
+    written = orders.order(spec, allocation, place, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN)
+    return messages.order(messages.encode(written))
+
+
+def there(order: messages.Order) -> JobSpec:
+    return spec_of(*orders.words(order))
+
+
+HOSTS = [Host(name="ann@a"), Host(name="b", slots=3), Host(name="c", devices=("1", "GPU-7"))]
+
+
+def test_a_host_gets_the_job_without_what_concerns_only_where_it_was_typed():
+    spec = spec_of(
+        "--hosts", "a,b", "--nnodes", "2", "--master-port", "29500", "--max-restarts", "2", "train.py", "--hosts", "x"
+    )
+    got = there(order_of(spec, HOSTS, 0))
+    assert (got.max_restarts, got.program) == (2, spec.program)
+    assert (got.hosts, got.nnodes, got.master_port, got.run_id) == (None, (1, 1), None, "r-1")
+
+
+def test_slots_and_devices_of_a_host_are_its_own():
+    spec = spec_of("--hosts", "a,b,c", "train.py")
+    assert [there(order_of(spec, HOSTS, place)).nproc_per_node for place in range(3)] == [None, 3, None]
+    assert there(order_of(spec, HOSTS, 2)).devices == ("1", "GPU-7")
+
+
+def test_words_and_variables_need_not_be_text():
+    odd = os.fsdecode(b"\xff caf\xe9")
+    order = order_of(spec_of("--hosts", "a", "train.py", odd), HOSTS, 0, {"ODD": odd})
+    assert there(order).program.args == (odd,)
+    assert orders.variables(order) == {"ODD": odd}
+
+
+def test_the_screen_travels():
+    assert orders.screen(order_of(spec_of("train.py"), HOSTS, 0)) == SCREEN
+
+
+def test_the_first_host_is_where_the_others_meet():
+    spec = spec_of("train.py")
+    first = orders.allocation(order_of(spec, HOSTS, 0), None).meeting
+    assert first is not None
+    assert (first.coordinator, first.ports, first.listen) == (True, (0,), None)
+    meet = messages.Meet(addresses=("a", "10.0.0.1"), port=4000)
+    other = orders.allocation(order_of(spec, HOSTS, 2), meet)
+    assert other.node_rank == 2
+    assert other.meeting is not None
+    assert (other.meeting.coordinator, other.meeting.addresses, other.meeting.ports) == (False, meet.addresses, (4000,))
+
+
+@pytest.mark.parametrize(("place", "address"), [(1, "127.0.0.2"), (2, "127.0.0.3"), (299, "127.0.1.44")])
+def test_simulated_nodes_have_addresses_of_their_own(place, address):
+    hosts = [Host(name=f"node-{number}") for number in range(300)]
+    spec = spec_of("--nnodes", "300", "--simulate", "train.py")
+    first = orders.allocation(order_of(spec, hosts, 0), None).meeting
+    other = orders.allocation(order_of(spec, hosts, place), messages.Meet(addresses=("127.0.0.1",), port=1)).meeting
+    assert first is not None
+    assert other is not None
+    assert (first.listen, other.source) == ("127.0.0.1", address)
+
+
+def test_one_host_meets_nobody():
+    assert orders.allocation(order_of(spec_of("train.py"), HOSTS[:1], 0), None).meeting is None
+
+
+@pytest.mark.parametrize(
+    ("how", "devices", "nodes", "shares"),
+    [
+        ("divide", 8, 2, ["0123", "4567"]),
+        ("divide", 8, 3, ["01", "23", "45"]),
+        ("divide", 2, 3, ["01", "01", "01"]),
+        ("divide", 0, 2, ["", ""]),
+        ("share", 4, 2, ["0123", "0123"]),
+    ],
+)
+def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(how, devices, nodes, shares):
+    spec = spec_of("--nnodes", str(nodes), "--simulate", how, "train.py")
+    hosts = [Host(name=f"node-{number}") for number in range(nodes)]
+    found = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(devices))
+    got = [orders.share(found, order_of(spec, hosts, place)) for place in range(nodes)]
+    assert ["".join(str(device.index) for device in share) for share in got] == shares

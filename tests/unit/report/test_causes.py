@@ -1,0 +1,371 @@
+"""Each row of the table, with a text that the thing itself has written."""
+
+from __future__ import annotations
+
+from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+
+import pytest
+
+from ddplaunch.report.causes import CAUSES, classify
+from ddplaunch.report.evidence import Facts
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+
+GIB = 1024**3
+
+
+def raised(kind: str, message: str, led_to_by: str = "") -> WorkerExit:
+    """End a worker by an exception, with the text of an earlier one that led to it."""
+    return end(error=WorkerError(type=kind, message=message, traceback=f"{led_to_by}\n{kind}: {message}\n"))
+
+
+def end(
+    code: int = 1,
+    signal: int | None = None,
+    *,
+    error: WorkerError | None = None,
+    tail: str = "",
+    stopped_with: int | None = None,
+) -> WorkerExit:
+    return WorkerExit(
+        rank=3,
+        local_rank=3,
+        host="node",
+        pid=4711,
+        device="cuda:3",
+        code=None if signal else code,
+        signal=signal,
+        at=10.0,
+        seconds=10.0,
+        stopped_with=stopped_with,
+        peak_rss=61 * GIB,
+        error=error,
+        stderr_tail=tail,
+    )
+
+
+def _argparse(message: str) -> WorkerExit:
+    return end(
+        2,
+        error=WorkerError(type="SystemExit", message="2", traceback=""),
+        tail=f"usage: train.py [-h]\ntrain.py: error: {message}\n",
+    )
+
+
+ROWS = [
+    ("preempted", end(signal=SIGTERM), Facts(preempted=True)),
+    ("out of walltime", end(signal=SIGKILL), Facts(walltime_over=True)),
+    ("out of memory", end(signal=SIGKILL), Facts(oom_kills=1)),
+    (
+        "out of memory in a DataLoader worker",
+        raised(
+            "RuntimeError",
+            "DataLoader worker (pid(s) 7100) exited unexpectedly",
+            "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. ",
+        ),
+        Facts(oom_kills=1),
+    ),
+    (
+        "device out of memory",
+        raised(
+            "torch.OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.02 GiB"
+            " is free. Process 4711 has 78.07 GiB memory in use.",
+        ),
+        Facts(),
+    ),
+    (
+        "host out of memory",
+        raised(
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+            " allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
+        ),
+        Facts(),
+    ),
+    (
+        "host out of memory",
+        raised("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 EiB for an array"),
+        Facts(),
+    ),
+    ("full /dev/shm", end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=4096)),
+    ("full /dev/shm", end(signal=SIGBUS), Facts(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
+    (
+        "full /dev/shm under a DataLoader",
+        raised(
+            "RuntimeError",
+            "DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are"
+            " out of shared memory. Please try to raise your shared memory limit.",
+        ),
+        Facts(),
+    ),
+    (
+        "full /dev/shm under a DataLoader",
+        raised("RuntimeError", "unable to write to file </torch_4711_1804289383_0>: No space left on device (28)"),
+        Facts(),
+    ),
+    (
+        "DataLoader worker killed",
+        raised("RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly"),
+        Facts(),
+    ),
+    (
+        "CUDA after fork",
+        raised(
+            "RuntimeError",
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn'"
+            " start method",
+        ),
+        Facts(),
+    ),
+    (
+        "invalid device ordinal",
+        raised(
+            "torch.AcceleratorError",
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?",
+        ),
+        Facts(),
+    ),
+    (
+        "two workers on one GPU",
+        raised(
+            "torch.distributed.DistBackendError",
+            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, invalid usage (run with NCCL_DEBUG=WARN"
+            " for details), NCCL version 2.20.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library."
+            "\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
+        ),
+        Facts(),
+    ),
+    ("backend not built in", raised("RuntimeError", "Distributed package doesn't have NCCL built in"), Facts()),
+    (
+        "backend not built in",
+        raised("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+        Facts(),
+    ),
+    ("torch without CUDA", raised("AssertionError", "Torch not compiled with CUDA enabled"), Facts()),
+    (
+        "torch without CUDA",
+        raised("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
+        Facts(),
+    ),
+    (
+        "no driver",
+        raised("RuntimeError", "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
+        Facts(),
+    ),
+    ("no driver", raised("RuntimeError", "No CUDA GPUs are available"), Facts()),
+    (
+        "fault in a GPU kernel",
+        end(
+            signal=SIGABRT,
+            tail="[rank3]:[E626 06:24:44.90 ProcessGroupNCCL.cpp:1895] [PG ID 0 Rank 3] Process group watchdog thread"
+            " terminated with exception: CUDA error: an illegal memory access was encountered\n",
+        ),
+        Facts(),
+    ),
+    ("address in use", raised("OSError", "[Errno 98] Address already in use"), Facts()),
+    (
+        "address in use",
+        raised(
+            "torch.distributed.DistNetworkError",
+            "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false,"
+            " code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+        Facts(),
+    ),
+    (
+        "host name resolves to loopback",
+        raised(
+            "RuntimeError",
+            "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
+            " connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:20901",
+        ),
+        Facts(),
+    ),
+    ("unknown host", raised("socket.gaierror", "[Errno -2] Name or service not known"), Facts()),
+    (
+        "unknown host",
+        end(
+            error=WorkerError(
+                type="torch.distributed.DistNetworkError",
+                message="The client socket has timed out after 5000ms while trying to connect to (gpu1.invalid, 1234).",
+                traceback="",
+            ),
+            tail="[W1121 05:55:22.439529947 socket.cpp:764] [c10d] The IPv6 network addresses of (gpu1.invalid, 1234)"
+            " cannot be retrieved (gai error: -2 - Name or service not known).\n",
+        ),
+        Facts(),
+    ),
+    (
+        "no libuv",
+        raised(
+            "torch.distributed.DistStoreError",
+            "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
+        ),
+        Facts(),
+    ),
+    ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Facts()),
+    ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Facts()),
+    (
+        "sender of a tensor gone",
+        raised(
+            "ConnectionRefusedError",
+            "[Errno 111] Connection refused",
+            '  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 57, in detach\n',
+        ),
+        Facts(),
+    ),
+    ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Facts()),
+    (
+        "broken library",
+        raised("ImportError", "libcudart.so.12: cannot open shared object file: No such file or directory"),
+        Facts(),
+    ),
+    ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank"), Facts()),
+    ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0"), Facts()),
+    (
+        "no process group",
+        raised(
+            "ValueError",
+            "Default process group has not been initialized, please make sure to call init_process_group.",
+        ),
+        Facts(),
+    ),
+    (
+        "collectives do not match",
+        end(
+            signal=SIGABRT,
+            tail="terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at"
+            " /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
+            " 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in"
+            " your code?\n",
+        ),
+        Facts(),
+    ),
+    (
+        "not all workers arrived",
+        raised(
+            "torch.distributed.DistStoreError",
+            "Timed out after 6 seconds waiting for clients. 1/2 clients joined.",
+        ),
+        Facts(),
+    ),
+    (
+        "not all workers arrived",
+        raised(
+            "torch.distributed.DistNetworkError",
+            "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",
+        ),
+        Facts(),
+    ),
+    (
+        "collective timed out",
+        raised(
+            "RuntimeError",
+            "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms"
+            " for recv operation to complete",
+        ),
+        Facts(),
+    ),
+    (
+        "collective timed out",
+        end(
+            signal=SIGABRT,
+            tail="[rank1]:[E626 06:24:44.903881913 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective"
+            " operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600020"
+            " milliseconds before timing out.\n",
+        ),
+        Facts(),
+    ),
+    (
+        "peer lost",
+        raised(
+            "RuntimeError",
+            "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+            " [127.0.0.1]:9634.",
+        ),
+        Facts(),
+    ),
+    ("bus error", end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=7 * GIB)),
+    ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n"), Facts()),
+    ("illegal instruction", end(signal=SIGILL), Facts()),
+    (
+        "aborted at its end",
+        end(
+            signal=SIGABRT,
+            tail="terminate called without an active exception\nFatal Python error: Aborted\n\n"
+            "Thread 0x00007f1470fc6b80 (most recent call first):\n  <no Python frame>\n",
+        ),
+        Facts(),
+    ),
+    ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Facts()),
+    ("killed from outside", end(signal=SIGKILL), Facts()),
+    ("debugger quit", raised("bdb.BdbQuit", ""), Facts(debugging=True)),
+    ("interrupted in the debugger", end(signal=SIGINT), Facts(debugging=True)),
+    ("stopped from outside", end(signal=SIGHUP), Facts()),
+    ("stopped from outside", end(signal=SIGINT), Facts()),
+]
+
+
+@pytest.mark.parametrize(("name", "worker", "facts"), ROWS, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(ROWS)])
+def test_a_death_is_told_by_its_text_and_the_facts(name: str, worker: WorkerExit, facts: Facts) -> None:
+    cause = classify(worker, facts)
+    assert cause is not None
+    assert cause.name == name
+    assert cause.advice
+    assert "\n" not in cause.advice
+    assert not cause.advice.endswith(".")
+
+
+def test_every_row_of_the_table_has_a_text_here() -> None:
+    assert {row.name for row in CAUSES} == {name for name, *_ in ROWS}
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        end(3),
+        raised("ValueError", "boom"),
+        raised("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        end(signal=SIGKILL, stopped_with=SIGKILL),
+        end(signal=SIGTERM, stopped_with=SIGTERM),
+    ],
+    ids=["status", "own", "download", "killed by us", "stopped by us"],
+)
+def test_what_the_table_does_not_know_has_no_cause(worker: WorkerExit) -> None:
+    assert classify(worker, Facts()) is None
+
+
+def test_an_exception_is_not_explained_by_an_abort_on_the_way_out() -> None:
+    error = WorkerError(type="ValueError", message="boom", traceback="ValueError: boom\n")
+    worker = end(signal=SIGABRT, error=error, tail="terminate called without an active exception\n")
+    assert classify(worker, Facts()) is None
+
+
+def test_an_exception_is_not_explained_by_a_preemption() -> None:
+    assert classify(raised("ValueError", "boom"), Facts(preempted=True, walltime_over=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "facts", "words"),
+    [
+        (end(signal=SIGKILL), Facts(oom_kills=2), "its peak was 61 GiB"),
+        (end(signal=SIGKILL), Facts(), "SIGKILL came from outside"),
+        (end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=4096), "4 KiB of 8 GiB free"),
+        (raised("torch.OutOfMemoryError", "CUDA out of memory."), Facts(), "cuda:3 is full"),
+        (
+            raised("ModuleNotFoundError", "No module named 'torchvision'"),
+            Facts(interpreter="/opt/venv/bin/python"),
+            "/opt/venv/bin/python has no module `torchvision`",
+        ),
+        (
+            _argparse("the following arguments are required: data, --local_rank"),
+            Facts(),
+            "--local_rank '${local_rank}'",
+        ),
+    ],
+    ids=["memory", "signal", "shm", "device", "module", "local rank"],
+)
+def test_the_advice_names_what_it_is_about(worker: WorkerExit, facts: Facts, words: str) -> None:
+    cause = classify(worker, facts)
+    assert cause is not None
+    assert words in cause.advice

@@ -1,0 +1,165 @@
+"""What stands in an error file is told as far as it can be told, and nothing in it does harm."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.report.error_file import LIMIT, read
+from ddplaunch.supervise.outcome import Frame, WorkerError
+
+OURS: dict[str, Any] = {
+    "message": {
+        "message": "OutOfMemoryError: no memory",
+        "extraInfo": {
+            "py_callstack": "Traceback...",
+            "timestamp": "1700000000",
+            "ddplaunch": {
+                "type": "torch.OutOfMemoryError",
+                "message": "no memory",
+                "monotonic": 12.5,
+                "frames": [{"file": "/a.py", "line": 3, "function": "f", "source": "f()"}],
+            },
+        },
+    }
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "error.json"
+
+
+def told(file: Path, content: object) -> WorkerError | None:
+    file.write_text(json.dumps(content))
+    return read(str(file))
+
+
+def changed(**ours: object) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(json.dumps(OURS))
+    content["message"]["extraInfo"]["ddplaunch"].update(ours)
+    return content
+
+
+def test_our_own_form_is_read(file: Path) -> None:
+    assert told(file, OURS) == WorkerError(
+        type="torch.OutOfMemoryError",
+        message="no memory",
+        traceback="Traceback...",
+        frames=(Frame(file="/a.py", line=3, function="f", source="f()"),),
+        at=12.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("summary", "kind", "message"),
+    [
+        ("RuntimeError: boom", "RuntimeError", "boom"),
+        ("KeyError: 'a: b'", "KeyError", "'a: b'"),
+        ("ValueError: ", "ValueError", ""),
+        ("my.pkg.Error: x", "my.pkg.Error", "x"),
+        ("one: two: three", "one", "two: three"),
+        ("not an exception: x", "Exception", "not an exception: x"),
+        ("nothing", "Exception", "nothing"),
+        ("RuntimeError: \udc80", "RuntimeError", "?"),
+    ],
+)
+def test_torchs_form_is_read(summary: str, kind: str, message: str, file: Path) -> None:
+    torchs = {"message": {"message": summary, "extraInfo": {"py_callstack": "Tb", "timestamp": "17"}, "errorCode": 1}}
+    assert told(file, torchs) == WorkerError(type=kind, message=message, traceback="Tb")
+
+
+def test_torchs_old_form_is_read(file: Path) -> None:
+    assert told(file, {"message": "RuntimeError: boom"}) == WorkerError(
+        type="RuntimeError", message="boom", traceback=""
+    )
+
+
+@pytest.mark.parametrize("at", [None, "12.5", True, [1], float("nan"), float("inf"), 10**400])
+def test_a_time_that_is_none_is_not_known(at: object, file: Path) -> None:
+    error = told(file, changed(monotonic=at))
+    assert error is not None
+    assert error.at is None
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [None, {}, "ab", [1, None, {}], [{"file": "/a.py"}], [{"file": 1, "line": 1}], [{"file": "/a.py", "line": True}]],
+)
+def test_frames_that_are_none_are_left_out(frames: object, file: Path) -> None:
+    error = told(file, changed(frames=frames))
+    assert error is not None
+    assert error.frames == ()
+
+
+def test_what_is_missing_from_a_frame_is_empty(file: Path) -> None:
+    error = told(file, changed(frames=[{"file": "/a.py", "line": 2, "source": 7}, 0]))
+    assert error is not None
+    assert error.frames == (Frame(file="/a.py", line=2, function="", source=""),)
+
+
+@pytest.mark.parametrize("extra", [None, [], "x", {"ddplaunch": 3}, {"ddplaunch": {"type": 1}}, {"py_callstack": 5}])
+def test_the_message_is_told_even_if_the_rest_is_damaged(extra: object, file: Path) -> None:
+    error = told(file, {"message": {"message": "E: x", "extraInfo": extra}})
+    assert error == WorkerError(type="E", message="x", traceback="")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"text"',
+        b"1" * 5000,
+        b'{"message": 3}',
+        b'{"message": {}}',
+        b'{"message": {"message": ["x"]}}',
+        b'{"message": {"message": "E: cut o',
+        b"[" * 100_000,
+        b'{"message": {"message": "E: ' + b"x" * LIMIT + b'"}}',
+    ],
+)
+def test_what_cannot_be_read_tells_nothing(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    assert read(str(file)) is None
+
+
+def test_what_is_no_file_tells_nothing_and_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("missing", "fifo", "loop", "", "\0"):
+        assert read(str(tmp_path / name)) is None
+    assert read("/dev/zero") is None
+
+
+KEYS = ["message", "extraInfo", "ddplaunch", "py_callstack", "type", "monotonic", "frames", "file", "line", "x"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=20,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=JSON)
+def test_no_content_does_harm(content: object, file: Path) -> None:
+    error = told(file, content)
+    assert error is None or f"{error}".encode()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(message=JSON, ours=JSON)
+def test_no_content_of_our_form_does_harm(message: object, ours: object, file: Path) -> None:
+    content = {"message": {"message": message, "extraInfo": {"py_callstack": ours, "ddplaunch": ours}}}
+    error = told(file, content)
+    assert error is None or f"{error}".encode()

@@ -1,0 +1,541 @@
+"""The failure report as people see it, for one situation each."""
+
+from __future__ import annotations
+
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.record import replace
+from ddplaunch.report.causes import classify
+from ddplaunch.report.evidence import Facts
+from ddplaunch.report.failure import FailureReport, render
+from ddplaunch.supervise.first_failure import first_failure
+from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+
+CWD = "/home/ada/digits"
+PEER_LOST = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9634."
+)
+
+
+def frame(file: str, line: int, function: str, source: str = "") -> Frame:
+    return Frame(file=file, line=line, function=function, source=source)
+
+
+MAIN = frame(f"{CWD}/train.py", 120, "<module>", "main()")
+STEP = frame(f"{CWD}/train.py", 88, "train_step", "loss = model(batch)")
+FORWARD = frame(
+    "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py",
+    125,
+    "forward",
+    "return F.linear(input, self.weight, self.bias)",
+)
+
+
+def error(kind: str, message: str, *frames: Frame, at: float | None = None, traceback: str = "") -> WorkerError:
+    return WorkerError(type=kind, message=message, traceback=traceback, frames=frames, at=at)
+
+
+def end(
+    rank: int,
+    code: int = 1,
+    signal: int | None = None,
+    *,
+    at: float = 1000.0,
+    error: WorkerError | None = None,
+    tail: str = "",
+    host: str = "gpu01",
+) -> WorkerExit:
+    return WorkerExit(
+        rank=rank,
+        local_rank=rank % 4,
+        host=host,
+        pid=4700 + rank,
+        device=f"cuda:{rank % 4}",
+        code=None if signal else code,
+        signal=signal,
+        at=at,
+        seconds=4.0,
+        error=error,
+        stderr_tail=tail,
+        log=f"{CWD}/logs/rank-{rank}.err",
+    )
+
+
+def stopped(rank: int, *, with_: int = SIGTERM, took: float = 0.1, host: str = "gpu01") -> WorkerExit:
+    return replace(end(rank, signal=with_, at=1000.0 + took, host=host), stopped_with=with_, stopped_at=1000.0)
+
+
+def report(*exits: WorkerExit, facts: Facts | None = None, restarts: int = 0) -> str:
+    first = first_failure(exits)
+    assert first is not None
+    cause = classify(first, facts or Facts())
+    return render(FailureReport(first=first, exits=exits, cause=cause, cwd=CWD, restarts=restarts, max_restarts=3))
+
+
+def expect(text: str) -> str:
+    return dedent(text).lstrip("\n")
+
+
+def test_an_exception_on_one_of_three_nodes() -> None:
+    oom = error("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", MAIN, STEP, FORWARD)
+    others = [stopped(rank, host=f"gpu0{rank // 4 + 1}") for rank in range(12) if rank not in (3, 7)]
+    hard = stopped(7, with_=SIGKILL, took=10.0, host="gpu02")
+    culprit = replace(end(3, error=oom), seconds=724.0)
+    assert report(culprit, hard, *others) == expect("""
+    error: rank 3 on gpu01 failed: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB   (exit status 1, after 12 min 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+      torch/nn/modules/linear.py:125 in forward
+        return F.linear(input, self.weight, self.bias)
+
+      rank 3   gpu01  local rank 3  pid 4703  cuda:3   logs logs/rank-3.err
+      the other 11 workers were stopped: 10 by SIGTERM in 0.1 s, rank 7 by SIGKILL after 10 s
+
+    hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
+    """)  # noqa: E501  # the head is as wide as what it says
+
+
+def test_an_exception_on_one_node() -> None:
+    assert report(end(3, error=error("ValueError", "boom", MAIN, STEP)), *map(stopped, range(3))) == expect("""
+    error: rank 3 failed: ValueError: boom   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      the other 3 workers were stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_the_only_worker() -> None:
+    assert report(end(0, error=error("KeyError", "'loss'", MAIN))) == expect("""
+    error: rank 0 failed: KeyError: 'loss'   (exit status 1, after 4 s)
+
+      train.py:120
+        main()
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+    """)
+
+
+def test_a_message_of_many_lines() -> None:
+    message = "Error(s) in loading state_dict for Net:\n" + "\n".join(f"\tMissing key: fc{n}.weight" for n in range(30))
+    text = report(end(0, error=error("RuntimeError", message, MAIN)), stopped(1))
+    assert text == expect("""
+    error: rank 0 failed: RuntimeError: Error(s) in loading state_dict for Net:   (exit status 1, after 4 s)
+      \tMissing key: fc0.weight
+      \tMissing key: fc1.weight
+      \tMissing key: fc2.weight
+      \tMissing key: fc3.weight
+      \tMissing key: fc4.weight
+      \tMissing key: fc5.weight
+      \tMissing key: fc6.weight
+      \tMissing key: fc7.weight
+      \tMissing key: fc8.weight
+      \tMissing key: fc9.weight
+      \tMissing key: fc10.weight
+      \tMissing key: fc11.weight
+      \tMissing key: fc12.weight
+      \tMissing key: fc13.weight
+      \tMissing key: fc14.weight
+      \tMissing key: fc15.weight
+      \tMissing key: fc16.weight
+      \tMissing key: fc17.weight
+      \tMissing key: fc18.weight
+      \tMissing key: fc19.weight
+      ... and 10 more lines in its log
+
+      train.py:120
+        main()
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      the other worker was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_the_cpp_stack_in_a_message_is_left_out() -> None:
+    message = (
+        "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+        "\n\nException raised from c10_cuda_check at /pytorch/c10/cuda/CUDAException.cpp:43 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation) + 0x96 (0x7f5a96 in libc10.so)\nframe #1: <unknown> (0x1)\n"
+    )
+    assert report(end(1, error=error("torch.AcceleratorError", message, STEP)), stopped(0)) == expect("""
+    error: rank 1 failed: torch.AcceleratorError: CUDA error: device-side assert triggered   (exit status 1, after 4 s)
+      Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      the other worker was stopped by SIGTERM in 0.1 s
+
+    hint: the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact
+    """)
+
+
+def test_an_exit_status() -> None:
+    tail = "".join(f"line {n}\n" for n in range(40)) + "no such data set\n\n"
+    assert report(end(1, 3, tail=tail), stopped(0)) == expect("""
+    error: rank 1 failed: exit status 3   (after 4 s)
+
+      its last words on stderr:
+        line 29
+        line 30
+        line 31
+        line 32
+        line 33
+        line 34
+        line 35
+        line 36
+        line 37
+        line 38
+        line 39
+        no such data set
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      the other worker was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_why_the_cluster_ends_the_job_stands_first() -> None:
+    first = end(2, signal=SIGTERM)
+    cause = classify(first, Facts(walltime_over=True))
+    text = render(FailureReport(first=first, exits=(first,), cause=cause, ended_by="out of walltime"))
+    assert text.startswith("error: out of walltime: rank 2 failed: killed by SIGTERM   (after ")
+    assert "hint: the time limit of the allocation was reached" in text
+
+
+def test_an_exit_status_without_a_word() -> None:
+    assert report(end(1, 3), stopped(0)) == expect("""
+    error: rank 1 failed: exit status 3   (after 4 s)
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      the other worker was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_sys_exit_with_a_sentence() -> None:
+    leave = error("SystemExit", "no data in /data/train", frame(f"{CWD}/train.py", 12, "main", "sys.exit(text)"))
+    assert report(end(0, error=leave, tail="no data in /data/train\n"), stopped(1)) == expect("""
+    error: rank 0 failed: no data in /data/train   (exit status 1, after 4 s)
+
+      train.py:12 in main
+        sys.exit(text)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      the other worker was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_sys_exit_with_a_number_by_argparse() -> None:
+    library = frame("/usr/lib/python3.11/argparse.py", 2640, "error", "self.exit(2, ...)")
+    leave = error("SystemExit", "2", frame(f"{CWD}/train.py", 9, "main", "args = parser.parse_args()"), library)
+    tail = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --local-rank=0\n"
+    alike = [end(rank, 2, error=leave, tail=tail) for rank in range(4)]
+    assert report(*alike) == expect("""
+    error: rank 0 failed: exit status 2   (after 4 s)
+
+      train.py:9 in main
+        args = parser.parse_args()
+
+      its last words on stderr:
+        usage: train.py [-h] [--lr LR]
+        train.py: error: unrecognized arguments: --local-rank=0
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 0 and 3 others (1-3) failed alike
+
+    hint: the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment
+    """)
+
+
+def test_a_segmentation_fault_with_the_stack_of_faulthandler() -> None:
+    tail = (
+        "step 12\nFatal Python error: Segmentation fault\n\n"
+        "Thread 0x00007f0cf0000640 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n\n'
+        "Current thread 0x00007f0cf6dedb80 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        f'  File "{CWD}/train.py", line 15 in inner\n'
+        f'  File "{CWD}/train.py", line 17 in <module>\n\n'
+        "Extension modules: numpy._core._multiarray_umath (total: 1)\n"
+    )
+    crash = replace(end(2, signal=SIGSEGV, tail=tail), core_dumped=True, peak_rss=3 * 1024**3)
+    assert report(crash, stopped(0), stopped(1)) == expect("""
+    error: rank 2 failed: killed by SIGSEGV   (core dumped, after 4 s)
+
+      where it was, innermost first:
+        ctypes/__init__.py:519 in string_at
+        train.py:15 in inner
+        train.py:17
+
+      rank 2   pid 4702  cuda:2  peak memory 3 GiB   logs logs/rank-2.err
+      the other 2 workers were stopped by SIGTERM in 0.1 s
+
+    hint: a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack
+    """)
+
+
+def test_a_kill_by_the_kernel_for_memory() -> None:
+    killed = replace(end(2, signal=SIGKILL, tail="epoch 1:  10%\repoch 1:  90%\n"), peak_rss=61 * 1024**3 + 2**28)
+    assert report(killed, stopped(0), stopped(1), facts=Facts(oom_kills=1)) == expect("""
+    error: rank 2 failed: killed by SIGKILL   (after 4 s)
+
+      its last words on stderr:
+        epoch 1:  90%
+
+      rank 2   pid 4702  cuda:2  peak memory 61.2 GiB   logs logs/rank-2.err
+      the other 2 workers were stopped by SIGTERM in 0.1 s
+
+    hint: the kernel's OOM killer ended it (its peak was 61.2 GiB): ask for more, or use fewer DataLoader workers
+    """)
+
+
+def test_an_abort_in_compiled_code() -> None:
+    tail = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  Received data size doesn't match expected size.\n"
+        "frame #0: gloo::transport::tcp::Pair::read() + 0x10 (0x7f in libtorch_cpu.so)\n"
+        "Fatal Python error: Aborted\n\nCurrent thread 0x00007f0cf6dedb80 (most recent call first):\n"
+        f'  File "{CWD}/train.py", line 88 in train_step\n'
+    )
+    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
+    error: rank 1 failed: killed by SIGABRT   (after 4 s)
+
+      its last words on stderr:
+        terminate called after throwing an instance of 'gloo::EnforceNotMet'
+          what():  Received data size doesn't match expected size.
+
+      where it was, innermost first:
+        train.py:88 in train_step
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      the other worker was stopped by SIGTERM in 0.1 s
+
+    hint: the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs
+    """)
+
+
+def test_an_abort_in_a_thread_without_python_frames() -> None:
+    tail = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "Fatal Python error: Aborted\n\nCurrent thread 0x00007f0cf6dedb80 (most recent call first):\n"
+        "  <no Python frame>\n\nThread 0x00007f0cf6dedb81 (most recent call first):\n"
+        f'  File "{CWD}/train.py", line 88 in train_step\n'
+    )
+    assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
+    error: rank 1 failed: killed by SIGABRT   (after 4 s)
+
+      its last words on stderr:
+        terminate called after throwing an instance of 'c10::DistBackendError'
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      the other worker was stopped by SIGTERM in 0.1 s
+
+    hint: compiled code gave up and called abort(); what it found wrong is in its last words
+    """)
+
+
+def test_equal_failures_are_shown_once() -> None:
+    exits = [
+        end(
+            rank,
+            at=1000 + rank / 10,
+            error=error("torch.OutOfMemoryError", f"CUDA out of memory. GPU {rank} has 7{rank}.1 GiB", STEP, FORWARD),
+        )
+        for rank in (3, 0, 1, 2, 4, 5, 6, 7)
+    ]
+    exits[0] = replace(exits[0], at=999.0)
+    assert report(*exits) == expect("""
+    error: rank 3 failed: torch.OutOfMemoryError: CUDA out of memory. GPU 3 has 73.1 GiB   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+      torch/nn/modules/linear.py:125 in forward
+        return F.linear(input, self.weight, self.bias)
+
+      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      rank 3 and 7 others (0-2,4-7) failed alike
+
+    hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
+    """)
+
+
+def test_different_exit_statuses_are_different_failures() -> None:
+    assert report(end(0, 3), end(1, 4, at=1000.5), end(2, 3, at=1001.0)) == expect("""
+    error: rank 0 failed: exit status 3   (after 4 s)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      ranks 0 and 2 failed alike
+      rank 1 failed 0.5 s later: exit status 4
+    """)
+
+
+def test_later_failures_and_those_that_followed() -> None:
+    lost = error("RuntimeError", PEER_LOST, STEP, at=1000.2)
+    exits = [
+        end(3, error=error("ValueError", "boom", STEP, at=999.8)),
+        *(end(rank, error=lost) for rank in (0, 1, 2)),
+        end(4, at=1000.3, error=error("KeyError", "'x'", MAIN, at=1000.0)),
+        end(5, 7, at=1000.4),
+        end(6, 0, at=900.0),
+        stopped(7),
+    ]
+    assert report(*exits) == expect("""
+    error: rank 3 failed: ValueError: boom   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 3   pid 4703  cuda:3   logs logs/rank-3.err
+      rank 4 failed 0.2 s later: KeyError: 'x'   (train.py:120)
+      rank 5 failed 0.6 s later: exit status 7
+      ranks 0-2 then lost contact with it
+      rank 6 finished with status 0
+      rank 7 was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_many_later_failures_are_bounded() -> None:
+    exits = [end(rank, at=1000 + rank, error=error("ValueError", f"bad {'abcdefghij'[rank]}")) for rank in range(10)]
+    assert report(*exits) == expect("""
+    error: rank 0 failed: ValueError: bad a   (exit status 1, after 4 s)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 1 failed 1 s later: ValueError: bad b
+      rank 2 failed 2 s later: ValueError: bad c
+      rank 3 failed 3 s later: ValueError: bad d
+      rank 4 failed 4 s later: ValueError: bad e
+      rank 5 failed 5 s later: ValueError: bad f
+      ranks 6-9 failed too
+    """)
+
+
+def test_a_peer_that_had_left_with_0_is_named() -> None:
+    lost = error("RuntimeError", PEER_LOST, STEP, at=1000.0)
+    also = error("RuntimeError", PEER_LOST.replace("9634", "77"), MAIN, at=1000.1)
+    assert report(end(0, error=lost), end(1, error=also), end(2, 0, at=998.8), stopped(3)) == expect("""
+    error: rank 0 failed: RuntimeError: Connection closed by peer [127.0.0.1]:9634.   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      rank 1 lost contact too
+      rank 2 had exited with status 0, 1.2 s before
+      rank 3 was stopped by SIGTERM in 0.1 s
+
+    hint: a worker ended while others still needed it: see that all ranks do the same number of steps (uneven data?)
+    """)
+
+
+def test_a_culprit_that_was_stopped_on_its_way_out() -> None:
+    culprit = replace(stopped(1), error=error("ValueError", "boom", STEP, at=999.0))
+    assert report(end(0, error=error("RuntimeError", PEER_LOST, STEP, at=999.5)), culprit) == expect("""
+    error: rank 1 failed: ValueError: boom   (stopped on its way out, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 1   pid 4701  cuda:1   logs logs/rank-1.err
+      rank 0 then lost contact with it
+    """)
+
+
+def test_a_syntax_error_in_the_script() -> None:
+    traceback = f'  File "{CWD}/train.py", line 7\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    broken = error("SyntaxError", "invalid syntax (train.py, line 7)", traceback=traceback)
+    assert report(end(0, error=broken), end(1, error=broken)) == expect("""
+    error: rank 0 failed: SyntaxError: invalid syntax (train.py, line 7)   (exit status 1, after 4 s)
+
+      train.py:7
+        def f(:
+              ^
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      ranks 0 and 1 failed alike
+    """)
+
+
+def test_a_module_that_is_not_there() -> None:
+    missing = error(
+        "ModuleNotFoundError",
+        "No module named 'torchvision'",
+        frame(f"{CWD}/train.py", 3, "<module>", "import data"),
+        frame(f"{CWD}/data.py", 1, "<module>", "import torchvision"),
+        frame("<frozen importlib._bootstrap>", 1176, "_find_and_load"),
+        traceback="ModuleNotFoundError: No module named 'torchvision'\n",
+    )
+    assert report(end(0, error=missing), stopped(1), facts=Facts(interpreter="/opt/venv/bin/python")) == expect("""
+    error: rank 0 failed: ModuleNotFoundError: No module named 'torchvision'   (exit status 1, after 4 s)
+
+      data.py:1
+        import torchvision
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      the other worker was stopped by SIGTERM in 0.1 s
+
+    hint: /opt/venv/bin/python has no module `torchvision`: install it there, or choose another with `--python`
+    """)
+
+
+def test_an_error_of_which_only_the_text_is_known() -> None:
+    """As torch's @record writes it."""
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py",'
+        " line 361, in wrapper\n    return f(*args, **kwargs)\n           ^^^^^^^^^^^^^^^^^^\n"
+        f'  File "{CWD}/train.py", line 88, in train_step\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
+        "ValueError: boom\n"
+    )
+    assert report(end(0, error=error("ValueError", "boom", traceback=traceback)), stopped(1)) == expect("""
+    error: rank 0 failed: ValueError: boom   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      the other worker was stopped by SIGTERM in 0.1 s
+    """)
+
+
+def test_the_last_generation_of_a_job_with_restarts() -> None:
+    assert report(end(0, error=error("ValueError", "", STEP)), stopped(1), restarts=3) == expect("""
+    error: rank 0 failed: ValueError   (exit status 1, after 4 s)
+
+      train.py:88 in train_step
+        loss = model(batch)
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+      the other worker was stopped by SIGTERM in 0.1 s
+      3 of 3 restarts used
+    """)
+
+
+@given(text=st.text(), kind=st.text(min_size=1), tail=st.text(), signal=st.sampled_from([None, SIGSEGV, SIGABRT]))
+def test_whatever_a_worker_said_the_report_has_its_shape(text: str, kind: str, tail: str, signal: int | None) -> None:
+    said = error(kind, text, traceback=tail) if signal is None else None
+    shown = report(end(0, signal=signal, error=said, tail=tail), stopped(1))
+    assert shown.startswith("error: rank 0 failed: ")
+    assert "\n  rank 0   pid 4700  cuda:0   logs logs/rank-0.err\n" in shown
+    assert shown.endswith("\n")
+    assert "\x1b[" not in shown
+
+
+def test_colour_only_where_it_is_asked_for() -> None:
+    failed = end(0, error=error("ValueError", "\x1b[31mred\x1b[0m"))
+    plain = FailureReport(first=failed, exits=(failed,))
+    assert render(plain).startswith("error: rank 0 failed: ValueError: red")
+    assert "\x1b" not in render(plain)
+    assert render(plain, colour=True).startswith("\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m rank 0 failed")
+
+
+@pytest.mark.parametrize("signum", [SIGKILL, SIGTERM, 40])
+def test_a_signal_is_named(signum: int) -> None:
+    assert render(FailureReport(first=end(0, signal=signum), exits=())).startswith("error: rank 0 failed: killed by ")

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.report.stack import fault_frames, frames_of, is_library, place, short, syntax_error_lines, telling
+from ddplaunch.supervise.outcome import Frame, WorkerError
+
+
+def frame(file: str, line: int = 1, function: str = "f", source: str = "") -> Frame:
+    return Frame(file=file, line=line, function=function, source=source)
+
+
+LIBRARIES = [
+    ("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", "torch/nn/modules/linear.py"),
+    ("/home/ada/digits/.venv/lib64/python3.13t/site-packages/a.py", "a.py"),
+    ("/usr/lib/python3/dist-packages/numpy/core.py", "numpy/core.py"),
+    ("/root/.pyenv/versions/3.11.7/lib/python3.11/json/decoder.py", "json/decoder.py"),
+    ("/usr/lib/python311.zip/json/decoder.py", "json/decoder.py"),
+    ("<frozen runpy>", "<frozen runpy>"),
+    ("<string>", "<string>"),
+]
+
+
+@pytest.mark.parametrize(("file", "shown"), LIBRARIES)
+def test_a_library_is_shown_from_its_package_on(file: str, shown: str) -> None:
+    assert is_library(frame(file))
+    assert short(file, "/home/ada/digits") == shown
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/ada/digits/train.py", "train.py"),
+        ("/home/ada/digits/lib/data.py", "lib/data.py"),
+        ("/home/ada/digits2/train.py", "/home/ada/digits2/train.py"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_the_users_code_is_shown_relative_to_where_the_command_was_typed(file: str, shown: str) -> None:
+    assert not is_library(frame(file))
+    assert short(file, "/home/ada/digits") == shown
+
+
+@pytest.mark.parametrize("cwd", ["", "/"])
+def test_a_path_stays_absolute_where_all_lies_below(cwd: str) -> None:
+    assert short("/srv/train.py", cwd) == "/srv/train.py"
+
+
+def test_the_modules_own_level_has_no_name() -> None:
+    assert place(frame("a.py", 3, "<module>"), "/") == "a.py:3"
+    assert place(frame("a.py", 3, "main"), "/") == "a.py:3 in main"
+
+
+def test_the_innermost_frame_of_the_user_tells_most() -> None:
+    main, step = frame("train.py", 9), frame("train.py", 5)
+    torch, json = frame(LIBRARIES[0][0]), frame(LIBRARIES[3][0])
+    assert telling([main, torch, step]) == (step, None)
+    assert telling([main, step, torch, json]) == (step, json)
+    assert telling([torch, json]) == (None, json)
+    assert telling([]) == (None, None)
+
+
+def test_what_has_no_file_tells_nothing() -> None:
+    step, frozen = frame("train.py", 5), frame("<frozen importlib._bootstrap>")
+    assert telling([step, frozen]) == (step, None)
+    assert telling([frozen]) == (None, None)
+
+
+def test_frames_are_read_from_a_traceback_of_which_only_the_text_is_known() -> None:
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "first.py", line 1, in <module>\n    int("a")\n'
+        "ValueError: a\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "/w/train.py", line 12, in main\n    train_step()\n'
+        '  File "gone.py", line 7, in <listcomp>\n'
+        '  File "/w/train.py", line 88, in train_step\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
+        "RuntimeError: boom\n"
+    )
+    assert frames_of(WorkerError(type="RuntimeError", message="boom", traceback=traceback)) == (
+        frame("/w/train.py", 12, "main", "train_step()"),
+        frame("gone.py", 7, "<listcomp>"),
+        frame("/w/train.py", 88, "train_step", "loss = model(batch)"),
+    )
+
+
+def test_recorded_frames_go_before_the_text() -> None:
+    recorded = (frame("a.py"),)
+    error = WorkerError(type="E", message="", traceback='  File "b.py", line 1, in f\n', frames=recorded)
+    assert frames_of(error) == recorded
+
+
+@pytest.mark.parametrize("named", ["", " [python]"], ids=["3.11", "3.14"])
+def test_the_current_thread_is_found_in_a_dump_of_faulthandler(named: str) -> None:
+    tail = (
+        "noise\nFatal Python error: Segmentation fault\n\n"
+        'Thread 0x1 (most recent call first):\n  File "t.py", line 2 in run\n\n'
+        f"Current thread 0x2{named} (most recent call first):\n"
+        '  File "/w/train.py", line 15 in inner\n  File "/w/train.py", line 17 in <module>\n'
+        '  File "/opt/lib/python3.11/site-packages/ddplaunch/worker/bootstrap.py", line 54 in <module>\n\n'
+        "Extension modules: numpy (total: 1)\n"
+    )
+    assert fault_frames(tail) == (frame("/w/train.py", 15, "inner"), frame("/w/train.py", 17, "<module>"))
+    assert fault_frames('  File "/w/train.py", line 15 in inner\n') == ()
+
+
+def test_a_syntax_error_shows_where_it_points_to() -> None:
+    alone = '  File "/w/bad.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+    imported = f'Traceback (most recent call last):\n  File "/w/b.py", line 1, in <module>\n    import bad\n{alone}'
+    for text in (alone, imported):
+        assert syntax_error_lines(text) == ["/w/bad.py:1", "  def f(:", "        ^"]
+    assert syntax_error_lines("SyntaxError: raised by hand\n") == []

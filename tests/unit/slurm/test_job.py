@@ -1,0 +1,180 @@
+"""What Slurm says of a job that it has signalled, and what follows; a scontrol of our own stands in for the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from signal import SIGTERM, SIGUSR1
+
+import pytest
+
+from ddplaunch.slurm import job as slurmjob
+from ddplaunch.slurm import scontrol as slurmctld
+from ddplaunch.slurm.job import Fate
+from ddplaunch.slurm.requeue import WayBack, by_hand
+
+
+def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
+    """What `scontrol show job -o` of Slurm 22.05 says, shortened."""
+    values = {"Requeue": 1, "Restarts": 0, "BatchFlag": 1, "ExitCode": "0:0", "TimeLimit": "00:01:00", **fields}
+    rest = " ".join(f"{name}={value}" for name, value in values.items())
+    return (
+        f"JobId=7 JobName=my job=1 UserId=alice(2001) JobState={state} Reason={reason} Dependency=(null) {rest} "
+        "Command=/home/alice/a b.sh WorkDir=/home/alice Power= \n"
+    )
+
+
+NOW, BEFORE = "2026-11-21T19:40:54", "2026-11-21T19:40:51"
+# measured while the tasks had SIGTERM, if nothing else is said
+FATES = {
+    "scancel --signal": (line(), 0, Fate.RUNNING),
+    "scancel": (line("COMPLETING", ExitCode="0:15", EndTime=NOW, PreemptTime="None"), 0, Fate.CANCELLED),
+    "scancel, before a step has ended": (line("COMPLETING", EndTime=NOW, PreemptTime="None"), 0, Fate.CANCELLED),
+    "scancel, when all has ended": (line("CANCELLED"), 0, Fate.CANCELLED),
+    "scancel, as a newer version may say it": (line("CANCELLED,COMPLETING"), 0, Fate.CANCELLED),
+    "the time limit": (line("COMPLETING", "TimeLimit", EndTime=NOW), 0, Fate.OUT_OF_WALLTIME),
+    "the time limit, when all has ended": (line("TIMEOUT", "TimeLimit"), 0, Fate.OUT_OF_WALLTIME),
+    "preemption by requeue": (line("COMPLETING", Restarts=1, EndTime="Unknown"), 0, Fate.REQUEUED),
+    "preemption by requeue, the second time": (line("COMPLETING", Restarts=2, EndTime="Unknown"), 1, Fate.REQUEUED),
+    "a requeued job, when all has ended": (line("PENDING", "BeginTime", Restarts=1), 0, Fate.REQUEUED),
+    "a requeued job that runs": (line(Restarts=1), 1, Fate.RUNNING),
+    "a requeued job that is cancelled": (line("COMPLETING", Restarts=1, EndTime=NOW), 1, Fate.CANCELLED),
+    "preemption with grace": (line(PreemptTime=BEFORE, EndTime="Unknown"), 0, Fate.PREEMPTED),
+    "preemption with grace, a little later": (line(PreemptTime=BEFORE, EndTime=NOW), 0, Fate.PREEMPTED),
+    "scancel in the grace": (line("COMPLETING", PreemptTime=BEFORE, EndTime=NOW), 0, Fate.CANCELLED),
+    "preemption by cancel": (line("COMPLETING", PreemptTime=NOW, EndTime=NOW), 0, Fate.PREEMPTED),
+    "preemption by cancel, when all has ended": (line("PREEMPTED", PreemptTime=NOW, EndTime=NOW), 0, Fate.PREEMPTED),
+    "a lost node": (line("COMPLETING", Restarts=1), 0, Fate.REQUEUED),
+    "a lost node, without requeue": (line("COMPLETING", "NodeDown", Requeue=0), 0, Fate.NODE_LOST),
+    "a script that its signal has ended": (line("COMPLETING", "JobLaunchFailure", ExitCode="0:10"), 0, Fate.RUNNING),
+    "a script that its signal has ended, in a newer version": (
+        line("COMPLETING", "RaisedSignal:10(User_defined_signal_1)"),
+        0,
+        Fate.RUNNING,
+    ),
+    "a script that has ended badly, in a newer version": (line("COMPLETING", "NonZeroExitCode"), 0, Fate.OVER),
+}
+
+
+@pytest.mark.parametrize("what", FATES)
+def test_what_slurm_does_with_a_job_is_read_from_what_it_says(what: str) -> None:
+    text, restarts, fate = FATES[what]
+    job = slurmjob.parse(text)
+    assert job is not None
+    assert slurmjob.fate(job, restarts) is fate
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified\n", "JobId=7 Name=x\n", "\0\n"])
+def test_what_is_no_job_is_none(text: str) -> None:
+    assert slurmjob.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "id"),
+    [
+        ({"SLURM_JOB_ID": "13"}, "13"),
+        ({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1"}, "13_1"),
+        ({"SLURM_JOB_ID": "17", "SLURM_JOB_ID_HET_GROUP_0": "16", "SLURM_JOB_ID_HET_GROUP_1": "17"}, "16"),
+        ({}, ""),
+    ],
+)
+def test_a_job_is_asked_about_under_a_name_that_is_its_own(env: dict[str, str], id: str) -> None:
+    assert slurmjob.job_id(env) == id
+
+
+# --- with a program that is called scontrol
+
+OURS = {"SLURM_JOB_ID": "7"}
+
+
+def scontrol(tmp_path: Path, said: str = "", *, requeue: str = "exit 0", env: dict[str, str] = OURS) -> WayBack:
+    """The way back in a place where scontrol says this of the job, and does that when it is to requeue it."""
+    (tmp_path / "said").write_text(said or line())
+    path = tmp_path / "scontrol"
+    path.write_text(
+        f"#!/bin/sh\nPATH=/bin:/usr/bin; cd {tmp_path}; echo $LC_ALL $* >> asked\n"
+        f"case $1 in show) cat said;; requeue) {requeue};; esac\n"
+    )
+    path.chmod(0o755)
+    return WayBack({**env, "PATH": str(tmp_path)}, 10)
+
+
+def asked(tmp_path: Path) -> list[str]:
+    return (tmp_path / "asked").read_text().splitlines()
+
+
+def test_a_job_goes_back_under_its_own_name(tmp_path: Path) -> None:
+    element = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "1"}
+    way = scontrol(tmp_path, line(Restarts=1), env=element)
+    intent = way.intend(SIGUSR1)
+    assert (intent.goes, intent.job) == (True, "13_1")
+    assert intent.words == "job 13_1 goes back into the queue after SIGUSR1 (requeue 2 of at most 10)"
+    assert way.go() is None
+    assert asked(tmp_path) == ["C show job -o 13_1", "C requeue 13_1"]
+
+
+STAYS = {
+    "was cancelled, and so does not go back into the queue": line("COMPLETING"),
+    "is sent back into the queue by Slurm itself": line("COMPLETING", Restarts=1),
+    "has ended (NonZeroExitCode), and does not go back into the queue": line("COMPLETING", "NonZeroExitCode"),
+    "cannot go back into the queue: only jobs of sbatch can": line(BatchFlag=0),
+    "cannot go back into the queue: submit it with `sbatch --requeue`": line(Requeue=0),
+    "cannot go back into the queue after SIGTERM: scontrol's answer cannot be read": "what?\n",
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+def test_a_job_does_not_go_back_that(why: str, tmp_path: Path) -> None:
+    intent = scontrol(tmp_path, STAYS[why]).intend(SIGTERM)
+    assert (intent.goes, intent.words) == (False, f"job 7 {why}")
+
+
+def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
+    env = {**OURS, "SLURM_RESTART_COUNT": "10"}
+    intent = scontrol(tmp_path, line(Restarts=10), env=env).intend(SIGUSR1)
+    assert not intent.goes
+    assert intent.words == (
+        "job 7 has been started again 10 times, and does not go back into the queue after SIGUSR1 (--max-requeues 10)"
+    )
+
+
+def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> None:
+    intent = WayBack({**OURS, "PATH": str(tmp_path)}, 10).intend(SIGUSR1)
+    assert not intent.goes
+    assert intent.words == (
+        "job 7 should go back into the queue after SIGUSR1, but there is no scontrol here; put this after the command in "
+        "the batch script: [ $? -ne 138 ] || scontrol requeue $SLURM_JOB_ID"
+    )
+    element = {"SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1"}
+    assert by_hand(element, SIGTERM) == (
+        "[ $? -ne 143 ] || scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    )
+
+
+def test_outside_of_slurm_nobody_starts_the_job_again() -> None:
+    intent = WayBack({}, 10).intend(SIGUSR1)
+    assert not intent.goes
+    assert intent.words.endswith("this is no Slurm job")
+
+
+def test_a_refusal_is_told_in_slurms_words(tmp_path: Path) -> None:
+    way = scontrol(tmp_path, requeue="echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
+    assert way.go() == (
+        "job 7 could not be sent back into the queue: scontrol says: Requested operation is presently disabled for job 7"
+    )
+
+
+def test_scontrol_may_be_ended_with_the_job_before_its_answer(tmp_path: Path) -> None:
+    (tmp_path / "after").write_text(line("COMPLETING", Restarts=1))
+    assert scontrol(tmp_path, requeue="cat after > said; kill -KILL $$").go() is None
+    assert "could not be sent back" in str(scontrol(tmp_path, requeue="kill -KILL $$").go())
+
+
+def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_its_answer(tmp_path: Path) -> None:
+    assert scontrol(tmp_path, requeue="kill -TERM $$; exit 0").go() is None
+
+
+def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    way = scontrol(tmp_path)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    with pytest.raises(slurmctld.Unknown, match=r"scontrol has not answered within 0\.1 s"):
+        slurmjob.ask(way.env, 0.1)

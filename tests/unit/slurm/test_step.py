@@ -1,0 +1,103 @@
+"""The step of a job in a Slurm allocation: the command that starts it, and its variables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.cluster import Allocation
+from ddplaunch.cluster.hostlist import Host
+from ddplaunch.options import token as secret
+from ddplaunch.slurm.quoting import sheltered, unsheltered
+from ddplaunch.slurm.step import argv, environment
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+
+def variables(**env: str) -> dict[str, str]:
+    return environment(env, token="secret", port=20000)
+
+
+def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> None:
+    assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", "DDPLAUNCH_MEETING_PORT": "20000"}
+    assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
+
+
+def test_what_srun_would_take_for_tasks_of_the_step_is_left_out() -> None:
+    kept = variables(SLURM_NTASKS="12", SLURM_CPUS_PER_TASK="4", SLURM_EXACT="1", SLURM_JOB_ID="7", SLURM_GPUS="4")
+    assert [name for name in kept if name.startswith("SLURM")] == ["SLURM_JOB_ID"]
+
+
+def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
+    kept = variables(SLURM_NTASKS_PER_NODE="4")
+    assert kept.pop("DDPLAUNCH_TASKS_PER_NODE") == "4"
+    assert kept == variables()
+    assert secret.public(variables(SLURM_NTASKS_PER_NODE="4")) == {}
+
+
+@pytest.mark.parametrize(
+    ("env", "each"),
+    [
+        ({"SLURM_GPUS": "12", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NUM_NODES": "2"}, "4"),
+        ({"SLURM_GPUS": "12", "SLURM_JOB_NUM_NODES": "3"}, "4"),
+        ({"SLURM_GPUS": "h200:12", "SLURM_JOB_NUM_NODES": "3"}, "h200:4"),
+        ({"SLURM_GPUS": "5", "SLURM_JOB_NUM_NODES": "3"}, None),
+        ({"SLURM_GPUS": "5"}, None),
+        ({"SLURM_GPUS_ON_NODE": "4"}, None),
+        ({"SLURM_GPUS_PER_NODE": "2"}, "2"),
+    ],
+)
+def test_a_number_of_gpus_for_all_nodes_becomes_one_for_each(env: dict[str, str], each: str | None) -> None:
+    assert variables(**env).get("SLURM_GPUS_PER_NODE") == each
+
+
+def test_components_of_a_heterogeneous_job_have_numbers_of_their_own() -> None:
+    kept = variables(
+        SLURM_NTASKS_HET_GROUP_0="2", SLURM_CPUS_PER_TASK_PACK_GROUP_1="2", SLURM_JOB_ID_HET_GROUP_1="8",
+        SLURM_GPUS_HET_GROUP_0="2", SLURM_JOB_NUM_NODES_HET_GROUP_0="1",
+        SLURM_GPUS_HET_GROUP_1="6", SLURM_JOB_NUM_NODES_HET_GROUP_1="2", SLURM_GPUS_ON_NODE="2",
+    )  # fmt: skip
+    given = {name: value for name, value in kept.items() if "GPUS_PER_NODE" in name}
+    assert given == {"SLURM_GPUS_PER_NODE_HET_GROUP_0": "2", "SLURM_GPUS_PER_NODE_HET_GROUP_1": "3"}
+    assert "SLURM_JOB_ID_HET_GROUP_1" in kept
+    assert not [name for name in kept if "NTASKS" in name or "CPUS_PER_TASK" in name]
+
+
+def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
+    words = argv(SPEC, place("node3", "node1"), "/bin/python", components=(("node3",), ("node2",), ("node1", "node4")))
+    assert words.count(":") == 1
+    before, after = words[: words.index(":")], words[words.index(":") + 1 :]
+    assert before[:2] == ("srun", "--het-group=0")
+    assert after[0] == "--het-group=2"
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=node3"} <= set(before)
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=node1"} <= set(after)
+    assert before[before.index("/bin/python") :] == after[after.index("/bin/python") :]
+
+
+@given(st.lists(st.text(alphabet="\\:a")))
+def test_no_word_passes_through_srun_as_a_colon_by_itself(words: list[str]) -> None:
+    assert ":" not in sheltered(words)
+    assert unsheltered(sheltered(words)) == words
+
+
+SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=2)
+
+
+def place(*names: str) -> Allocation:
+    """The allocation of nodes on which we start the agents."""
+    return Allocation(
+        cluster="slurm",
+        hosts=names,
+        address=names[0],
+        address_reason="the first node",
+        port=None,
+        port_reason="a free one",
+        start=tuple(Host(name=name) for name in names),
+    )
+
+
+def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
+    words = argv(SPEC, place("node1", "node2", "node5"), "/bin/python")
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
+    assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.task")
+    assert "--nproc-per-node=2" in words

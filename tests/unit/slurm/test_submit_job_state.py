@@ -1,0 +1,147 @@
+"""What a job that was submitted is said to do, when it is over, and its status: histories of what Slurm says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ddplaunch.slurm.scontrol import parse
+from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Seen, end_of, forgotten, has_run, look
+
+Job = Mapping[str, str]
+
+
+def job(state: str, reason: str = "None", **fields: str) -> Job:
+    return {
+        "JobId": "7", "JobState": state, "Reason": reason, "Requeue": "1", "Restarts": "0", "ExitCode": "0:0",
+        "RunTime": "00:00:00", "NodeList": "node[1-2]", **fields,
+    }  # fmt: skip
+
+
+def element(number: object, state: str, **fields: str) -> Job:
+    return job(state, **{"ArrayJobId": "7", "ArrayTaskId": f"{number}", **fields})
+
+
+def told(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Seen]:
+    seen, lines = Seen(), []
+    for number, jobs in enumerate(history):
+        seen, said = look(seen, jobs, 100 + number * every)
+        lines.append(said)
+    return lines, seen
+
+
+def test_each_change_is_told_once() -> None:
+    lines, seen = told(
+        [job("PENDING")],
+        [job("PENDING", "Priority")],
+        [job("PENDING", "Resources")],
+        [job("PENDING", "Resources")],
+        [job("CONFIGURING")],
+        [job("RUNNING")],
+        [job("COMPLETING")],
+        [job("COMPLETED", RunTime="00:01:02")],
+    )
+    assert lines == [
+        (), ("is pending (Priority)",), ("is pending (Resources)",), (), (), ("is running on node[1-2]",), (),
+        ("completed after 00:01:02",),
+    ]  # fmt: skip
+    assert (seen.over, seen.status) == (True, 0)
+
+
+def test_a_job_that_comes_back_is_not_over() -> None:
+    again = {"Restarts": "1"}
+    lines, seen = told(
+        [job("RUNNING")],
+        [job("PREEMPTED")],
+        [job("PENDING", "BeginTime", **again)],
+        [job("RUNNING", **again)],
+        [job("FAILED", "NonZeroExitCode", ExitCode="3:0", **again)],
+    )
+    assert lines == [
+        ("is running on node[1-2]",), (), ("is pending (BeginTime), restart 1",),
+        ("is running on node[1-2], restart 1",), ("failed with status 3",),
+    ]  # fmt: skip
+    assert (seen.over, seen.status) == (True, 3)
+
+
+def test_a_job_that_could_come_back_but_does_not_is_over_after_a_while() -> None:
+    lost = [job("NODE_FAIL")]
+    lines, seen = told([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
+    assert (seen.over, lines[-1]) == (False, ())
+    lines, seen = told([job("RUNNING")], lost, lost, every=RETURN_TIME)
+    assert (seen.over, seen.status, lines[-1]) == (True, 122, ("ended since a node failed",))
+    _, seen = told([job("NODE_FAIL", Requeue="0")])
+    assert seen.over
+
+
+ENDS = [
+    ("COMPLETED", "0:0", 0, "completed"),
+    ("FAILED", "3:0", 3, "failed with status 3"),
+    ("FAILED", "0:9", 137, "failed with status 137"),
+    ("FAILED", "143:0", 143, "failed with status 143"),
+    ("CANCELLED", "0:15", 143, "was cancelled"),
+    ("CANCELLED", "0:0", 143, "was cancelled"),
+    ("TIMEOUT", "0:15", 124, "reached its time limit"),
+    ("OUT_OF_MEMORY", "0:125", 137, "ran out of memory"),
+    ("BOOT_FAIL", "0:0", 122, "ended since a node did not boot"),
+    ("FAILED", "0:0", FAILED, "failed with status 1"),
+]
+
+
+@pytest.mark.parametrize(("state", "code", "status", "words"), ENDS)
+def test_the_status_is_the_scripts_or_tells_why_there_is_none(state: str, code: str, status: int, words: str) -> None:
+    end = end_of(job(state, ExitCode=code))
+    assert (end.status, end.words) == (status, words)
+
+
+def test_a_job_that_slurm_could_not_start_has_no_output_to_wait_for() -> None:
+    failed = job("FAILED", "JobLaunchFailure", ExitCode="0:53")
+    assert end_of(failed).status == FAILED
+    assert "could not be started" in end_of(failed).words
+    assert not has_run(failed)
+    assert not has_run(job("CANCELLED", NodeList=""))
+    assert not has_run(job("CANCELLED", NodeList="(null)"))
+    assert has_run(job("COMPLETED"))
+
+
+def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> None:
+    lines, seen = told(
+        [element("1-3%1", "PENDING", Reason="Priority")],
+        [element("2-3%1", "PENDING", Reason="JobArrayTaskLimit"), element(1, "RUNNING")],
+        [element("3%1", "PENDING"), element(2, "RUNNING"), element(1, "FAILED", ExitCode="2:0", RunTime="00:00:09")],
+        [element(3, "FAILED", ExitCode="1:0"), element(2, "COMPLETED")],
+    )
+    assert lines == [
+        ("is pending (Priority)",), ("is running",), ("7_1 failed with status 2 after 00:00:09",),
+        ("7_3 failed with status 1", "ended, with 2 as the worst status of its elements"),
+    ]  # fmt: skip
+    assert (seen.over, seen.status) == (True, 2)
+    lines, seen = told([element(1, "COMPLETED"), element(2, "COMPLETED")])
+    assert (lines, seen.status) == ([("completed with all of its elements",)], 0)
+
+
+def test_a_job_that_slurm_has_forgotten_did_not_end_well_as_far_as_one_knows() -> None:
+    _, seen = told([job("RUNNING")])
+    seen = forgotten(seen)
+    assert (seen.over, seen.status) == (True, FAILED)
+    _, seen = told([element(1, "FAILED", ExitCode="5:0"), element(2, "RUNNING")])
+    assert forgotten(seen).status == 5
+
+
+def test_an_empty_answer_says_nothing() -> None:
+    lines, seen = told([job("RUNNING")], [])
+    assert (lines[1], seen.over) == ((), False)
+
+
+def test_what_scontrol_says_is_read() -> None:
+    text = (
+        "JobId=9 ArrayJobId=9 ArrayTaskId=2-3%1 JobName=my job JobState=PENDING Reason=None CPUs/Task=1 "
+        "ReqB:S:C:T=0:0:*:* StdOut=/a b/my job-9.out Power= \n"
+        "JobId=10 ArrayJobId=9 NodeList= \n\n"
+    )
+    first, second = parse(text)
+    assert (first["JobName"], first["JobState"], first["StdOut"]) == ("my job", "PENDING", "/a b/my job-9.out")
+    assert (first["CPUs/Task"], first["Power"]) == ("1", "")
+    assert second == {"JobId": "10", "ArrayJobId": "9", "NodeList": ""}
+    assert parse("No jobs in the system\n") == ()

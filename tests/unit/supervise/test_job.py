@@ -1,0 +1,511 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from signal import SIGINT, SIGTERM, SIGUSR1
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.supervise import job
+from ddplaunch.supervise.job import (
+    OWN,
+    Action,
+    Begin,
+    DeadlineReached,
+    Dismiss,
+    Drop,
+    Event,
+    JobStopping,
+    Joined,
+    Kill,
+    Left,
+    Member,
+    NodeEnded,
+    NodeKilling,
+    NodeNoticed,
+    NodeStopping,
+    OneFewer,
+    Phase,
+    Policy,
+    Refuse,
+    Report,
+    Say,
+    StartFailed,
+    State,
+    Stop,
+    Why,
+)
+from ddplaunch.supervise.outcome import WorkerExit
+
+FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
+THREE = Policy(least=3, most=3)
+ELASTIC = Policy(least=2, most=3, last_call=30.0)
+
+
+def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
+    return Member(id=id, host="abcdef"[id], workers=2, wanted=wanted, **fields)
+
+
+def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": 0,
+        "host": host,
+        "pid": 100 + rank,
+        "device": "cpu",
+        "code": code,
+        "signal": None,
+        "at": at,
+        "seconds": at,
+        **fields,
+    }
+    return WorkerExit(**values)
+
+
+def stopped(rank: int, host: str, at: float) -> WorkerExit:
+    return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)  # type: ignore[arg-type]
+
+
+def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailed | None = None) -> NodeEnded:
+    return NodeEnded(id, exits or (end(id, "abcdef"[id], at),), failed, at)
+
+
+def failing(id: int, at: float, code: int = 7) -> list[Event]:
+    """A worker of this node fails by itself, and the node ends."""
+    return [
+        NodeStopping(id, Why.FAILED, SIGTERM, at),
+        ended(id, at + 0.1, end(id, "abcdef"[id], at, code)),
+    ]
+
+
+def stopping(id: int, at: float) -> NodeEnded:
+    return ended(id, at, stopped(id, "abcdef"[id], at))
+
+
+def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action]]:
+    state, actions = job.begin(policy, 0.0)
+    done = list(actions)
+    for event in events:
+        state, actions = job.step(state, event)
+        done += actions
+    return state, done
+
+
+def met(number: int = 3) -> list[Event]:
+    return [Joined(member(id), 0.1 * id) for id in range(number)]
+
+
+def silent(actions: Iterable[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Say)]
+
+
+HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
+    "nothing starts before all are there": (THREE, met(2), []),
+    "all start together in order of arrival": (THREE, met(), [Begin(0, (0, 1, 2), 0)]),
+    "a node that was given a rank gets it whenever it arrives": (
+        THREE,
+        [Joined(member(0, 0), 0), Joined(member(1, 2), 1), Joined(member(2, 1), 2)],
+        [Begin(0, (0, 2, 1), 0)],
+    ),
+    "given ranks and free ones fit together": (
+        THREE,
+        [Joined(member(0), 0), Joined(member(1), 1), Joined(member(2, 1), 2)],
+        [Begin(0, (0, 2, 1), 0)],
+    ),
+    "a rank that is taken is refused, and the others go on waiting": (
+        THREE,
+        [Joined(member(0, 0), 0), Joined(member(1, 1), 1), Joined(member(2, 1), 2), Joined(member(3, 2), 3)],
+        [Refuse(2, "node rank 1 is taken by b", 2), Begin(0, (0, 1, 3), 0)],
+    ),
+    "rank 0 is the coordinator's, with or without asking for it": (
+        THREE,
+        [Joined(member(0), 0), Joined(member(1, 0), 1)],
+        [Refuse(1, "node rank 0 is taken by a", 2)],
+    ),
+    "a rank beyond the job is refused": (
+        THREE,
+        [Joined(member(0, 0), 0), Joined(member(1, 3), 1)],
+        [Refuse(1, "node rank 3: the job has 3 nodes, node ranks 0 to 2", 2)],
+    ),
+    "one node too many is refused": (
+        THREE,
+        [*met(), Joined(member(3), 1)],
+        [Begin(0, (0, 1, 2), 0), Refuse(3, "the job has its 3 nodes already: a, b, c", 2)],
+    ),
+    "when all have finished the job has": (
+        THREE,
+        [*met(), ended(1, 5), ended(0, 6), ended(2, 7)],
+        [Begin(0, (0, 1, 2), 0), Dismiss(0)],
+    ),
+    "a failure on one node stops the others and gives the status": (
+        THREE,
+        [*met(), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(7)],
+    ),
+    "of two failures the one that was first on one clock counts, whoever tells first": (
+        THREE,
+        [
+            *met(),
+            NodeStopping(1, Why.FAILED, SIGTERM, 5.2),
+            NodeStopping(2, Why.FAILED, SIGTERM, 5.3),
+            ended(1, 5.4, end(1, "b", 5.1, 7)),
+            ended(2, 5.5, end(2, "c", 5.0, 9)),
+            stopping(0, 5.6),
+        ],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(9)],
+    ),
+    "a worker that could not be started ends the job, whatever restarts are left": (
+        Policy(least=3, most=3, max_restarts=5),
+        [
+            *met(),
+            NodeStopping(2, Why.FAILED, SIGTERM, 1),
+            ended(2, 1.1, failed=StartFailed(4, "c", "x: No such file or directory", 127)),
+            stopping(0, 1.2),
+            stopping(1, 1.3),
+        ],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Dismiss(127)],
+    ),
+    "Ctrl-C on one node reaches all as what it is": (
+        THREE,
+        [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGINT), Dismiss(130)],
+    ),
+    "a second Ctrl-C on any node kills everywhere": (
+        THREE,
+        [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(1, 6), NodeKilling(2, 7)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGINT), Kill((0,))],
+    ),
+    "--timeout on node 0 is the job's": (
+        THREE,
+        [*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 9), stopping(0, 9), stopping(1, 9), stopping(2, 9)],
+        [Begin(0, (0, 1, 2), 0), Stop((1, 2), SIGTERM), Dismiss(124)],
+    ),
+    "a lost node ends the job with its own status": (
+        THREE,
+        [*met(), Left(2, "silent for 10 s", 20), stopping(0, 21), stopping(1, 21)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Dismiss(122)],
+    ),
+    "a node whose front was killed is lost": (
+        THREE,
+        [*met(), NodeStopping(2, Why.FRONT_LOST, SIGTERM, 5), stopping(0, 6), stopping(1, 6)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Drop(2), Dismiss(122)],
+    ),
+    "when the coordinator's own front is killed the job ends": (
+        THREE,
+        [*met(), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
+        [Begin(0, (0, 1, 2), 0), Stop((1, 2), SIGTERM), Dismiss(122)],
+    ),
+    "a failure that was there before the node was lost gives the status": (
+        THREE,
+        [*met(), *failing(1, 5.0), Left(2, "connection closed", 5.3), stopping(0, 6)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(7)],
+    ),
+    "a failure that only follows does not hide that a node was lost": (
+        THREE,
+        [
+            *met(),
+            NodeStopping(1, Why.FAILED, SIGTERM, 5),
+            Left(2, "silent for 10 s", 6),
+            ended(
+                1,
+                7,
+                end(
+                    1,
+                    "b",
+                    5,
+                    1,
+                    stderr_tail=FOLLOWING,
+                ),
+            ),
+            stopping(0, 7),
+        ],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(122)],
+    ),
+    "a node that goes after it has finished is not lost": (
+        THREE,
+        [*met(), ended(2, 5), Left(2, "connection closed", 6), ended(0, 7), ended(1, 7)],
+        [Begin(0, (0, 1, 2), 0), Dismiss(0)],
+    ),
+    "a restart begins when all have ended, with the same places": (
+        Policy(least=3, most=3, max_restarts=1),
+        [*met(), *failing(1, 50.0), stopping(0, 51), stopping(2, 52), DeadlineReached(52)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 1, 2), 1)],
+    ),
+    "restarts are used up": (
+        Policy(least=1, most=1, max_restarts=1),
+        [*met(1), *failing(0, 50.0), DeadlineReached(51), *failing(0, 100.0)],
+        [Begin(0, (0,), 0), Report(0.0), Begin(1, (0,), 1), Dismiss(7)],
+    ),
+    "who does not want to wait for a stop wants no restart": (
+        Policy(least=2, most=2, max_restarts=1),
+        [*met(2), NodeStopping(1, Why.FAILED, SIGTERM, 5), NodeKilling(0, 6), stopping(0, 6), *failing(1, 5)[1:]],
+        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Kill((1,)), Dismiss(7)],
+    ),
+    "Ctrl-C between two generations ends the job": (
+        Policy(least=2, most=2, max_restarts=3),
+        [*met(2), *failing(1, 5), stopping(0, 6), NodeStopping(1, Why.SIGNALLED, SIGINT, 6)],
+        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Report(0.0), Dismiss(130)],
+    ),
+    "who leaves before the start may come again": (
+        THREE,
+        [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3), Joined(member(3), 4), Joined(member(4), 5)],
+        [Refuse(1, "", 130), Begin(0, (0, 3, 4), 0)],
+    ),
+    "Ctrl-C at the coordinator before the start ends all": (
+        THREE,
+        [*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)],
+        [Dismiss(130)],
+    ),
+    "nobody waits for a last call once all others are known not to come": (
+        ELASTIC,
+        [*met(2), OneFewer(1)],
+        [Begin(0, (0, 1), 0)],
+    ),
+    "one that comes after another was given up is the last": (
+        Policy(least=2, most=4),
+        [*met(2), OneFewer(1), Joined(member(2), 2)],
+        [Begin(0, (0, 1, 2), 0)],
+    ),
+    "the last call is no longer because one was given up": (
+        Policy(least=2, most=4),
+        [*met(2), OneFewer(20), DeadlineReached(30.1)],
+        [Begin(0, (0, 1), 0)],
+    ),
+    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), OneFewer(1), OneFewer(2)], []),
+    "who was given up before the start changes nothing after it": (
+        ELASTIC,
+        [*met(3), OneFewer(1), Left(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Report(0.0), Begin(1, (0, 1), 0)],
+    ),
+    "an elastic job starts with the least number after the last call": (
+        ELASTIC,
+        [*met(2), DeadlineReached(29.0), DeadlineReached(30.1)],
+        [Begin(0, (0, 1), 0)],
+    ),
+    "a newcomer extends the last call": (
+        Policy(least=2, most=4, last_call=30.0),
+        [*met(2), Joined(member(2), 20), DeadlineReached(30.1), DeadlineReached(50)],
+        [Begin(0, (0, 1, 2), 0)],
+    ),
+    "a lost node leaves an elastic job to the others, with new ranks and no restart counted": (
+        ELASTIC,
+        [*met(), Left(1, "silent for 10 s", 60), stopping(0, 61), stopping(2, 61), DeadlineReached(61)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 2), 0)],
+    ),
+    "a node that joins an elastic job makes a new generation": (
+        ELASTIC,
+        [*met(2), DeadlineReached(30.1), Joined(member(2), 60), stopping(0, 61), stopping(1, 61), DeadlineReached(61)],
+        [Begin(0, (0, 1), 0), Stop((0, 1), SIGTERM), Begin(1, (0, 1, 2), 0)],
+    ),
+    "a node that joins when others have finished already waits": (
+        ELASTIC,
+        [*met(2), DeadlineReached(30.1), ended(1, 60), Joined(member(2), 61), ended(0, 62)],
+        [Begin(0, (0, 1), 0), Dismiss(0)],
+    ),
+    "an elastic job that has too few nodes left ends": (
+        ELASTIC,
+        [*met(2), DeadlineReached(30.1), Left(1, "connection closed", 60), stopping(0, 61)],
+        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Dismiss(122)],
+    ),
+    "with restarts left a lost node may be replaced": (
+        Policy(least=2, most=2, max_restarts=1, replaceable=True),
+        [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), Joined(member(2), 70)],
+        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Report(0.0), Begin(1, (0, 2), 1)],
+    ),
+    "a replacement that does not come ends the job": (
+        Policy(least=2, most=2, max_restarts=1, replaceable=True, meeting_time=100),
+        [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), DeadlineReached(161)],
+        [
+            Begin(0, (0, 1), 0),
+            Stop((0,), SIGTERM),
+            Report(0.0),
+            Dismiss(122, "the nodes did not meet in time: waited in vain for 1 of 2 nodes (there is a)"),
+        ],
+    ),
+    "nodes that do not meet in time are named": (
+        Policy(least=3, most=3, names=("a", "b", "c")),
+        [Joined(member(0, 0), 0), Joined(member(2, 2), 1), DeadlineReached(600)],
+        [Dismiss(121, "the nodes did not meet in time: waited in vain for 1 of 3 nodes: node 1 (b)")],
+    ),
+    "whoever comes after the end is told so": (
+        Policy(least=1, most=1),
+        [*met(1), ended(0, 5), Joined(member(1), 6)],
+        [Begin(0, (0,), 0), Dismiss(0), Refuse(1, "the job has ended", 121)],
+    ),
+    "what a member says that has been lost counts no more": (
+        THREE,
+        [*met(), Left(2, "silent", 20), ended(2, 21), NodeStopping(2, Why.SIGNALLED, SIGINT, 21)],
+        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM)],
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", HISTORIES)
+def test_histories(sentence: str) -> None:
+    policy, events, expected = HISTORIES[sentence]
+    assert silent(history(policy, events)[1]) == expected
+
+
+def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
+    policy = Policy(least=3, most=3, names=("a", "b", "c"))
+    _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(4.0)])
+    assert actions == [Say("waiting for 2 of 3 nodes: node 1 (b), node 2 (c)")]
+    _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(33.0)])
+    assert len(actions) == 2
+
+
+def test_different_versions_are_a_warning_when_they_meet() -> None:
+    agreed = [(("torch", "2.13.0"),), (("torch", "2.12.1"),), (("torch", ""),)]
+    _, actions = history(THREE, [Joined(member(id, agreed=agreed[id]), id) for id in range(3)])
+    assert actions[0] == Say("warning: torch is not the same on all nodes: 2.13.0 on a, 2.12.1 on b")
+
+
+def test_a_node_that_has_finished_while_others_run_on_is_named_once() -> None:
+    _, actions = history(THREE, [*met(), ended(1, 5), DeadlineReached(65), DeadlineReached(130)])
+    words = [action.text for action in actions if isinstance(action, Say)]
+    assert words == [
+        "node 1 (b) finished a minute ago while the others run on: a collective that waits for it never ends"
+    ]
+
+
+# --- whatever happens
+
+
+def events() -> st.SearchStrategy[list[Event]]:
+    ids = st.integers(0, 4)
+    whys = st.sampled_from([Why.FAILED, Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST])
+    one = st.one_of(
+        st.builds(lambda id, wanted: Joined(member(id, wanted), 0), st.integers(1, 4), st.none() | st.integers(0, 3)),
+        st.builds(lambda id: Left(id, "gone", 0), st.integers(1, 4)),
+        st.builds(lambda id, why: NodeStopping(id, why, SIGINT if why is Why.SIGNALLED else SIGTERM, 0), ids, whys),
+        st.builds(lambda id: NodeKilling(id, 0), ids),
+        st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
+        st.just(DeadlineReached(0)),
+        st.just(OneFewer(0)),
+    )
+    return st.lists(one, max_size=30)
+
+
+@given(happened=events(), restarts=st.integers(0, 2), least=st.integers(1, 3), more=st.integers(0, 2))
+def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(
+    happened: list[Event], restarts: int, least: int, more: int
+) -> None:
+    policy = Policy(least=least, most=least + more, max_restarts=restarts)
+    state, _ = job.begin(policy, 0.0)
+    clock = 0.0
+    state, _ = job.step(state, Joined(member(OWN), clock))
+    for event in happened:
+        clock += 10.0
+        fresh = isinstance(event, Joined) and event.member.id in state.members
+        if fresh or (isinstance(event, NodeEnded) and not _runs(state, event.id)):
+            continue
+        state, actions = job.step(state, _at(event, clock))
+        for action in actions:
+            if isinstance(action, (Stop, Kill)):
+                assert all(_runs(state, id) for id in action.ids)
+            if isinstance(action, Begin):
+                assert policy.least <= len(action.order) <= policy.most
+                assert action.order[0] == OWN
+                assert [state.members[id].place for id in action.order] == list(range(len(action.order)))
+        if state.phase is Phase.ENDED:
+            assert state.status is not None
+            assert (state.status == 0) == (state.why is Why.FINISHED)
+    for _ in range(20):  # everybody ends, time passes: so does the job
+        for id in list(state.members):
+            if _runs(state, id):
+                clock += 1
+                state, _ = job.step(state, ended(id, clock, end(id, "abcdef"[id], clock)))
+        clock += 1000
+        state, _ = job.step(state, DeadlineReached(clock))
+    assert state.phase is Phase.ENDED
+
+
+def _runs(state: State, id: int) -> bool:
+    found = state.members.get(id)
+    running = state.phase in (Phase.RUNNING, Phase.STOPPING)
+    return found is not None and found.place is not None and not found.has_ended and running
+
+
+def _at(event: Event, at: float) -> Event:
+    fields = {**vars(event), "at": at}
+    return type(event)(**fields)
+
+
+def test_who_joined_late_and_leaves_before_its_turn_ends_nothing() -> None:
+    """It came when some had finished already, so it waited for the end."""
+    late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
+    state, actions = history(ELASTIC, [*late, NodeStopping(2, Why.SIGNALLED, SIGINT, 42)])
+    assert silent(actions) == [Begin(0, (0, 1), 0), Refuse(2, "", 130)]
+    assert state.phase is Phase.RUNNING
+
+
+def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once() -> None:
+    late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
+    state, _ = history(ELASTIC, [*late, ended(1, 42), ended(2, 43), ended(1, 44)])
+    assert len(state.exits) == 1
+    assert not state.members[2].has_ended
+
+
+# --- a notice of the end
+
+NOTICES = Policy(least=3, most=3, max_restarts=3, notices=frozenset({SIGUSR1, SIGTERM}))
+BEGUN = Begin(0, (0, 1, 2), 0)
+LEAVING = [ended(0, 5), ended(1, 5), ended(2, 5)]
+STOPPING = [stopping(0, 5), stopping(1, 5), stopping(2, 5)]
+ABANDONED: dict[str, tuple[list[Event], int]] = {
+    "there was no notice": ([*met(), *LEAVING], 0),
+    "Ctrl-C came after it": (
+        [*met(), NodeNoticed(1, SIGUSR1), NodeStopping(1, Why.SIGNALLED, SIGINT, 4), *STOPPING],
+        130,
+    ),
+    "the user's command was lost": ([*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 4), *STOPPING], 122),
+    "the time of --timeout was up": ([*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 4), *STOPPING], 124),
+    "it came to a node that had ended, when all had": ([*met(), *LEAVING, NodeNoticed(1, SIGUSR1)], 0),
+    "a node was lost": ([*met(), NodeNoticed(1, SIGUSR1), Left(2, "silent", 4), stopping(0, 5), stopping(1, 5)], 122),
+}
+NOTICED: dict[str, tuple[list[Event], int]] = {
+    "it came to one node": ([*met(), NodeNoticed(1, SIGUSR1), *LEAVING], SIGUSR1),
+    "it came when a node had ended": ([*met(), ended(0, 4), NodeNoticed(1, SIGUSR1), *LEAVING[1:]], SIGUSR1),
+    "it stops a node": (
+        [*met(), NodeNoticed(1, SIGTERM), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
+        SIGTERM,
+    ),
+    "it came to who has started the agents": ([*met(), JobStopping(Why.SIGNALLED, SIGTERM, 4), *STOPPING], SIGTERM),
+    "it has ended the user's command before a node told of it": (
+        [*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 3), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
+        SIGTERM,
+    ),
+    "a worker lost contact with one that had left": (
+        [
+            *met(),
+            NodeNoticed(1, SIGUSR1),
+            NodeStopping(2, Why.FAILED, SIGTERM, 5),
+            ended(2, 5, end(2, "c", 5, code=1, stderr_tail=FOLLOWING)),
+            ended(0, 5),
+            stopping(1, 5),
+        ],
+        SIGUSR1,
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", NOTICED)
+def test_a_job_goes_back_after_a_notice_if(sentence: str) -> None:
+    events, signum = NOTICED[sentence]
+    assert silent(history(NOTICES, events)[1])[-1] == Dismiss(128 + signum, requeue=signum)
+
+
+@pytest.mark.parametrize("sentence", ABANDONED)
+def test_a_job_does_not_go_back_if(sentence: str) -> None:
+    events, status = ABANDONED[sentence]
+    policy = Policy(least=3, most=3, notices=NOTICES.notices)
+    assert silent(history(policy, events)[1])[-1] == Dismiss(status)
+
+
+def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> None:
+    events = [*met(), NodeNoticed(0, SIGUSR1), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)]
+    state, actions = history(NOTICES, [*events, DeadlineReached(9.0)])
+    assert silent(actions) == [BEGUN, Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 1, 2), 1)]
+    assert state.notice == 0
