@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Collection
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.pipes import Tie
+from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 
-def start(agent: Callable[[Tie], int], blocked: Collection[int]) -> tuple[int, Tie]:
+def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple[int, FrontPipes]:
     """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the tie.
 
     The signals `blocked` are blocked in both processes from then on, so that none is lost until each hears them.
@@ -24,7 +24,7 @@ def start(agent: Callable[[Tie], int], blocked: Collection[int]) -> tuple[int, T
     """
     become_subreaper()
     try:
-        tie = Tie.make()
+        pipes = FrontPipes.make()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         pid = os.fork()
     except OSError as error:
@@ -37,14 +37,14 @@ def start(agent: Callable[[Tie], int], blocked: Collection[int]) -> tuple[int, T
         status = exitcodes.BUG
         try:
             os.setsid()
-            tie.agent_side()
-            status = agent(tie)
+            pipes.agent_side()
+            status = agent(pipes)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)
-    tie.front_side()
-    return pid, tie
+    pipes.front_side()
+    return pid, pipes
 
 
 def has_ended(agent: int) -> bool:
@@ -60,7 +60,7 @@ def sweep(agent: int) -> None:
         reap(keep=(agent,))
 
 
-def bury(agent: int) -> int:
+def reap_agent(agent: int) -> int:
     """Wait for the agent's end, end what it left, and give its wait status."""
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     sweep(agent)

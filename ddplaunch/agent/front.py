@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch.agent import child
-from ddplaunch.agent.pipes import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, Tie
+from ddplaunch.agent.pipes import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, FrontPipes
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
@@ -22,7 +22,7 @@ _PATIENCE = 2.0  # seconds that workers may take to stop; one in a call of a dri
 
 
 def run(
-    agent: Callable[[Tie], int],
+    agent: Callable[[FrontPipes], int],
     signals: Iterable[int],
     stops: Collection[int],
     meanwhile: Callable[[], None],
@@ -40,10 +40,10 @@ def run(
     """
     passed = passed_on(signals)
     before = modes()
-    pid, tie = child.start(agent, passed)
+    pid, pipes = child.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
-    signal.set_wakeup_fd(tie.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, stops, tie)
+    signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
+    front = _Front(pid, stops, pipes)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.heard)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -52,12 +52,12 @@ def run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
         meanwhile()
-        front.show(tie, control)
+        front.show(pipes, control)
     except _Unread:
         pass
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    wait_status = child.bury(pid)
+    wait_status = child.reap_agent(pid)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
     status, words = child.status_of(pid, wait_status)
@@ -78,17 +78,17 @@ class _Unread(Exception):
 class _Front:
     """What the writing and the signal handlers, which run in the middle of it, know of each other."""
 
-    def __init__(self, agent: int, stops: Collection[int], tie: Tie) -> None:
+    def __init__(self, agent: int, stops: Collection[int], pipes: FrontPipes) -> None:
         self._agent = agent
         self._stops = stops
-        self._to_agent = tie.signals[1]
-        self._suspended = tie.suspended[0]
+        self._to_agent = pipes.signals[1]
+        self._suspended = pipes.suspended[0]
         self._suspending = False
         self._stopping = False
         self._written = 0  # bytes
         self._looked_at = 0  # what _written was then
 
-    def show(self, tie: Tie, control: int | None) -> None:
+    def show(self, pipes: FrontPipes, control: int | None) -> None:
         """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
 
         Raises:
@@ -99,7 +99,7 @@ class _Front:
             fds[CONTROL] = control
         buffer = bytearray(MESSAGE + 1)
         view = memoryview(buffer)
-        reader = tie.output[0]
+        reader = pipes.output[0]
         while size := reader.recv_into(buffer):
             stream = bytes(view[:1])
             if stream not in fds:

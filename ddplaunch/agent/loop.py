@@ -15,15 +15,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.generations import Equip, Generations, MakeOutput
-from ddplaunch.agent.pipes import CONTROL, Outbox, Tie, Valve
-from ddplaunch.agent.shutdown import Parting, Requeue
-from ddplaunch.agent.signals import Hearing
+from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.shutdown import Requeue, Shutdown
+from ddplaunch.agent.signals import SignalSource
 from ddplaunch.agent.workers import CannotStart
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record
-from ddplaunch.report.reporter import Teller
+from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import Phase, Policy
 from ddplaunch.supervise.outcome import WorkerExit
@@ -37,57 +37,57 @@ LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
 @record(kw_only=True)
-class Job:
+class AgentJob:
     """All that the agent of a node needs to know; made before it is forked."""
 
     policy: Policy
     equip: Equip
     output: MakeOutput
-    teller: Callable[[Outbox], Teller]
+    reporter: Callable[[OutputQueue], Reporter]
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one means no hurry
-    nodes: Callable[[Agent, Teller, selectors.BaseSelector], Nodes] | None = None  # several nodes
-    way_back: Requeue | None = None  # into the queue; None: not ours to go
+    nodes: Callable[[Agent, Reporter, selectors.BaseSelector], Nodes] | None = None  # several nodes
+    requeue: Requeue | None = None  # into the queue; None: not ours to go
 
 
-def run(job: Job, tie: Tie) -> int:
+def run(job: AgentJob, pipes: FrontPipes) -> int:
     """Carry the job out and give its exit status. Runs in a process of its own."""
     become_subreaper()
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
-    return Agent(job, tie).run()
+    return Agent(job, pipes).run()
 
 
 class Agent:
     """The loop's state: the decision's, the crew's, and the way to the front."""
 
-    def __init__(self, job: Job, tie: Tie) -> None:
+    def __init__(self, job: AgentJob, pipes: FrontPipes) -> None:
         self._job = job
-        self._outbox = Outbox(tie.output[1])
-        self._teller = job.teller(self._outbox)
+        self._queue = OutputQueue(pipes.output[1])
+        self._reporter = job.reporter(self._queue)
         self._selector = selectors.DefaultSelector()
-        self._valve = Valve(self._outbox, self._selector)
-        self._hearing = Hearing(
+        self._backpressure = Backpressure(self._queue, self._selector)
+        self._signals = SignalSource(
             self._selector,
-            tie,
+            pipes,
             stops=job.policy.stop_signals,
             sent_again=job.sent_again,
             feed=self.feed,
             child_ended=self._child_ended,
-            front_lost=self._outbox.abandon,
+            front_lost=self._queue.abandon,
             one_fewer=self._one_fewer,
             has_stopped=lambda: self._generations.have_stopped,
         )
-        self._parting = Parting(
-            self._outbox, self._selector, self._hearing, self._valve, teller=self._teller, way_back=job.way_back
+        self._shutdown = Shutdown(
+            self._queue, self._selector, self._signals, self._backpressure, reporter=self._reporter, requeue=job.requeue
         )
         self._generations = Generations(
             job.equip,
             job.output,
-            self._outbox,
+            self._queue,
             self._selector,
-            self._teller,
+            self._reporter,
             feed=self.feed,
             ended=self._worker_ended,
         )
@@ -101,14 +101,14 @@ class Agent:
 
     def run(self) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
-        self._hearing.listen(self._job.signals)
+        self._signals.listen(self._job.signals)
         self._take(node.begin(self._job.policy, _now()))
         if self._job.nodes is not None:
             try:
-                self._nodes = self._job.nodes(self, self._teller, self._selector)
+                self._nodes = self._job.nodes(self, self._reporter, self._selector)
             except LaunchError as error:
-                self._teller.write(error.render())
-                self._parting.hand_over(self._state)
+                self._reporter.write(error.render())
+                self._shutdown.hand_over(self._state)
                 return error.status
         self._digest()
         while self._state.phase is not Phase.ENDED or not (self._nodes is None or self._nodes.is_over):
@@ -116,7 +116,7 @@ class Agent:
             self._start_some()
         if self._nodes is not None:
             self._nodes.close()
-        self._parting.leave(self._state, self._exits, self._quit)
+        self._shutdown.leave(self._state, self._exits, self._quit)
         assert self._state.status is not None
         return self._state.status
 
@@ -125,9 +125,9 @@ class Agent:
     def _wait(self) -> None:
         """Wait for events and digest them."""
         output = self._generations.output
-        output.muted = self._valve.mind(self._generations.crew, output.is_kept, _now())
+        output.muted = self._backpressure.mind(self._generations.workers, output.is_kept, _now())
         if not output.muted:
-            self._teller.dropped(output.dropped)
+            self._reporter.dropped(output.dropped)
         still = self._selector.get_map()
         for key, _ in self._selector.select(self._patience()):
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
@@ -139,7 +139,7 @@ class Agent:
             self._digest()
         output = self._generations.output  # another one, if a generation has begun
         output.flush(now)
-        self._teller.problem(output.problem)
+        self._reporter.problem(output.problem)
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(node.DeadlineReached(now))
             self._digest()
@@ -149,7 +149,7 @@ class Agent:
         if self._generations.is_starting:
             return 0
         others = self._nodes.deadline if self._nodes is not None else None
-        deadlines = (self._state.deadline, self._generations.output.deadline, self._valve.deadline, others)
+        deadlines = (self._state.deadline, self._generations.output.deadline, self._backpressure.deadline, others)
         soonest = min((deadline for deadline in deadlines if deadline is not None), default=inf)
         return None if soonest == inf else min(max(0.0, soonest - _now()), LONGEST_SLEEP)
 
@@ -159,10 +159,10 @@ class Agent:
             self._look_around()
 
     def _worker_ended(self, rank: int) -> None:
-        crew, now = self._generations.crew, _now()
-        assert crew is not None
+        workers, now = self._generations.workers, _now()
+        assert workers is not None
         try:
-            exit = crew.exit_of(rank, now)
+            exit = workers.exit_of(rank, now)
         except CannotStart as error:
             self.feed(node.StartFailed(rank, str(error), error.status, now))
             return
@@ -170,7 +170,7 @@ class Agent:
             return
         # once the workers are being stopped, each end brings its own error with it
         if exit.status != 0 and self._state.phase in (Phase.RUNNING, Phase.SETTLING):
-            for raised, what in crew.newly_raised():
+            for raised, what in workers.newly_raised():
                 if raised != rank:
                     self.feed(node.WorkerRaised(raised, what, now))
         self.feed(node.WorkerExited(exit, now))
@@ -198,11 +198,11 @@ class Agent:
 
     def listening(self, port: int) -> None:
         """Say where the coordinator, which is here, listens: whoever started the other agents tells them."""
-        self._outbox.put(CONTROL, b'{"type":"listening","port":%d}' % port)
+        self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
     def say(self, text: str) -> None:
         """Tell the user what the way to the other nodes has to say."""
-        self._teller.say(text)
+        self._reporter.say(text)
 
     def _one_fewer(self) -> None:
         if self._nodes is not None:
@@ -223,8 +223,8 @@ class Agent:
     def _report(self, now: float) -> None:
         """Tell the coordinator how the workers of this node have ended."""
         assert self._nodes is not None
-        self._exits = self._generations.bury(self._state, now)
-        self._nodes.report(self._state, self._exits, self._teller.traces)
+        self._exits = self._generations.reap(self._state, now)
+        self._nodes.report(self._state, self._exits, self._reporter.traces)
 
     # --- decisions
 
@@ -234,7 +234,7 @@ class Agent:
             event = self._events.popleft()
             if self._state.phase is Phase.ENDED:
                 continue  # two children may have ended at once; nothing is told after the end
-            self._teller.heard(event, self._state)
+            self._reporter.heard(event, self._state)
             self._take(node.step(self._state, event))
 
     def _take(self, result: node.Result) -> None:
@@ -242,7 +242,7 @@ class Agent:
         if not self._state.pending:
             self._generations.start_no_more()
         for action in actions:
-            self._teller.doing(action)
+            self._reporter.doing(action)
             self._do(action)
 
     # --- actions
@@ -257,7 +257,7 @@ class Agent:
                     self._generations.dismiss_services()
                 self._look_around(signum, sparing)
             case node.Retry(wait):
-                self._teller.failed(self._state, self._generations.bury(self._state, now), wait)
+                self._reporter.failed(self._state, self._generations.reap(self._state, now), wait)
             case node.Report():
                 self._report(now)
             case node.Announce(why, signum) if self._nodes:
@@ -267,11 +267,11 @@ class Agent:
             case node.Hurry() if self._nodes:
                 self._nodes.hurry()
             case node.Exit():
-                self._exits = self._generations.bury(self._state, now) or self._exits
-                self._teller.dropped(self._generations.output.dropped)
+                self._exits = self._generations.reap(self._state, now) or self._exits
+                self._reporter.dropped(self._generations.output.dropped)
                 if self._quit is None and self._nodes is not None:
                     self._nodes.leave()
-                self._state = self._parting.conclude(self._state, self._exits, self._quit, now)
+                self._state = self._shutdown.conclude(self._state, self._exits, self._quit, now)
             case _:
                 self._generations.do(action)
 

@@ -10,7 +10,7 @@ import selectors
 import socket
 from collections import deque
 
-from ddplaunch.agent.workers import Crew
+from ddplaunch.agent.workers import Workers
 from ddplaunch.record import record
 
 STDOUT = b"o"
@@ -25,7 +25,7 @@ HASTE = 2.0  # seconds without progress after which output that nobody reads no 
 
 
 @record
-class Tie:
+class FrontPipes:
     """Both ends of both ways, before the fork that leaves each process its own."""
 
     signals: tuple[int, int]  # pipe: the agent reads, the front's signal handlers write one byte a signal
@@ -33,7 +33,7 @@ class Tie:
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
 
     @classmethod
-    def make(cls) -> Tie:
+    def make(cls) -> FrontPipes:
         """Make the pipes and the socket pair."""
         signals, suspended = os.pipe(), os.pipe()
         for fd in (*signals, *suspended):
@@ -55,7 +55,7 @@ class Tie:
         self.output[0].close()
 
 
-class Outbox:
+class OutputQueue:
     """Output on its way to the front. Never blocks, never grows without end if its user heeds `full`."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -114,15 +114,15 @@ class Outbox:
 STUCK = 5.0  # seconds without progress after which whoever reads our stdout no longer holds the workers up
 
 
-class Valve:
+class Backpressure:
     """Watches the outbox.
 
     Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for STUCK seconds without the
     reader taking a byte: the workers go on, and what they write goes to the logs only, until the outbox has room.
     """
 
-    def __init__(self, outbox: Outbox, selector: selectors.BaseSelector) -> None:
-        self._outbox = outbox
+    def __init__(self, queue: OutputQueue, selector: selectors.BaseSelector) -> None:
+        self._queue = queue
         self._selector = selector
         self._watched = False
         self._held = False
@@ -130,16 +130,16 @@ class Valve:
         self._sent = 0
         self.deadline: float | None = None  # when to look again, CLOCK_MONOTONIC seconds
 
-    def mind(self, crew: Crew | None, logged: bool, now: float) -> bool:
+    def mind(self, workers: Workers | None, logged: bool, now: float) -> bool:
         """Adapt to how full the outbox is; say whether output is now to be dropped from view.
 
         `logged` says whether all output is in logs too; if it is not, nothing is ever dropped.
         """
-        self._watch(bool(self._outbox.size))
-        if self._outbox.size < FULL // 2:
+        self._watch(bool(self._queue.size))
+        if self._queue.size < FULL // 2:
             self._held = self._muted = False
             self.deadline = None
-        elif self._outbox.full and not self._held and not self._muted:
+        elif self._queue.full and not self._held and not self._muted:
             self._held = True
             self._expect_progress(now)
         elif (
@@ -148,22 +148,22 @@ class Valve:
             self._held, self._muted = True, False
             self._expect_progress(now)
         elif self._held and self.deadline is not None and now >= self.deadline:
-            if logged and self._sent == self._outbox.sent:
+            if logged and self._sent == self._queue.sent:
                 self._held, self._muted = False, True
                 self.deadline = None
             else:
                 self._expect_progress(now)
-        if crew is not None:
-            crew.pause_output(self._held)
+        if workers is not None:
+            workers.pause_output(self._held)
         return self._muted
 
     def _expect_progress(self, now: float) -> None:
-        self._sent = self._outbox.sent
+        self._sent = self._queue.sent
         self.deadline = now + STUCK
 
     def _watch(self, wanted: bool) -> None:
         if wanted and not self._watched:
-            self._selector.register(self._outbox, selectors.EVENT_WRITE, self._outbox.flush)
+            self._selector.register(self._queue, selectors.EVENT_WRITE, self._queue.flush)
         elif self._watched and not wanted:
-            self._selector.unregister(self._outbox)
+            self._selector.unregister(self._queue)
         self._watched = wanted

@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.pipes import CONTROL, STDERR, STDOUT, Outbox
-from ddplaunch.agent.workers import Outfit
+from ddplaunch.agent.pipes import CONTROL, STDERR, STDOUT, OutputQueue
+from ddplaunch.agent.workers import WorkerSetup
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node
 from ddplaunch.output.display import Display, Stream
 from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import Screen, Shown
+from ddplaunch.output.streams import Screen, ShownWorker
 from ddplaunch.plan import Plan
 from ddplaunch.record import record
 from ddplaunch.report.events import Event
-from ddplaunch.report.reporter import Teller
+from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams
-from ddplaunch.supervise.outcome import Ending
+from ddplaunch.supervise.outcome import ClusterEnding
 
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.control.messages import Begin
@@ -36,7 +36,7 @@ _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.E
 
 
 @record(kw_only=True)
-class Setting:
+class JobInputs:
     """All that is known before the agent starts."""
 
     spec: JobSpec
@@ -48,17 +48,17 @@ class Setting:
     speaks: bool = True  # for the whole job
     tells: bool = False  # of each worker's pid, to whoever started this agent
     answers: bool = False  # how the job ended, to whoever called for it, in place of the user
-    why_ending: Callable[[], Ending] | None = None  # asks the cluster, which may take seconds
+    why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
 
 
-class Stage:
+class AgentSetup:
     """Gives the agent what it works with."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: JobInputs) -> None:
         self._setting = setting
         self.folder: RunFolder | None = None
 
-    def equip(self, begin: Begin | None, address: str | None) -> Outfit:
+    def equip(self, begin: Begin | None, address: str | None) -> WorkerSetup:
         """Give what the workers are started with; `begin` and `address` are what the coordinator said.
 
         Raises:
@@ -74,7 +74,7 @@ class Stage:
             self.make_folder(plan)
         assert self.folder is not None
         spec = setting.spec
-        return Outfit(
+        return WorkerSetup(
             plan=plan,
             env=setting.env,
             folder=self.folder,
@@ -93,12 +93,12 @@ class Stage:
         if self.folder is not None:
             self.folder.tidy()
 
-    def output(self, outbox: Outbox, plan: Plan | None) -> Output:
+    def output(self, queue: OutputQueue, plan: Plan | None) -> Output:
         """Give what shows and keeps the workers' output; `plan` is that of this generation, None: the draft."""
         setting, spec = self._setting, self._setting.spec
         plan = plan or setting.draft
         shown = [
-            Shown(
+            ShownWorker(
                 rank=worker.rank, local_rank=worker.local_rank, role=spec.role, streams=_shown(spec, worker.local_rank)
             )
             for worker in plan.workers
@@ -111,47 +111,47 @@ class Stage:
             template=setting.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
             world_size=plan.world_size,
         )
-        return Output(display, lambda stream, data: outbox.put(_TAGS[stream], data))
+        return Output(display, lambda stream, data: queue.put(_TAGS[stream], data))
 
-    def teller(self, outbox: Outbox) -> Teller:
+    def reporter(self, queue: OutputQueue) -> Reporter:
         """Give what tells."""
         setting = self._setting
-        return Teller(
-            lambda text: outbox.put(STDERR, text.encode(errors="surrogateescape")),
+        return Reporter(
+            lambda text: queue.put(STDERR, text.encode(errors="surrogateescape")),
             time.monotonic,
-            readers=(partial(_tell, outbox),) if setting.tells else (),
+            readers=(partial(_tell, queue),) if setting.tells else (),
             verbosity=setting.spec.verbosity,
             # what becomes an exception elsewhere has none
             colour=Stream.ERR in setting.screen.colour and not setting.answers,
             cwd=_cwd(),
             origins=setting.spec.origins,
             reports=setting.speaks,
-            answer=partial(_answer, outbox) if setting.answers and setting.speaks else None,
-            last=partial(_last, outbox) if setting.allocation.start else None,
+            answer=partial(_answer, queue) if setting.answers and setting.speaks else None,
+            last=partial(_last, queue) if setting.allocation.start else None,
             what_ends=setting.why_ending,
         )
 
 
-def _tell(outbox: Outbox, event: Event) -> None:
+def _tell(queue: OutputQueue, event: Event) -> None:
     match event.name:
         case "job_started":
-            outbox.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
+            queue.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
         case "worker_started":
-            outbox.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
+            queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
 
 
-def _last(outbox: Outbox, text: str) -> None:
+def _last(queue: OutputQueue, text: str) -> None:
     """Leave it to whoever started this agent to say it when nothing more comes from any host."""
-    _answer(outbox, {"type": "last_words", "text": text})
+    _answer(queue, {"type": "last_words", "text": text})
 
 
-def _answer(outbox: Outbox, what: Mapping[str, Any]) -> None:
+def _answer(queue: OutputQueue, what: Mapping[str, Any]) -> None:
     """Say something in one message; of a text that is too long for it, the beginning."""
     import json
 
     if "text" in what:
         what = {**what, "text": what["text"][:_LONGEST]}
-    outbox.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
+    queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

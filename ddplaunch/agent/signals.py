@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 
-from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, Tie
+from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, FrontPipes
 from ddplaunch.supervise import node
 
 ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 
 
-class Repeats:
+class SignalDeduplicator:
     """Tells who sends a signal to stop again from one that only comes twice. Pure: the time comes with the signal."""
 
     def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
@@ -48,13 +48,13 @@ class Repeats:
         return False
 
 
-class Hearing:
+class SignalSource:
     """Turns signals into events, in the loop."""
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        tie: Tie,
+        pipes: FrontPipes,
         *,
         stops: frozenset[int],
         sent_again: frozenset[int] = frozenset(),
@@ -71,10 +71,10 @@ class Hearing:
         `stops` are the signals that ask for the end, `sent_again` those of which a second one means no hurry.
         """
         self._selector = selector
-        self._from_front = tie.signals[0]
-        self._suspended = tie.suspended[1]
+        self._from_front = pipes.signals[0]
+        self._suspended = pipes.suspended[1]
         self._stops = stops
-        self._repeats = Repeats(stops, sent_again)
+        self._repeats = SignalDeduplicator(stops, sent_again)
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost

@@ -31,7 +31,7 @@ _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
 @record(kw_only=True)
-class Outfit:
+class WorkerSetup:
     """What workers are started with, besides their plan."""
 
     plan: Plan
@@ -55,12 +55,12 @@ def _cannot(error: StartError) -> CannotStart:
     return CannotStart(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE)
 
 
-class Crew:
+class Workers:
     """The workers of one generation. `ended` is called with the rank of each whose process has ended."""
 
     def __init__(
         self,
-        outfit: Outfit,
+        setup: WorkerSetup,
         generation: int,
         port: int,
         output: Output,
@@ -68,26 +68,26 @@ class Crew:
         ended: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
-        self._outfit = outfit
+        self._setup = setup
         self._generation = generation
         self.port = port  # MASTER_PORT of this generation
         self._output = output
         self._selector = selector
         self._ended = ended
         self._clock = clock
-        self._plans = {worker.rank: worker for worker in outfit.plan.workers}
+        self._plans = {worker.rank: worker for worker in setup.plan.workers}
         self._running: dict[int, RunningWorker] = {}
         self._pumps: dict[int, dict[Stream, Pump]] = {}
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
         self._paused = False
         self._handled = handled_signals()
-        self._mps = _mps(outfit)
+        self._mps = _mps(setup)
         self.waiting = deque(self._plans)
-        if (paths := outfit.folder.filtered(generation)) is not None:
-            headers = {rank: f"[{outfit.role}{rank}]:" for rank in self._plans}  # torchrun's
+        if (paths := setup.folder.filtered(generation)) is not None:
+            headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # torchrun's
             for stream, path in zip(Stream, paths, strict=True):
-                if needles := outfit.duplicated.get(stream):
+                if needles := setup.duplicated.get(stream):
                     output.duplicate(headers, stream, needles, path)
 
     @property
@@ -112,15 +112,15 @@ class Crew:
         return running.pid
 
     def _launch(self, worker: WorkerPlan) -> RunningWorker:
-        folder = self._outfit.folder
+        folder = self._setup.folder
         place = (self._generation, worker.rank, worker.local_rank)
         self._error_files[worker.rank] = file = folder.error_file(*place)
         env = {
-            **self._outfit.env,
+            **self._setup.env,
             **worker.variables,
             **(self._mps.variables if self._mps else {}),
             **of_generation(
-                self._outfit.plan,
+                self._setup.plan,
                 worker,
                 generation=self._generation,
                 port=self.port,
@@ -139,7 +139,7 @@ class Crew:
                     pumps[stream] = Pump(partial(self._received, worker.rank, stream), room(2 * len(self._plans)))
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
-                self._output.open(worker.rank, folder.logs(*place), self._outfit.log_limit)
+                self._output.open(worker.rank, folder.logs(*place), self._setup.log_limit)
             child = start(
                 worker.argv,
                 env,
@@ -158,7 +158,7 @@ class Crew:
             pump.started()
             if not self._paused:
                 self._watch(worker.rank, stream, pump)
-        return RunningWorker(worker.rank, child, self._clock(), by_itself=self._outfit.plan.interpreter is not None)
+        return RunningWorker(worker.rank, child, self._clock(), by_itself=self._setup.plan.interpreter is not None)
 
     # --- output
 
@@ -204,7 +204,7 @@ class Crew:
             raise _cannot(never)
         for pump in self._pumps[rank].values():
             pump.drain()
-        logs = self._outfit.folder.logs(self._generation, rank, plan.local_rank)
+        logs = self._setup.folder.logs(self._generation, rank, plan.local_rank)
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -261,7 +261,7 @@ class Crew:
         if self._mps is not None:
             self._mps.quit()
 
-    def bury(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
+    def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
         """Let go of everything that this generation held; give the ends with what each worker has used."""
         ends = {exit.rank: exit for exit in exits}
         for rank, pumps in self._pumps.items():
@@ -274,7 +274,7 @@ class Crew:
         for rank, running in self._running.items():
             if running.pidfd in self._selector.get_map():
                 self._selector.unregister(running.pidfd)  # it could not be killed
-            usage = running.bury()
+            usage = running.reap()
             if rank in ends:
                 ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
         if self._mps is not None:
@@ -282,8 +282,8 @@ class Crew:
         self._output.close_filters()
         self._running.clear()
         self._pumps.clear()
-        path = init_file(self._outfit.plan, self._generation)
-        if path is not None and self._outfit.plan.node_rank == 0:
+        path = init_file(self._setup.plan, self._generation)
+        if path is not None and self._setup.plan.node_rank == 0:
             try:
                 os.unlink(path)
             except OSError:
@@ -291,9 +291,9 @@ class Crew:
         return list(ends.values())
 
 
-def _mps(outfit: Outfit) -> Mps | None:
-    if outfit.mps_control is None:
+def _mps(setup: WorkerSetup) -> Mps | None:
+    if setup.mps_control is None:
         return None
     from ddplaunch.process.mps import Mps  # few jobs need it
 
-    return Mps(outfit.mps_control, outfit.env)
+    return Mps(setup.mps_control, setup.env)

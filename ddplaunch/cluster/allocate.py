@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.cluster import Allocation, Meeting, Task, checks, endpoints, hostlist, local
-from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import replace
@@ -13,7 +13,7 @@ from ddplaunch.spec import JobSpec
 
 
 def allocate(
-    scene: Scene,
+    scene: ClusterFacts,
     cluster: str,
     hosts: Sequence[Host],
     *,

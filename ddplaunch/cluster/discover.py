@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ddplaunch.cluster import Allocation, checks, local
-from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
-Recogniser = Callable[[Scene], Allocation | None]
+Recogniser = Callable[[ClusterFacts], Allocation | None]
 
 # in the order in which they are asked; without any of its variables a cluster cannot be there, and is not even imported
 _SIGNS: Mapping[str, tuple[str, ...]] = {
@@ -39,12 +39,12 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    scene = Scene(spec=spec, env=env, hostname=hostname, read=read)
+    scene = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read)
     found = _find(scene)
     return _without_control(spec, found) if spec.no_control else found
 
 
-def _find(scene: Scene) -> Allocation:
+def _find(scene: ClusterFacts) -> Allocation:
     spec = scene.spec
     if spec.simulate:
         from ddplaunch.cluster import simulate
@@ -62,7 +62,7 @@ def _find(scene: Scene) -> Allocation:
     return replace(found, notes=(*found.notes, *_unused_index(scene)))
 
 
-def _order(scene: Scene) -> list[str]:
+def _order(scene: ClusterFacts) -> list[str]:
     """The clusters that are worth asking, in their order."""
     names = ["ssh"] if scene.spec.hosts or scene.spec.hostfile else []
     if checks.several(scene.spec):
@@ -78,7 +78,7 @@ def _order(scene: Scene) -> list[str]:
     return names + found
 
 
-def _forced(scene: Scene, name: str) -> Allocation:
+def _forced(scene: ClusterFacts, name: str) -> Allocation:
     recognise, needs = _recogniser(name)
     found = recognise(scene)
     if found is None:
@@ -123,7 +123,7 @@ def _recogniser(name: str) -> tuple[Recogniser, str]:
     raise AssertionError(name)
 
 
-def _unused_index(scene: Scene) -> list[str]:
+def _unused_index(scene: ClusterFacts) -> list[str]:
     index = scene.value("JOB_COMPLETION_INDEX")
     if index is None or checks.nnodes_asked(scene.spec) or scene.value("TORCHELASTIC_RUN_ID"):
         return []

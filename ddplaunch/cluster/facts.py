@@ -12,7 +12,7 @@ _LARGEST = 2**32  # what Slurm counts its special steps down from
 
 
 @record(kw_only=True)
-class Scene:
+class ClusterFacts:
     """Where a command was started."""
 
     spec: JobSpec

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, checks, endpoints
 from ddplaunch.cluster.allocate import met
-from ddplaunch.cluster.facts import NOT_HERE, Scene
+from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
 from ddplaunch.errors import LaunchError
 
 NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the pods that we are one of; None if this is no pod, or one that is a job of its own.
 
     Raises:
@@ -54,7 +54,7 @@ def discover(scene: Scene) -> Allocation | None:
     )
 
 
-def _node_rank(scene: Scene, rank: int | None, index: int | None, nodes: int) -> int:
+def _node_rank(scene: ClusterFacts, rank: int | None, index: int | None, nodes: int) -> int:
     """Which pod this is.
 
     Raises:
@@ -73,20 +73,20 @@ def _node_rank(scene: Scene, rank: int | None, index: int | None, nodes: int) ->
     return found
 
 
-def _port(scene: Scene) -> int | None:
+def _port(scene: ClusterFacts) -> int | None:
     port = scene.number("MASTER_PORT")
     if port is not None and port > 65535:
         raise LaunchError(f"MASTER_PORT={port} is not a port", hint="unset it, or give another with --master-port")
     return port or None
 
 
-def _workers(scene: Scene) -> int | None:
+def _workers(scene: ClusterFacts) -> int | None:
     """What the platforms that copy PyTorchJob say of the GPUs of a pod, in their manuals a number."""
     said = scene.value("NPROC_PER_NODE") or ""
     return int(said) if said.isascii() and said.isdigit() and 0 < len(said) < 6 and int(said) else None
 
 
-def _controller(scene: Scene) -> tuple[int | None, int | None]:
+def _controller(scene: ClusterFacts) -> tuple[int | None, int | None]:
     """The rank and the number of pods that a controller wrote, as far as it did."""
     # RANK and WORLD_SIZE are also what every worker of every launcher has: only outside of one they speak of pods
     if not scene.value("KUBERNETES_SERVICE_HOST") or scene.value("LOCAL_RANK"):
@@ -94,7 +94,7 @@ def _controller(scene: Scene) -> tuple[int | None, int | None]:
     return scene.number("RANK"), scene.number("WORLD_SIZE")
 
 
-def _check_size(scene: Scene, size: int | None, nodes: int) -> None:
+def _check_size(scene: ClusterFacts, size: int | None, nodes: int) -> None:
     """See to it that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them.
 
     Raises:
@@ -113,7 +113,7 @@ def _check_size(scene: Scene, size: int | None, nodes: int) -> None:
     )
 
 
-def _address(scene: Scene, node_rank: int) -> tuple[str, str]:
+def _address(scene: ClusterFacts, node_rank: int) -> tuple[str, str]:
     """Where node 0 is, and what says so.
 
     Raises:

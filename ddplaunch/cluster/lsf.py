@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, allocate, checks, hostlist
-from ddplaunch.cluster.facts import Scene, printable
+from ddplaunch.cluster.facts import ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
 
 NEEDS = "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the LSF job that we run in; None if we run in none.
 
     Raises:
@@ -30,7 +30,7 @@ def discover(scene: Scene) -> Allocation | None:
     )
 
 
-def hosts(scene: Scene) -> tuple[Host, ...]:
+def hosts(scene: ClusterFacts) -> tuple[Host, ...]:
     """Give the hosts of the job, with their slots; none where nothing lists them.
 
     Raises:

@@ -9,7 +9,7 @@ import re
 
 from ddplaunch.cluster import Allocation, Task, checks, endpoints, lsf, mpi_world, pbs, slurm
 from ddplaunch.cluster.allocate import met
-from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.cluster.mpi_world import World
 from ddplaunch.errors import LaunchError
 
@@ -18,7 +18,7 @@ NEEDS = "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like
 _NAMELESS = "nothing tells this job from another on the same hosts: two at a time need a --rdzv-id each"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the processes that we are one of; None if nothing started several.
 
     Raises:
@@ -52,7 +52,7 @@ def discover(scene: Scene) -> Allocation | None:
     )
 
 
-def _task(scene: Scene, found: World) -> Task:
+def _task(scene: ClusterFacts, found: World) -> Task:
     local_rank, local_size = mpi_world.on_this_node(scene, found)
     nodes = found.size // local_size
     # ranks fill one node after the other, though not always in the order of local ranks (Open MPI 5), or go around the nodes
@@ -67,7 +67,7 @@ def _task(scene: Scene, found: World) -> Task:
     )
 
 
-def is_nearer_than_slurm(scene: Scene) -> bool:
+def is_nearer_than_slurm(scene: ClusterFacts) -> bool:
     """Say whether a launcher of MPI stands between Slurm and us, as with mpirun in a batch script."""
     found = mpi_world.find(scene)
     if found is None:
@@ -77,7 +77,7 @@ def is_nearer_than_slurm(scene: Scene) -> bool:
     return slurm.step_id(scene) is None or own != (found.rank, found.size)
 
 
-def _addresses(scene: Scene, task: Task) -> tuple[tuple[str, ...], str]:
+def _addresses(scene: ClusterFacts, task: Task) -> tuple[tuple[str, ...], str]:
     """Where rank 0 may be found, and what says so.
 
     Raises:
@@ -104,7 +104,7 @@ def _addresses(scene: Scene, task: Task) -> tuple[tuple[str, ...], str]:
     return addresses, source
 
 
-def _manager_host(scene: Scene) -> tuple[tuple[str, ...], str, bool] | None:
+def _manager_host(scene: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
     """The host of Open MPI's mpirun, which usually has rank 0: its addresses, what says so, and whether it is this one."""
     # Open MPI 4: "3317891072.0;tcp://10.77.0.12,172.17.0.1:33615", and the same for the daemon of this node
     uri = scene.env.get("OMPI_MCA_orte_hnp_uri", "")
@@ -116,7 +116,7 @@ def _manager_host(scene: Scene) -> tuple[tuple[str, ...], str, bool] | None:
     return None
 
 
-def _scheduler_host(scene: Scene) -> tuple[tuple[str, ...], str, bool] | None:
+def _scheduler_host(scene: ClusterFacts) -> tuple[tuple[str, ...], str, bool] | None:
     """The first host of the batch job around us, on which process managers begin."""
     if scene.value("SLURM_JOB_ID"):
         host, source = slurm.job_hosts(scene)[0], "the first of SLURM_JOB_NODELIST"

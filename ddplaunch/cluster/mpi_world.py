@@ -6,7 +6,7 @@ A world of one process says nothing, and so does one that was inherited from ano
 from __future__ import annotations
 
 from ddplaunch.cluster import endpoints
-from ddplaunch.cluster.facts import NOT_HERE, Scene
+from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import record
 
@@ -76,7 +76,7 @@ class World:
         return f"{self.launcher.name} with {self.size} processes"
 
 
-def find(scene: Scene) -> World | None:
+def find(scene: ClusterFacts) -> World | None:
     """Give the processes that we were started with, None if there are no others.
 
     Raises:
@@ -91,7 +91,7 @@ def find(scene: Scene) -> World | None:
     return None
 
 
-def on_this_node(scene: Scene, world: World) -> tuple[int, int]:
+def on_this_node(scene: ClusterFacts, world: World) -> tuple[int, int]:
     """Give which of how many of the processes on this node this is.
 
     Raises:

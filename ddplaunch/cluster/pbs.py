@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, allocate, checks, hostlist
-from ddplaunch.cluster.facts import Scene, printable
+from ddplaunch.cluster.facts import ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
 
 NEEDS = "PBS_NODEFILE"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the PBS job that we run in; None if we run in none.
 
     Raises:
@@ -37,7 +37,7 @@ def discover(scene: Scene) -> Allocation | None:
     )
 
 
-def hosts(scene: Scene, path: str) -> tuple[Host, ...]:
+def hosts(scene: ClusterFacts, path: str) -> tuple[Host, ...]:
     """Give the hosts of the job, with their slots: the file has a line for each.
 
     Raises:

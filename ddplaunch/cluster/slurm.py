@@ -15,7 +15,7 @@ from signal import SIGTERM
 
 from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hostlist, local
 from ddplaunch.cluster.allocate import met
-from ddplaunch.cluster.facts import NOT_HERE, Scene, printable
+from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.token import MEETING_PORT, TASKS_PER_NODE
@@ -44,7 +44,7 @@ class _Step:
     local_rank: int
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the Slurm job that we run in; None if we run in none.
 
     Raises:
@@ -61,13 +61,13 @@ def discover(scene: Scene) -> Allocation | None:
     )
 
 
-def step_id(scene: Scene) -> int | None:
+def step_id(scene: ClusterFacts) -> int | None:
     """Give the step whose task we are, None outside of one."""
     step = scene.number("SLURM_STEP_ID", "SLURM_STEPID")
     return None if step is None or step >= _FIRST_SPECIAL_STEP else step
 
 
-def job_hosts(scene: Scene) -> tuple[str, ...]:
+def job_hosts(scene: ClusterFacts) -> tuple[str, ...]:
     """Give the nodes of the job, of all its components.
 
     Raises:
@@ -92,7 +92,7 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
 
-def _outside(scene: Scene, job: int) -> Allocation:
+def _outside(scene: ClusterFacts, job: int) -> Allocation:
     """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
     return allocate.allocate(
         scene,
@@ -104,7 +104,7 @@ def _outside(scene: Scene, job: int) -> Allocation:
     )
 
 
-def _inside(scene: Scene, job: int, number: int) -> Allocation:
+def _inside(scene: ClusterFacts, job: int, number: int) -> Allocation:
     step = _step(scene, job, number)
     count = len(step.hosts)
     checks.nothing_to_choose(scene.spec, f"{step.name} runs already")
@@ -137,7 +137,7 @@ def _inside(scene: Scene, job: int, number: int) -> Allocation:
     )
 
 
-def _task(scene: Scene, step: _Step) -> Task:
+def _task(scene: ClusterFacts, step: _Step) -> Task:
     return Task(
         rank=step.rank,
         world_size=step.tasks,
@@ -149,7 +149,7 @@ def _task(scene: Scene, step: _Step) -> Task:
     )
 
 
-def _step(scene: Scene, job: int, number: int) -> _Step:
+def _step(scene: ClusterFacts, job: int, number: int) -> _Step:
     """Read the variables of a task.
 
     Raises:

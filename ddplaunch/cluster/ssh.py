@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, allocate, hostlist
-from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.facts import ClusterFacts
 
 NEEDS = "--hosts or --hostfile"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation of the hosts that were listed; None if none were.
 
     Raises:

@@ -7,14 +7,14 @@ at an endpoint and get ranks in the order of arrival. etcd is refused: there is 
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, Meeting, checks, endpoints
-from ddplaunch.cluster.facts import Scene
+from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
 NEEDS = "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"
 
 
-def discover(scene: Scene) -> Allocation | None:
+def discover(scene: ClusterFacts) -> Allocation | None:
     """Give the allocation that flags describe completely; None if they do not.
 
     Raises:

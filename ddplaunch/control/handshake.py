@@ -90,7 +90,7 @@ class Session:
 
 
 @record
-class Step:
+class Reply:
     """What follows from a payload: one to send, and a session if the handshake is over."""
 
     reply: bytes | None = None
@@ -106,7 +106,7 @@ class Server:
         self._nonce = os.urandom(32)
         self.opening: bytes | None = _encode(_Challenge(ddplaunch=protocol, nonce=self._nonce))  # to be sent at once
 
-    def receive(self, payload: bytes) -> Step:
+    def receive(self, payload: bytes) -> Reply:
         """Judge the client's answer.
 
         Raises:
@@ -118,7 +118,7 @@ class Server:
         if not compare_digest(proofs.of(_CLIENT), answer.proof):
             raise Refused(WRONG_KEY, _encode(_Verdict(refused="key")))
         session = Session(proofs.session_key(_SERVER), proofs.session_key(_CLIENT))
-        return Step(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
+        return Reply(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
 
 
 class Client:
@@ -131,7 +131,7 @@ class Client:
         self._proofs: _Proofs | None = None
         self.opening: bytes | None = None
 
-    def receive(self, payload: bytes) -> Step:
+    def receive(self, payload: bytes) -> Reply:
         """Judge what the server says, first its challenge, then its verdict.
 
         Raises:
@@ -144,9 +144,9 @@ class Client:
             raise Refused(WRONG_KEY)
         if verdict.proof is None or not compare_digest(self._proofs.of(_SERVER), verdict.proof):
             raise Refused(UNPROVEN)
-        return Step(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
+        return Reply(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
 
-    def _answer(self, payload: bytes) -> Step:
+    def _answer(self, payload: bytes) -> Reply:
         try:
             _check_version(payload, self._protocol)
         except Refused as refused:
@@ -156,7 +156,7 @@ class Client:
         challenge = _decode(_CHALLENGE, payload)
         self._proofs = _Proofs(self._key, self._protocol, challenge.nonce, self._nonce)
         proof = self._proofs.of(_CLIENT)
-        return Step(_encode(_Answer(ddplaunch=self._protocol, nonce=self._nonce, proof=proof)))
+        return Reply(_encode(_Answer(ddplaunch=self._protocol, nonce=self._nonce, proof=proof)))
 
 
 Handshake = Server | Client

@@ -17,7 +17,7 @@ Number = Annotated[int, Meta(ge=0, le=2**31)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
-class Facts(Struct, frozen=True):
+class NodeFacts(Struct, frozen=True):
     """What the nodes should have in common; "" where it is not known."""
 
     ddplaunch: Line
@@ -42,7 +42,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     backend: Line  # what it would choose on its own
     backend_reason: Line
     reached: Line  # the host name or address under which it reached the coordinator
-    facts: Facts
+    facts: NodeFacts
 
 
 class Begin(Struct, frozen=True, tag="begin"):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection
 from ddplaunch.control import messages
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator.heartbeat import Pulse
+from ddplaunch.coordinator.heartbeat import Heartbeat
 from ddplaunch.coordinator.terms import Terms
 
 
 class _Connection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self.made_sense = False  # whether it has said anything to the purpose
 
 
@@ -76,11 +76,11 @@ class Connections:
     @property
     def all_answer(self) -> bool:
         """Whether nobody owes an answer."""
-        return all(connection.pulse.unanswered == 0 for connection in self._connections.values())
+        return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
 
     def offset(self, id: int) -> float:
         """What has to be added to this peer's times to get ours, in seconds."""
-        return self._connections[id].pulse.offset if id in self._connections else 0.0
+        return self._connections[id].heartbeat.offset if id in self._connections else 0.0
 
     @property
     def reached_at(self) -> str | None:
@@ -115,22 +115,22 @@ class Connections:
         self._connections[id] = connection = _Connection(peer)
         peer.received = lambda payload: self._received(id, payload)
         peer.closed = lambda reason: self._closed(id, reason)
-        connection.pulse.asked()
+        connection.heartbeat.asked()
         peer.send(messages.encode(messages.Ping(self._clock())))
         if self._beat_at is None:
             self._beat_at = self._clock() + self._beat
 
     def _received(self, id: int, payload: bytes) -> None:
         connection = self._connections[id]
-        pulse = connection.pulse
+        heartbeat = connection.heartbeat
         try:
             message = messages.for_coordinator(payload)
         except messages.Malformed as error:
             self.expel(id, f"sent what is no message of ours ({error})")
             return
-        pulse.heard()
+        heartbeat.heard()
         if isinstance(message, messages.Pong):
-            pulse.answered(message.sent, message.at, self._clock())
+            heartbeat.answered(message.sent, message.at, self._clock())
         else:
             self._said(id, message)
             connection.made_sense = True
@@ -162,8 +162,8 @@ class Connections:
         most = self._silence / self._beat
         ping = messages.encode(messages.Ping(now))
         for id, connection in list(self._connections.items()):
-            if connection.pulse.unanswered >= most:
+            if connection.heartbeat.unanswered >= most:
                 self.expel(id, f"silent for {self._silence:g} s")
             else:
-                connection.pulse.asked()
+                connection.heartbeat.asked()
                 connection.peer.send(ping)

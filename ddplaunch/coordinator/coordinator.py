@@ -15,7 +15,7 @@ from ddplaunch.coordinator.wire import readable, received
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import USAGE
 from ddplaunch.net.port import Reservation, reserve
-from ddplaunch.report.job_reporter import Joint
+from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.job.seating import why_refused
@@ -36,12 +36,12 @@ class Coordinator:
     def __init__(
         self,
         terms: Terms,
-        voice: Joint,
+        reporter: JobReporter,
         selector: selectors.BaseSelector,
         clock: Callable[[], float],
     ) -> None:
         self._terms = terms
-        self._voice = voice
+        self._reporter = reporter
         self._clock = clock
         self._state, _ = job.begin(terms.policy, clock())
         self._own: Link | None = None
@@ -70,7 +70,7 @@ class Coordinator:
     # --- what comes in
 
     def _refused(self, address: str, reason: str) -> None:
-        self._voice.say(f"refused a connection from {address}: {reason}")
+        self._reporter.say(f"refused a connection from {address}: {reason}")
 
     def _said(self, id: int, message: messages.ToCoordinator) -> None:
         match message:
@@ -169,7 +169,7 @@ class Coordinator:
     # --- decisions
 
     def _feed(self, event: job.Event) -> None:
-        self._voice.heard(event, self._state)
+        self._reporter.heard(event, self._state)
         self._state, actions = job.step(self._state, event)
         for action in actions:
             self._do(action)
@@ -186,13 +186,13 @@ class Coordinator:
                 words = f"error: the coordinator refused this node: {reason}\n" if reason else ""
                 self._tell((id,), messages.Quit(status, "refused", words))
                 if reason:
-                    self._voice.say(f"refused {self._hellos[id].seat.host}: {reason}")
+                    self._reporter.say(f"refused {self._hellos[id].seat.host}: {reason}")
             case job.Drop(id):
                 self._connections.drop(id)
             case job.Report(wait):
-                self._voice.failed(self._state, self._traces, wait)
+                self._reporter.failed(self._state, self._traces, wait)
             case job.Say(text):
-                self._voice.say(text)
+                self._reporter.say(text)
             case job.Dismiss(status, error, requeue):
                 self._dismiss(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
 
@@ -222,7 +222,7 @@ class Coordinator:
             self._tell((id,), begin)
 
     def _dismiss(self, status: int, error: str, requeue: int = 0) -> None:
-        words, outcome = self._voice.ended(self._state, self._traces, error)
+        words, outcome = self._reporter.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)
         self._over_at = self._clock() + FAREWELL

@@ -7,7 +7,7 @@ from collections import deque
 _KEPT = 8  # answers: the quickest of the last ones counts, so that drifting clocks are followed
 
 
-class Pulse:
+class Heartbeat:
     """Counts questions without an answer, and measures the offset between two clocks as NTP does."""
 
     def __init__(self) -> None:

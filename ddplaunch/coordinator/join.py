@@ -18,23 +18,23 @@ from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Ears, Nodes
-from ddplaunch.coordinator.local_link import OwnLink
-from ddplaunch.coordinator.remote_link import NetworkLink
+from ddplaunch.coordinator.link import LinkHandler, Nodes
+from ddplaunch.coordinator.local_link import LocalLink
+from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.addresses import is_own
 from ddplaunch.options import token
 from ddplaunch.plan import Plan
 from ddplaunch.record import record, replace
-from ddplaunch.report.job_reporter import Joint
-from ddplaunch.report.reporter import Teller
+from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise import job as coordinate
 
 
 @record(kw_only=True)
-class Way:
+class JoinRequest:
     """How this agent comes to the others."""
 
     spec: JobSpec
@@ -42,10 +42,10 @@ class Way:
     draft: Plan
     meeting: Meeting
     key: Key
-    facts: messages.Facts
+    facts: messages.NodeFacts
 
 
-def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> Way:
+def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
     """Settle how this agent finds the others; may look a name up.
 
     Raises:
@@ -58,13 +58,13 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     job = "\0".join((allocation.identity, spec.rdzv_id or "", port))
     if meeting.coordinator is None and not _is_here(meeting.addresses[0]):
         meeting = replace(meeting, coordinator=False)
-    return Way(
+    return JoinRequest(
         spec=spec,
         allocation=allocation,
         draft=draft,
         meeting=meeting,
         key=key(token.find(spec, env), job),
-        facts=messages.Facts(
+        facts=messages.NodeFacts(
             ddplaunch=__version__,
             python=python_version(),
             torch=torch,
@@ -74,20 +74,20 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     )
 
 
-def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector) -> Nodes:
+def join(way: JoinRequest, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector) -> Nodes:
     """Make the agent's way to the others, in its loop.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is what this one should be.
     """
-    coordinator = _coordinator(way, _voice(way, teller), selector)
+    coordinator = _coordinator(way, _reporter(way, reporter), selector)
     if coordinator is not None:
-        ears.listening(coordinator.port)
-        own = OwnLink(ears, coordinator, time.monotonic)
+        handler.listening(coordinator.port)
+        own = LocalLink(handler, coordinator, time.monotonic)
         coordinator.join(own, _hello(way, way.meeting.addresses[0]))
         return Nodes(own)
-    link = NetworkLink(
-        ears,
+    link = RemoteLink(
+        handler,
         selector,
         key=way.key,
         hello=partial(_hello, way),
@@ -100,7 +100,7 @@ def join(way: Way, ears: Ears, teller: Teller, selector: selectors.BaseSelector)
     return Nodes(link)
 
 
-def _coordinator(way: Way, voice: Joint, selector: selectors.BaseSelector) -> Coordinator | None:
+def _coordinator(way: JoinRequest, reporter: JobReporter, selector: selectors.BaseSelector) -> Coordinator | None:
     """Be the coordinator, if that is this agent, or if it is the first of the job on the host where all meet.
 
     A port is tried by listening there: whoever only looked whether it is free would keep it from others meanwhile.
@@ -110,7 +110,7 @@ def _coordinator(way: Way, voice: Joint, selector: selectors.BaseSelector) -> Co
     """
     ports, key = way.meeting.ports, way.key
     if way.meeting.coordinator:
-        coordinator = Coordinator(_terms(way, ports), voice, selector, time.monotonic)
+        coordinator = Coordinator(_terms(way, ports), reporter, selector, time.monotonic)
         before = ports[: ports.index(coordinator.port)] if coordinator.port in ports else ()
         if before and answers(key, [_target(way.meeting, port) for port in before]):
             coordinator.close()
@@ -123,10 +123,12 @@ def _coordinator(way: Way, voice: Joint, selector: selectors.BaseSelector) -> Co
         return None
     for port in ports:
         with suppress(LaunchError):
-            return Coordinator(_terms(way, (port,)), voice, selector, time.monotonic)
+            return Coordinator(_terms(way, (port,)), reporter, selector, time.monotonic)
         if answers(key, [_target(way.meeting, port)]):
             return None
-    return Coordinator(_terms(way, ports), voice, selector, time.monotonic)  # or the error says which ports are taken
+    return Coordinator(
+        _terms(way, ports), reporter, selector, time.monotonic
+    )  # or the error says which ports are taken
 
 
 def _target(meeting: Meeting, port: int) -> Target:
@@ -135,11 +137,11 @@ def _target(meeting: Meeting, port: int) -> Target:
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
 
 
-def _voice(way: Way, teller: Teller) -> Joint:
-    return Joint(teller, timeout=way.spec.timeout, max_restarts=way.spec.max_restarts)
+def _reporter(way: JoinRequest, reporter: Reporter) -> JobReporter:
+    return JobReporter(reporter, timeout=way.spec.timeout, max_restarts=way.spec.max_restarts)
 
 
-def _terms(way: Way, ports: Sequence[int]) -> Terms:
+def _terms(way: JoinRequest, ports: Sequence[int]) -> Terms:
     spec, allocation = way.spec, way.allocation
     least, most = (allocation.task.world_size,) * 2 if allocation.task is not None else allocation.nnodes
     return Terms(
@@ -163,7 +165,7 @@ def _terms(way: Way, ports: Sequence[int]) -> Terms:
     )
 
 
-def _hello(way: Way, reached: str) -> messages.Hello:
+def _hello(way: JoinRequest, reached: str) -> messages.Hello:
     task = way.allocation.task
     return messages.Hello(
         place=way.allocation.node_rank if task is None else task.rank,

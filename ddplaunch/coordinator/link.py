@@ -14,7 +14,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import Traces, WorkerExit
 
 
-class Ears(Protocol):
+class LinkHandler(Protocol):
     """Whom a link tells what the coordinator says: the agent."""
 
     def feed(self, event: node.Event) -> None:
@@ -36,8 +36,8 @@ class Ears(Protocol):
 class Link(ABC):
     """What both kinds of links have in common."""
 
-    def __init__(self, ears: Ears, clock: Callable[[], float]) -> None:
-        self._ears = ears
+    def __init__(self, handler: LinkHandler, clock: Callable[[], float]) -> None:
+        self._handler = handler
         self._clock = clock
         self._dismissed = False
 
@@ -88,20 +88,20 @@ class Link(ABC):
             case messages.Ping(sent):
                 self.send(messages.Pong(sent, now))
             case messages.Begin():
-                self._ears.begun(message, self.address)
+                self._handler.begun(message, self.address)
             case messages.Stop(signum):
-                self._ears.feed(node.ToldToStop(signum, now))
+                self._handler.feed(node.ToldToStop(signum, now))
             case messages.Kill():
-                self._ears.feed(node.ToldToKill(now))
+                self._handler.feed(node.ToldToKill(now))
             case messages.Forward(signum):
-                self._ears.feed(node.SignalReceived(signum, now, escalates=False))
+                self._handler.feed(node.SignalReceived(signum, now, escalates=False))
             case messages.Quit():
                 self._dismiss(message)
 
     def _dismiss(self, message: messages.Quit) -> None:
         if not self._dismissed:
             self._dismissed = True
-            self._ears.dismissed(message)
+            self._handler.dismissed(message)
 
 
 _REASON = 1000  # characters, as control/messages.py allows

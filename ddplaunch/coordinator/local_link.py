@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from ddplaunch.control import messages
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Ears, Link
+from ddplaunch.coordinator.link import Link, LinkHandler
 from ddplaunch.supervise.job import OWN
 
 
-class OwnLink(Link):
+class LocalLink(Link):
     """A link whose other end is in the same process."""
 
-    def __init__(self, ears: Ears, coordinator: Coordinator, clock: Callable[[], float]) -> None:
-        super().__init__(ears, clock)
+    def __init__(self, handler: LinkHandler, coordinator: Coordinator, clock: Callable[[], float]) -> None:
+        super().__init__(handler, clock)
         self._coordinator = coordinator
 
     def send(self, message: messages.ToCoordinator) -> None:

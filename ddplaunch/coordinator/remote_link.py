@@ -10,7 +10,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator.link import Ears, Link
+from ddplaunch.coordinator.link import Link, LinkHandler
 from ddplaunch.net.resolver import Answer, Resolver
 
 NO_ANSWER = "it has not answered"
@@ -20,12 +20,12 @@ NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is asked for again
 
 
-class NetworkLink(Link):
+class RemoteLink(Link):
     """The link of an agent to a coordinator elsewhere."""
 
     def __init__(
         self,
-        ears: Ears,
+        handler: LinkHandler,
         selector: selectors.BaseSelector,
         *,
         key: Key,
@@ -40,7 +40,7 @@ class NetworkLink(Link):
         `hello` is asked with the name under which it was reached; `silence` and `patience` are the seconds after which a
         silent coordinator counts as lost, and one that was never reached is given up.
         """
-        super().__init__(ears, clock)
+        super().__init__(handler, clock)
         self._selector = selector
         self._hello = hello
         self._silence = silence
@@ -154,7 +154,7 @@ class NetworkLink(Link):
             self._resolve()
         if self._notice_at is not None and now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
-            self._ears.say(f"looking for node 0 at {self._places} ({self._problem})")
+            self._handler.say(f"looking for node 0 at {self._places} ({self._problem})")
         if now < self._lost_at:
             return
         if self._peer is not None:

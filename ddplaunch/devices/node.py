@@ -15,7 +15,7 @@ from ddplaunch.record import record, replace
 from ddplaunch.spec import JobSpec
 
 
-def look_around(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
+def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
     """Look at this node; `divided_by` is how many simulated nodes share it.
 
     Raises:

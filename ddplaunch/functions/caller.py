@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from ddplaunch.functions import exceptions, request
 from ddplaunch.functions.connection import ERROR, RESULT, Hello, Line, Listener
-from ddplaunch.functions.outcome import Ending
+from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Sent
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
@@ -50,7 +50,7 @@ class Caller:
         self._is_ending = False
         self._is_muted = False
         self._control = b""
-        self._ending = Ending()
+        self._ending = CallOutcome()
         self._stop_signal = stop_signal(spec)
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = Listener()

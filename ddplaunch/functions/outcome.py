@@ -19,7 +19,7 @@ _RUNNER = re.compile(
 _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
 
 
-class Ending:
+class CallOutcome:
     """What the command has told so far."""
 
     def __init__(self) -> None:

@@ -52,10 +52,10 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
         from ddplaunch.remote import start
 
         return start.lead(spec, env, allocation, serve=serve, answers=answers)
-    from ddplaunch.devices.node import look_around
+    from ddplaunch.devices.node import inspect
     from ddplaunch.launcher.node import carry_out
 
-    node = look_around(spec, token.public(env))
+    node = inspect(spec, token.public(env))
     return carry_out(spec, env, allocation, node, tells=answers, answers=answers, serve=serve)
 
 

@@ -15,10 +15,10 @@ from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.record import replace
 from ddplaunch.remote import messages
 from ddplaunch.remote.protocol import MEET, NUDGE, ORDER, SIGNAL
-from ddplaunch.remote.stdio import Inlet, own
+from ddplaunch.remote.stdio import InputPipe, own
 
 if TYPE_CHECKING:  # for the others see main
-    from ddplaunch.remote.host_front import Relay
+    from ddplaunch.remote.host_front import HostFront
 
 _PATIENCE = 60.0  # seconds to wait for the order
 
@@ -38,9 +38,9 @@ def main() -> int:
     if frame is None or frame[0] != ORDER:
         return NODE_LOST
     order = messages.order(frame[1])
-    from ddplaunch.remote.host_front import Relay
+    from ddplaunch.remote.host_front import HostFront
 
-    relay = Relay(inlet, outlet, order.silence, order.hosts[order.place])
+    relay = HostFront(inlet, outlet, order.silence, order.hosts[order.place])
     try:
         status = _carry_out(order, relay, inlet)
     except LaunchError as error:
@@ -52,8 +52,8 @@ def main() -> int:
     return status
 
 
-def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
-    from ddplaunch.devices.node import look_around
+def _carry_out(order: messages.Order, relay: HostFront, inlet: InputPipe) -> int:
+    from ddplaunch.devices.node import inspect
     from ddplaunch.launcher import node as here
     from ddplaunch.options.argv import from_argv
     from ddplaunch.options.resolve import job_spec
@@ -67,7 +67,7 @@ def _carry_out(order: messages.Order, relay: Relay, inlet: Inlet) -> int:
     spec = job_spec(*from_argv(orders.words(order)))
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
-    node = look_around(spec, env, divided_by=nodes if order.simulated else 1)
+    node = inspect(spec, env, divided_by=nodes if order.simulated else 1)
     devices = orders.share(node.devices, order)
     shared = order.simulated is not None and nodes > 1 and devices == node.devices
     node = replace(node, devices=devices, shared=shared)
@@ -111,7 +111,7 @@ def _addresses(order: messages.Order) -> tuple[str, ...]:
     return tuple(dict.fromkeys((order.hosts[0], *connection[2:3], *usable_addresses())))
 
 
-def _wait_to_meet(order: messages.Order, stops: Collection[int], inlet: Inlet) -> messages.Meet:
+def _wait_to_meet(order: messages.Order, stops: Collection[int], inlet: InputPipe) -> messages.Meet:
     """Wait for the word where the coordinator is.
 
     Raises:

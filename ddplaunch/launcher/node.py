@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import front, loop
-from ddplaunch.agent.setup import Setting, Stage
+from ddplaunch.agent.setup import AgentSetup, JobInputs
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, torch_build
 from ddplaunch.errors import LaunchError
@@ -24,8 +24,8 @@ from ddplaunch.supervise.node import Policy
 
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.coordinator.link import Nodes
-    from ddplaunch.slurm.requeue import WayBack
-    from ddplaunch.supervise.outcome import Ending
+    from ddplaunch.slurm.requeue import SlurmRequeue
+    from ddplaunch.supervise.outcome import ClusterEnding
 
 
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show what all nodes say in one place
@@ -62,8 +62,8 @@ def carry_out(
         )
     signals = front.passed_on(spec.signals)
     raise_open_files()
-    stage = Stage(
-        Setting(
+    stage = AgentSetup(
+        JobInputs(
             spec=spec,
             env=token.public(env),
             allocation=allocation,
@@ -78,15 +78,15 @@ def carry_out(
     )
     if not several:
         stage.make_folder(draft)
-    job = loop.Job(
+    job = loop.AgentJob(
         policy=_policy(spec, draft, coordinated=several),
         equip=stage.equip,
         output=stage.output,
-        teller=stage.teller,
+        reporter=stage.reporter,
         signals=signals,
         sent_again=allocation.sent_again,
         nodes=_nodes(spec, allocation, draft, env) if several else None,
-        way_back=_way_back(spec, env, draft),
+        requeue=_requeue(spec, env, draft),
     )
     # what takes time and nobody waits for is done while the workers start
     return serve(partial(loop.run, job), signals, spec.stop_signals, meanwhile=stage.tidy)
@@ -111,12 +111,12 @@ def _policy(spec: JobSpec, draft: Plan, *, coordinated: bool) -> Policy:
     )
 
 
-def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Callable[[], Ending] | None:
+def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
     """Give what asks Slurm, which takes at most two answers, while the agent says nothing to the other nodes."""
     if allocation.cluster != "slurm":
         return None
 
-    def why_ending() -> Ending:
+    def why_ending() -> ClusterEnding:
         from ddplaunch.slurm import ending  # only a signal needs it
 
         return ending.why_ending(token.public(env), min(ending.CONTROLLER, spec.heartbeat_timeout / 4))
@@ -132,10 +132,10 @@ def _nodes(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str,
     return partial(join.join, way)
 
 
-def _way_back(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> WayBack | None:
+def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
     """Give the way back into the queue, if it is for this process to go: the one nearest to the batch script goes it."""
     if not spec.requeue_on or draft.workers[0].rank:
         return None
-    from ddplaunch.slurm.requeue import WayBack  # few jobs need it
+    from ddplaunch.slurm.requeue import SlurmRequeue  # few jobs need it
 
-    return WayBack(token.public(env), spec.max_requeues)
+    return SlurmRequeue(token.public(env), spec.max_requeues)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.cluster import Allocation
-from ddplaunch.devices.node import Node, look_around
+from ddplaunch.devices.node import Node, inspect
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
@@ -22,7 +22,7 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
         LaunchError: the job cannot be run here as asked.
     """
     simulated = len(allocation.start) if spec.simulate else 1
-    decided = _of_all_nodes(spec, allocation, look_around(spec, token.public(env), divided_by=simulated))
+    decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))
     match form:
         case "json":
             return plan_view.as_json(decided, spec.origins)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
 from ddplaunch.output.prefix import Prefixes
-from ddplaunch.output.streams import Chunks, Shown, Stream, use_colour
+from ddplaunch.output.streams import Chunks, ShownWorker, Stream, use_colour
 
 if TYPE_CHECKING:
     from ddplaunch.output.collapse import Collapse, Group
 
-__all__ = ["MODES", "Display", "Shown", "Stream", "use_colour"]
+__all__ = ["MODES", "Display", "ShownWorker", "Stream", "use_colour"]
 
 MODES = ("prefix", "raw", "collapse", "rank0", "none")
 
@@ -64,7 +64,7 @@ class Display:
         self,
         *,
         mode: str,
-        ranks: Sequence[Shown],
+        ranks: Sequence[ShownWorker],
         colour: Collection[Stream] = (),
         terminal: Collection[Stream] = (),
         template: str | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.output.streams import Shown
+from ddplaunch.output.streams import ShownWorker
 from ddplaunch.plan.ranks import compress
 
 ESCAPE = b"\x1b"
@@ -50,7 +50,7 @@ class Prefixes:
     """
 
     def __init__(
-        self, workers: Sequence[Shown], *, colour: bool, template: str | None, highest: int, together: bool
+        self, workers: Sequence[ShownWorker], *, colour: bool, template: str | None, highest: int, together: bool
     ) -> None:
         """Prepare for these workers; `highest` is the job's last rank, `together` that ranks may share a prefix."""
         self._workers = {worker.rank: worker for worker in workers}

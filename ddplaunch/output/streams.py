@@ -22,7 +22,7 @@ Chunks = list[tuple[Stream, bytes]]  # what to write where, in this order
 
 
 @record(kw_only=True)
-class Shown:
+class ShownWorker:
     """A worker of this node as the console knows it."""
 
     rank: int

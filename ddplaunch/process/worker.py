@@ -31,7 +31,7 @@ class Usage:
 class RunningWorker:
     """A worker that was started and is not yet buried.
 
-    Its zombie is kept until `bury`: as long as it is there, its pid and its group cannot become somebody else's,
+    Its zombie is kept until `reap`: as long as it is there, its pid and its group cannot become somebody else's,
     so that signals to the group of a worker that ended reach what it left behind and nobody else.
     """
 
@@ -90,7 +90,7 @@ class RunningWorker:
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
 
-    def bury(self) -> Usage:
+    def reap(self) -> Usage:
         """Reap it and let its pid go. A process that cannot be killed is left to whoever adopts it."""
         os.close(self.pidfd)
         os.close(self._child.failure)

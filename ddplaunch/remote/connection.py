@@ -21,7 +21,7 @@ _LONGEST_LINE = 1 << 20  # bytes of a line that came in pieces until it is shown
 
 
 @record(kw_only=True)
-class Call:
+class AgentStart:
     """How a host is reached, and what is said first."""
 
     place: int  # node rank
@@ -30,7 +30,7 @@ class Call:
     order: bytes
 
 
-class Phase(Enum):
+class HostPhase(Enum):
     """How far a branch has come."""
 
     WAITING = auto()  # its turn has not come
@@ -39,28 +39,28 @@ class Phase(Enum):
     GONE = auto()
 
 
-class Ears(Protocol):
+class ConnectionHandler(Protocol):
     """Whom a branch tells what it hears."""
 
-    def greeted(self, branch: Branch, protocol: int, version: str) -> None:
+    def greeted(self, branch: HostConnection, protocol: int, version: str) -> None:
         """Ddplaunch runs there."""
 
-    def reported(self, branch: Branch, data: bytes) -> None:
+    def reported(self, branch: HostConnection, data: bytes) -> None:
         """A report came."""
 
-    def showed(self, branch: Branch, stream: bytes, data: bytes) -> None:
+    def showed(self, branch: HostConnection, stream: bytes, data: bytes) -> None:
         """Output came."""
 
-    def gone(self, branch: Branch) -> None:
+    def gone(self, branch: HostConnection) -> None:
         """Nothing more will come."""
 
 
-class Branch:
+class HostConnection:
     """One host of the job."""
 
-    def __init__(self, call: Call, selector: selectors.BaseSelector, ears: Ears) -> None:
+    def __init__(self, call: AgentStart, selector: selectors.BaseSelector, handler: ConnectionHandler) -> None:
         self.call = call
-        self.phase = Phase.WAITING
+        self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it
         self.never_started = ""  # why there was no process
         self.has_answered = False  # ddplaunch runs there, or did
@@ -69,7 +69,7 @@ class Branch:
         self.fault = ""  # for which we have ended the process
         self._unanswered: int | None = None  # beats; None: it does not answer yet
         self._selector = selector
-        self._ears = ears
+        self._handler = handler
         self._child: Child | None = None
         self._stdin = self._stdout = self._stderr = -1
         self._queue: deque[memoryview] = deque()
@@ -98,7 +98,7 @@ class Branch:
 
     def start(self, env: Mapping[str, str], handled: Collection[int], open_files: tuple[int, int]) -> None:
         """Start the process; that it cannot be is told as its end."""
-        self.phase = Phase.CALLING
+        self.phase = HostPhase.CALLING
         theirs: list[int] = []
         try:
             for name in ("_stdin", "_stdout", "_stderr"):
@@ -111,7 +111,7 @@ class Branch:
         except (StartError, OSError) as error:
             self.never_started = str(error)
             self._close()
-            self._ears.gone(self)
+            self._handler.gone(self)
             return
         finally:
             for fd in theirs:
@@ -140,14 +140,14 @@ class Branch:
         if (never := why_not_started(self._child, self.call.argv[0])) is not None:
             self.never_started = str(never)
         for stream, piece in self._pieces.items():
-            self._ears.showed(self, stream, piece)
+            self._handler.showed(self, stream, piece)
         os.close(self._child.pidfd)
         os.close(self._child.failure)
         self._close()
-        self._ears.gone(self)
+        self._handler.gone(self)
 
     def _close(self) -> None:
-        self.phase = Phase.GONE
+        self.phase = HostPhase.GONE
         self.hang_up()
         self._close_output("_stdout")
         self._close_output("_stderr")
@@ -164,9 +164,9 @@ class Branch:
 
     def give_up(self) -> None:
         """Wait for no answer."""
-        if self.phase is Phase.WAITING:
-            self.phase = Phase.GONE
-        elif self.phase is Phase.CALLING:
+        if self.phase is HostPhase.WAITING:
+            self.phase = HostPhase.GONE
+        elif self.phase is HostPhase.CALLING:
             self.given_up = True
             self.kill()
 
@@ -229,7 +229,7 @@ class Branch:
         if paused is self._paused:
             return
         self._paused = paused
-        if self.phase not in (Phase.CALLING, Phase.THERE):
+        if self.phase not in (HostPhase.CALLING, HostPhase.THERE):
             return
         if not paused and self._has_ended:
             self._finish()
@@ -267,8 +267,8 @@ class Branch:
             if greeting is None:
                 return
             data, self._reception = self._reception.rest, None
-            self.phase, self.has_answered = Phase.THERE, True
-            self._ears.greeted(self, *greeting)
+            self.phase, self.has_answered = HostPhase.THERE, True
+            self._handler.greeted(self, *greeting)
         self._decoder.feed(data)
         while (frame := self._decoder.take()) is not None:
             tag, content = frame
@@ -277,7 +277,7 @@ class Branch:
             elif tag in (STDOUT, STDERR):
                 self._show(tag, content)
             else:
-                self._ears.reported(self, content)
+                self._handler.reported(self, content)
 
     def _show(self, stream: bytes, data: bytes) -> None:
         """Show what came, but a line that was too long for one message whole."""
@@ -285,7 +285,7 @@ class Branch:
         if len(data) % MESSAGE == 0 and not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
             self._pieces[stream] = data
         else:
-            self._ears.showed(self, stream, data)
+            self._handler.showed(self, stream, data)
 
 
 def _read(fd: int) -> bytes | None:

@@ -15,7 +15,7 @@ _SHOWN = 8  # lines
 
 
 @record
-class Trouble:
+class HostError:
     """Why a job cannot run on a host."""
 
     message: str  # as it reads after the host's name
@@ -57,7 +57,7 @@ _SSH: Sequence[tuple[str, str, str]] = (
 )
 
 
-def explain(starter: str, python: str, status: int | None, said: str) -> Trouble:
+def explain(starter: str, python: str, status: int | None, said: str) -> HostError:
     """Say why ddplaunch did not start on a host; `status` is that of the command that should have started it.
 
     None means that it said what ddplaunch does not say.
@@ -65,32 +65,32 @@ def explain(starter: str, python: str, status: int | None, said: str) -> Trouble
     if starter == "ssh" and status == _SSH_FAILED:
         for pattern, message, hint in _SSH:
             if re.search(pattern, said):
-                return Trouble(message, hint)
+                return HostError(message, hint)
     elsewhere = (
         f"`{python} -m pip install ddplaunch=={__version__}` there, or name its interpreter: --remote-python PATH"
     )
     if re.search(r"No module named '?ddplaunch", said):
-        return Trouble(f"{python} there has no ddplaunch", elsewhere)
+        return HostError(f"{python} there has no ddplaunch", elsewhere)
     if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", said, re.MULTILINE):
-        return Trouble(f"ddplaunch cannot be imported there: {found[1]}", elsewhere)
+        return HostError(f"ddplaunch cannot be imported there: {found[1]}", elsewhere)
     if re.search(r"[Uu]nknown option:? -P", said):
-        return Trouble(f"{python} there is older than Python 3.11", "name a newer one: --remote-python PATH")
+        return HostError(f"{python} there is older than Python 3.11", "name a newer one: --remote-python PATH")
     other = "name the interpreter that has ddplaunch there: --remote-python PATH"
     if status == NOT_EXECUTABLE and "No such file" not in said:
-        return Trouble(f"{python} cannot be executed there", other)
+        return HostError(f"{python} cannot be executed there", other)
     if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", said):
-        return Trouble(f"{python} does not exist there", other)
+        return HostError(f"{python} does not exist there", other)
     command = "its agent" if starter == "simulate" else starter
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
     lines = said.strip().splitlines()[-_SHOWN:]
-    return Trouble(
+    return HostError(
         f"{command} {ended}" + "".join(f"\n  {line}" for line in lines), _LOGIN if starter == "ssh" else None
     )
 
 
 def of_host(
     starter: str, python: str, *, never_started: str, has_answered: bool, status: int | None, said: str, fault: str
-) -> Trouble:
+) -> HostError:
     """Say what is wrong with a host that is gone without the job's status.
 
     `never_started` is why there was no command to lead there, `status` how it ended, `fault` that for which we have ended it.
@@ -102,45 +102,45 @@ def of_host(
     return explain(starter, python, None if fault else status, fault or said)
 
 
-def no_command(starter: str, reason: str) -> Trouble:
+def no_command(starter: str, reason: str) -> HostError:
     """Say why the command itself could not be started here."""
     hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
-    return Trouble(f"{starter} cannot be run here: {reason}", hints.get(starter))
+    return HostError(f"{starter} cannot be run here: {reason}", hints.get(starter))
 
 
-def other_version(version: str) -> Trouble:
+def other_version(version: str) -> HostError:
     """Say that another ddplaunch answers."""
-    return Trouble(
+    return HostError(
         f"ddplaunch there is {version}, here it is {__version__}",
         "install the same on all hosts, or name the interpreter that has it: --remote-python PATH",
     )
 
 
-def no_answer(seconds: float) -> Trouble:
+def no_answer(seconds: float) -> HostError:
     """Say that ddplaunch has not started there in time."""
-    return Trouble(f"it has not answered within {seconds:g} s", _LOGIN)
+    return HostError(f"it has not answered within {seconds:g} s", _LOGIN)
 
 
-def refused(message: str, hint: str | None, status: int) -> Trouble:
+def refused(message: str, hint: str | None, status: int) -> HostError:
     """Say in its own words why the job cannot run there."""
-    return Trouble(message, hint, RENDEZVOUS if status == USAGE else status)
+    return HostError(message, hint, RENDEZVOUS if status == USAGE else status)
 
 
-def lost(starter: str, status: int | None, said: str, fault: str = "") -> Trouble:
+def lost(starter: str, status: int | None, said: str, fault: str = "") -> HostError:
     """Say that a host at which ddplaunch ran is gone; `fault` is that for which we have ended the way there."""
     lines = "".join(f"\n  {line}" for line in said.strip().splitlines()[-_SHOWN:])
     if status == BUG:
-        return Trouble(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
+        return HostError(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
     command = "its agent" if starter == "simulate" else starter
-    return Trouble(f"lost: {fault or f'{command} ended with status {status}'}{lines}", None, NODE_LOST)
+    return HostError(f"lost: {fault or f'{command} ended with status {status}'}{lines}", None, NODE_LOST)
 
 
-def cut_off() -> Trouble:
+def cut_off() -> HostError:
     """Say that a host was waited for in vain."""
-    return Trouble("it has not said how the job ended", None, NODE_LOST)
+    return HostError("it has not said how the job ended", None, NODE_LOST)
 
 
-def error(troubles: Sequence[tuple[str, Trouble]]) -> LaunchError:
+def error(troubles: Sequence[tuple[str, HostError]]) -> LaunchError:
     """Put what happened on some hosts into one error."""
     first = troubles[0][1]
     by_message: dict[str, list[str]] = {}

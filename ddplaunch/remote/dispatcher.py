@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ddplaunch import __version__, exitcodes
-from ddplaunch.agent.pipes import Outbox, Tie
-from ddplaunch.agent.signals import Hearing
+from ddplaunch.agent.pipes import FrontPipes, OutputQueue
+from ddplaunch.agent.signals import SignalSource
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
-from ddplaunch.remote.connection import Branch, Call, Phase
+from ddplaunch.remote.connection import AgentStart, HostConnection, HostPhase
 from ddplaunch.remote.console import Console
-from ddplaunch.remote.diagnose import Trouble
+from ddplaunch.remote.diagnose import HostError
 from ddplaunch.remote.protocol import FEWER, MEET, NUDGE, ORDER, PROTOCOL, SIGNAL, FrameError
-from ddplaunch.remote.startup import FAREWELL, Calls
-from ddplaunch.remote.status import Fates
+from ddplaunch.remote.startup import FAREWELL, Startup
+from ddplaunch.remote.status import HostStatuses
 from ddplaunch.spec import Fault
 from ddplaunch.supervise import node
 
@@ -31,10 +31,10 @@ HURRY = 7.0  # seconds from the second signal to stop until nobody is waited for
 
 
 @record(kw_only=True)
-class Job:
+class RemoteJob:
     """All that the loop needs to know."""
 
-    calls: tuple[Call, ...]  # by place
+    calls: tuple[AgentStart, ...]  # by place
     starter: str
     python: str  # the interpreter on the hosts
     least: int  # nodes
@@ -50,33 +50,33 @@ class Job:
     chaos: tuple[Fault, ...]
 
 
-def run(job: Job, tie: Tie) -> int:
+def run(job: RemoteJob, pipes: FrontPipes) -> int:
     """Carry the job out and give its exit status. Runs in a process of its own."""
     gc.freeze()
     gc.enable()
-    return Fan(job, tie).run()
+    return Dispatcher(job, pipes).run()
 
 
-class Fan:
+class Dispatcher:
     """The loop's state."""
 
-    def __init__(self, job: Job, tie: Tie) -> None:
+    def __init__(self, job: RemoteJob, pipes: FrontPipes) -> None:
         now = time.monotonic()
         self._job = job
         self._selector = selectors.DefaultSelector()
-        self._console = Console(Outbox(tie.output[1]), self._selector, quiet=job.quiet, answers=job.answers)
-        self._hearing = Hearing(
+        self._console = Console(OutputQueue(pipes.output[1]), self._selector, quiet=job.quiet, answers=job.answers)
+        self._signals = SignalSource(
             self._selector,
-            tie,
+            pipes,
             stops=job.stops,
             feed=self._heard,
             child_ended=_nothing,
             front_lost=self._console.abandon,
         )
-        self._fates = Fates([call.host for call in job.calls], job.least)
-        self._branches = tuple(Branch(call, self._selector, self) for call in job.calls)
+        self._fates = HostStatuses([call.host for call in job.calls], job.least)
+        self._branches = tuple(HostConnection(call, self._selector, self) for call in job.calls)
         self._chaos = Chaos(job.chaos, [partial(_pid, branch) for branch in self._branches], self._console.say)
-        self._calls = Calls(
+        self._calls = Startup(
             self._branches,
             env=job.env,
             open_files=job.open_files,
@@ -97,7 +97,7 @@ class Fan:
 
     def run(self) -> int:
         """Run the loop until every branch is gone and all output taken; give the job's exit status."""
-        self._hearing.listen(self._job.signals)
+        self._signals.listen(self._job.signals)
         self._calls.call_next()
         while not self._calls.all_gone:
             self._wait()
@@ -170,21 +170,21 @@ class Fan:
         if stops:
             self._signum = self._signum or signum
             self._console.hurry()
-            if self._branches[0].phase is Phase.THERE:
+            if self._branches[0].phase is HostPhase.THERE:
                 self._calls.call_nobody()
             else:
                 self._calls.hang_up()
             if is_second:
                 self._calls.expect_the_end(HURRY)
         for branch in self._branches:
-            if branch.phase is Phase.THERE:
+            if branch.phase is HostPhase.THERE:
                 # the coordinator tells the others too, and what it says first makes ours no second one
                 counts = not stops or is_second or (is_first and branch is self._branches[0])
                 branch.send(SIGNAL if escalates and counts else NUDGE, bytes([signum]))
 
     # --- what hosts say
 
-    def greeted(self, branch: Branch, protocol: int, version: str) -> None:
+    def greeted(self, branch: HostConnection, protocol: int, version: str) -> None:
         """Give a host its order."""
         if protocol != PROTOCOL or version != __version__:
             self._in_trouble(branch, diagnose.other_version(version))
@@ -197,12 +197,12 @@ class Fan:
         self._introduce(branch)
         self._calls.call_next()
 
-    def _introduce(self, branch: Branch) -> None:
+    def _introduce(self, branch: HostConnection) -> None:
         """Tell a host where the others are met, once that is known."""
-        if self._port is not None and branch is not self._branches[0] and branch.phase is Phase.THERE:
+        if self._port is not None and branch is not self._branches[0] and branch.phase is HostPhase.THERE:
             branch.send(MEET, messages.encode(messages.Meet(addresses=self._addresses, port=self._port)))
 
-    def reported(self, branch: Branch, data: bytes) -> None:
+    def reported(self, branch: HostConnection, data: bytes) -> None:
         """Take a host's report.
 
         Raises:
@@ -237,12 +237,12 @@ class Fan:
             case messages.Ended(status):
                 self._fates.ended(branch.call.place, status)
 
-    def showed(self, branch: Branch, stream: bytes, data: bytes) -> None:
+    def showed(self, branch: HostConnection, stream: bytes, data: bytes) -> None:
         """Show what a host shows."""
         self._console.show(branch, stream, data)
         self._calls.somebody_is_there()
 
-    def gone(self, branch: Branch) -> None:
+    def gone(self, branch: HostConnection) -> None:
         """Take note that nothing more comes from a host."""
         status = self._fates.status_of(branch.call.place)
         if status == exitcodes.BUG:
@@ -256,7 +256,7 @@ class Fan:
 
     # --- what goes wrong
 
-    def _lost(self, branch: Branch) -> None:
+    def _lost(self, branch: HostConnection) -> None:
         """Take note of a host that is gone without the job's status."""
         trouble = diagnose.of_host(
             self._job.starter,
@@ -274,16 +274,16 @@ class Fan:
         if (branch.fault or branch.said.strip()) and branch is not self._branches[0]:
             self._console.say(f"{branch}: {trouble.message}")
 
-    def _in_trouble(self, branch: Branch, trouble: Trouble) -> None:
+    def _in_trouble(self, branch: HostConnection, trouble: HostError) -> None:
         """Take note of a host on which the job cannot run; without enough others, that ends it."""
         place, fates = branch.call.place, self._fates
         if self._calls.is_over or place in fates.troubles:
             return
-        left = sum(other.phase is not Phase.GONE and other is not branch for other in self._branches)
+        left = sum(other.phase is not HostPhase.GONE and other is not branch for other in self._branches)
         if fates.is_bearable(place, left):
             branch.given_up = True
             self._given_up += 1
-            if self._branches[0].phase is Phase.THERE:
+            if self._branches[0].phase is HostPhase.THERE:
                 self._branches[0].send(FEWER, b"")
             self._console.say(f"going on without {branch}: {trouble.message}")
             return
@@ -292,7 +292,7 @@ class Fan:
             self._settle_by = time.monotonic() + SETTLE
 
 
-def _pid(branch: Branch) -> int | None:
+def _pid(branch: HostConnection) -> int | None:
     return branch.pid
 
 

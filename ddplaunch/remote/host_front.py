@@ -16,19 +16,19 @@ from functools import partial
 
 from ddplaunch.agent import child
 from ddplaunch.agent.front import passed_on
-from ddplaunch.agent.pipes import CONTROL, HASTE, MESSAGE, ONE_FEWER, STDERR, Tie
+from ddplaunch.agent.pipes import CONTROL, HASTE, MESSAGE, ONE_FEWER, STDERR, FrontPipes
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.protocol import BEAT, FEWER, NUDGE, SIGNAL, FrameError
-from ddplaunch.remote.stdio import Inlet, Outlet
+from ddplaunch.remote.stdio import InputPipe, OutputPipe
 
 _FULL = 1 << 20  # bytes waiting for the way back from which the agent's output is left alone
 
 
-class Relay:
+class HostFront:
     """Serves one agent."""
 
-    def __init__(self, inlet: Inlet, outlet: Outlet, silence: float, host: str) -> None:
+    def __init__(self, inlet: InputPipe, outlet: OutputPipe, silence: float, host: str) -> None:
         """Prepare to serve; `silence` is the seconds without a frame after which nobody is there any more.
 
         `host` is this one, as it was called.
@@ -41,7 +41,7 @@ class Relay:
         self._selector = selectors.DefaultSelector()
         self._selector.register(inlet, selectors.EVENT_READ, self._readable)
         self._agent: int | None = None
-        self._tie: Tie | None = None
+        self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
         self._stopped = False
         self._lost = False
@@ -53,7 +53,11 @@ class Relay:
         self._outlet.put(CONTROL, messages.encode(what))
 
     def serve(
-        self, agent: Callable[[Tie], int], signals: Iterable[int], stops: Collection[int], meanwhile: Callable[[], None]
+        self,
+        agent: Callable[[FrontPipes], int],
+        signals: Iterable[int],
+        stops: Collection[int],
+        meanwhile: Callable[[], None],
     ) -> int:
         """Do as `front.run` does.
 
@@ -63,7 +67,7 @@ class Relay:
         self._silent_at = time.monotonic() + self._silence  # nobody has listened until now
         passed = passed_on(signals)
         self._stops = stops
-        pid, self._tie = child.start(partial(self._as_agent, agent), passed)
+        pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._nudge)
@@ -75,7 +79,7 @@ class Relay:
             self._wait(None)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        wait_status = child.bury(pid)
+        wait_status = child.reap_agent(pid)
         self._agent = None
         self._watch_agent(False)
         while self._pass_on():
@@ -96,10 +100,10 @@ class Relay:
             if self._stopped and self._outlet.sent == before and time.monotonic() >= at + HASTE:
                 return
 
-    def _as_agent(self, agent: Callable[[Tie], int], tie: Tie) -> int:
+    def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
         self._inlet.close()
         self._outlet.close()
-        return agent(tie)
+        return agent(pipes)
 
     # --- the loop
 
@@ -124,19 +128,19 @@ class Relay:
         self._flushes = wanted
 
     def _watch_agent(self, wanted: bool) -> None:
-        if self._tie is None or wanted is self._reads:
+        if self._pipes is None or wanted is self._reads:
             return
         if wanted:
-            self._selector.register(self._tie.output[0], selectors.EVENT_READ, self._pass_on)
+            self._selector.register(self._pipes.output[0], selectors.EVENT_READ, self._pass_on)
         else:
-            self._selector.unregister(self._tie.output[0])
+            self._selector.unregister(self._pipes.output[0])
         self._reads = wanted
 
     def _pass_on(self) -> bool:
         """Make a frame of what the agent shows; say whether there was anything."""
-        assert self._tie is not None
+        assert self._pipes is not None
         try:
-            message = self._tie.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
+            message = self._pipes.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not message:
@@ -171,9 +175,9 @@ class Relay:
             self._tell_agent(ONE_FEWER)
 
     def _tell_agent(self, number: int) -> None:
-        if self._tie is not None:
+        if self._pipes is not None:
             try:
-                os.write(self._tie.signals[1], bytes([number]))
+                os.write(self._pipes.signals[1], bytes([number]))
             except OSError:  # it has ended, or so many wait that one more makes no difference
                 pass
 
@@ -190,5 +194,5 @@ class Relay:
         self._silent_at = float("inf")
         self._selector.unregister(self._inlet)
         self._outlet.abandon()
-        if self._tie is not None:
-            os.close(self._tie.signals[1])
+        if self._pipes is not None:
+            os.close(self._pipes.signals[1])

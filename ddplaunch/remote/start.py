@@ -18,7 +18,7 @@ from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import commands, dispatcher, environment, messages
 from ddplaunch.remote import order as orders
-from ddplaunch.remote.connection import Call
+from ddplaunch.remote.connection import AgentStart
 from ddplaunch.report.run_folder import run_id_of
 from ddplaunch.spec import JobSpec
 
@@ -45,7 +45,7 @@ def lead(
         )
     python = spec.remote_python or sys.executable
     signals = front.passed_on(spec.signals)
-    job = dispatcher.Job(
+    job = dispatcher.RemoteJob(
         calls=_calls(spec, env, allocation, python, answers=answers),
         starter=allocation.starter,
         python=python,
@@ -66,7 +66,7 @@ def lead(
 
 def _calls(
     spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, *, answers: bool
-) -> tuple[Call, ...]:
+) -> tuple[AgentStart, ...]:
     try:
         cwd = os.getcwd()
     except OSError as error:
@@ -78,7 +78,7 @@ def _calls(
     token = os.urandom(32).hex()
     going_along, screen = environment.sent(secret.public(env)), Screen.here(env)
     return tuple(
-        Call(
+        AgentStart(
             place=place,
             host=host.name,
             argv=commands.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.process.start import handled_signals
-from ddplaunch.remote.connection import Branch, Phase
+from ddplaunch.remote.connection import HostConnection, HostPhase
 
 AT_A_TIME = 64  # hosts that are called and have not answered
 FAREWELL = 5.0  # seconds that an agent needs to end when its workers have
 
 
-class Calls:
+class Startup:
     """The branches of a job, as far as they come and go together."""
 
     def __init__(
         self,
-        branches: Sequence[Branch],
+        branches: Sequence[HostConnection],
         *,
         env: Mapping[str, str],
         open_files: tuple[int, int],
@@ -42,36 +42,36 @@ class Calls:
     @property
     def all_gone(self) -> bool:
         """Whether nothing more comes from any host."""
-        return all(branch.phase is Phase.GONE for branch in self._branches)
+        return all(branch.phase is HostPhase.GONE for branch in self._branches)
 
     @property
     def only_first_is_there(self) -> bool:
         """Whether all but the first host are gone."""
         first, *others = self._branches
-        return first.phase is Phase.THERE and all(branch.phase is Phase.GONE for branch in others)
+        return first.phase is HostPhase.THERE and all(branch.phase is HostPhase.GONE for branch in others)
 
     @property
     def is_undecided(self) -> bool:
         """Whether some host that was called may yet say that the job cannot run there."""
-        asked = (branch for branch in self._branches if branch.phase in (Phase.CALLING, Phase.THERE))
+        asked = (branch for branch in self._branches if branch.phase in (HostPhase.CALLING, HostPhase.THERE))
         return any(not branch.is_ready for branch in asked)
 
     def call_next(self) -> None:
-        """Call the next hosts, as many at a time as are bearable."""
-        calling = sum(branch.phase is Phase.CALLING for branch in self._branches)
+        """Start the agents of the next hosts, as many at a time as are bearable."""
+        calling = sum(branch.phase is HostPhase.CALLING for branch in self._branches)
         for branch in self._branches:
             if self.is_over or self._is_hopeless() or calling >= AT_A_TIME:
                 return
-            if branch.phase is Phase.WAITING:
+            if branch.phase is HostPhase.WAITING:
                 branch.start(self._env, handled_signals(), self._open_files)
                 calling += 1
         if not calling:
             self.answer_by = None
 
-    def unanswered(self) -> list[Branch]:
+    def unanswered(self) -> list[HostConnection]:
         """Wait for answers no longer, and give those that have not come."""
         self.answer_by = None
-        return [branch for branch in self._branches if branch.phase in (Phase.WAITING, Phase.CALLING)]
+        return [branch for branch in self._branches if branch.phase in (HostPhase.WAITING, HostPhase.CALLING)]
 
     def ask_all(self, silence: float, interval: float, *, heeded: bool) -> None:
         """Say that we are there, and give up whoever has not answered for `silence` seconds, when asked at this interval.
@@ -80,7 +80,7 @@ class Calls:
         whether answers are read.
         """
         for branch in self._branches:
-            if branch.phase is Phase.THERE and branch.beat(heeded=heeded) > silence / interval:
+            if branch.phase is HostPhase.THERE and branch.beat(heeded=heeded) > silence / interval:
                 branch.break_off(f"silent for {silence:g} s")
 
     def call_nobody(self) -> None:
@@ -110,6 +110,6 @@ class Calls:
         """Wait no longer for anybody."""
         self.gone_by = None
         for branch in self._branches:
-            if branch.phase is not Phase.GONE:
+            if branch.phase is not HostPhase.GONE:
                 say(f"{branch} has not said that its workers have ended")
                 branch.kill()

@@ -8,7 +8,7 @@ from signal import Signals
 from ddplaunch import exitcodes
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose
-from ddplaunch.remote.diagnose import Trouble
+from ddplaunch.remote.diagnose import HostError
 
 
 @record
@@ -20,7 +20,7 @@ class Verdict:
     remark: str = ""
 
 
-class Fates:
+class HostStatuses:
     """Keeps the books."""
 
     def __init__(self, hosts: Sequence[str], least: int) -> None:
@@ -28,8 +28,8 @@ class Fates:
         self._hosts = hosts
         self._least = least
         self._statuses: dict[int, int] = {}  # of the job, as the agents see it
-        self._losses: dict[int, Trouble] = {}  # those that came after the job had begun
-        self.troubles: dict[int, Trouble] = {}  # those that make the job impossible
+        self._losses: dict[int, HostError] = {}  # those that came after the job had begun
+        self.troubles: dict[int, HostError] = {}  # those that make the job impossible
         self.has_begun = False  # workers were started
 
     def ended(self, place: int, status: int) -> None:
@@ -40,7 +40,7 @@ class Fates:
         """Give what an agent has said."""
         return self._statuses.get(place)
 
-    def lost(self, place: int, trouble: Trouble) -> None:
+    def lost(self, place: int, trouble: HostError) -> None:
         """Learn that a host is gone from a job that runs: the agents know what to do."""
         self._losses[place] = trouble
 

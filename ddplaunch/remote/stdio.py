@@ -12,7 +12,7 @@ from ddplaunch.remote.protocol import TO_HOST, Decoder, FrameError, greeting, pa
 _READ = 1 << 16  # bytes at a time
 
 
-class Inlet:
+class InputPipe:
     """Frames from our stdin."""
 
     def __init__(self, fd: int) -> None:
@@ -62,7 +62,7 @@ class Inlet:
         os.close(self._fd)
 
 
-class Outlet:
+class OutputPipe:
     """Frames to our stdout, after the greeting. Never blocks, never grows without end if its user heeds `size`."""
 
     def __init__(self, fd: int) -> None:
@@ -115,9 +115,9 @@ class Outlet:
         os.close(self._fd)
 
 
-def own() -> tuple[Inlet, Outlet]:
+def own() -> tuple[InputPipe, OutputPipe]:
     """Take our stdin and stdout for frames alone; whoever reads or prints from now on gets /dev/null and our stderr."""
-    pipes = Inlet(os.dup(0)), Outlet(os.dup(1))
+    pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1))
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(2, 1)

@@ -9,7 +9,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SI
 from typing import NamedTuple
 
 from ddplaunch.record import record
-from ddplaunch.report.evidence import Facts, Predicate, both, died_of, fact, lost_peer, says, silent, wrote
+from ddplaunch.report.evidence import Evidence, Predicate, both, died_of, fact, lost_peer, says, silent, wrote
 from ddplaunch.report.words import signal_name, size
 from ddplaunch.supervise.outcome import WorkerExit
 
@@ -30,7 +30,7 @@ class Row(NamedTuple):
     advice: str
 
 
-def classify(end: WorkerExit, facts: Facts) -> Cause | None:
+def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     """Name the cause of a failure by the first row that fits; None if none does."""
     general = {
         "device": end.device,

@@ -13,7 +13,7 @@ _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is t
 
 
 @record(kw_only=True)
-class Facts:
+class Evidence:
     """What is known about the node of the first failure."""
 
     oom_kills: int = 0  # processes of the job's cgroup that the kernel killed for memory since the job began
@@ -33,13 +33,13 @@ class Facts:
 
 
 Found = Mapping[str, str]  # words for the advice
-Predicate = Callable[[WorkerExit, Facts], Found | None]
+Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
 def says(pattern: str) -> Predicate:
     """Fit what the worker said; the groups that took part are words for the advice."""
 
-    def fits(end: WorkerExit, _: Facts) -> Found | None:
+    def fits(end: WorkerExit, _: Evidence) -> Found | None:
         match = re.search(pattern, said(end), re.MULTILINE)
         return None if match is None else {name: text for name, text in match.groupdict().items() if text}
 
@@ -59,23 +59,23 @@ def died_of(*signals: int) -> Predicate:
 def both(first: Predicate, second: Predicate) -> Predicate:
     """Fit where both do."""
 
-    def fits(end: WorkerExit, facts: Facts) -> Found | None:
+    def fits(end: WorkerExit, facts: Evidence) -> Found | None:
         one, other = first(end, facts), second(end, facts)
         return None if one is None or other is None else {**one, **other}
 
     return fits
 
 
-def fact(holds: Callable[[Facts], bool]) -> Predicate:
+def fact(holds: Callable[[Evidence], bool]) -> Predicate:
     """Fit by the facts alone."""
     return lambda _, facts: {} if holds(facts) else None
 
 
-def silent(end: WorkerExit, _: Facts) -> Found | None:
+def silent(end: WorkerExit, _: Evidence) -> Found | None:
     """Fit an end without an exception: what comes from outside raises none."""
     return {} if end.error is None else None
 
 
-def lost_peer(end: WorkerExit, _: Facts) -> Found | None:
+def lost_peer(end: WorkerExit, _: Evidence) -> Found | None:
     """Fit a failure that merely follows another."""
     return {} if follows(end) else None

@@ -8,7 +8,7 @@ from signal import SIGABRT
 
 from ddplaunch.record import record
 from ddplaunch.report.causes import Cause, classify
-from ddplaunch.report.evidence import Facts
+from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import aftermath, what_failed
 from ddplaunch.report.stack import fault_frames, frames_of, place, short, syntax_error_lines, telling
 from ddplaunch.report.words import count, duration, size
@@ -172,7 +172,7 @@ def verdict(
     `traces` are those of the node where the first failure was, `ended_by` is why the cluster is ending the job, if it is.
     """
     size, room = traces.shm or (None, None)
-    facts = Facts(
+    facts = Evidence(
         oom_kills=traces.oom_kills,
         shm_size=size,
         shm_free=room,

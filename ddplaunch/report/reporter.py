@@ -19,7 +19,7 @@ from ddplaunch.report.words import count
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.node import State, Why
-from ddplaunch.supervise.outcome import Ending, Traces, WorkerExit
+from ddplaunch.supervise.outcome import ClusterEnding, Traces, WorkerExit
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.control.messages import Quit
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # few jobs need it
 _OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that nobody else tells of
 
 
-class Teller:
+class Reporter:
     """Turns what the agent heard and does into events and words."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Teller:
         reports: bool = True,
         answer: Callable[[Mapping[str, Any]], None] | None = None,
         last: Callable[[str], None] | None = None,
-        what_ends: Callable[[], Ending] | None = None,
+        what_ends: Callable[[], ClusterEnding] | None = None,
     ) -> None:
         """Prepare to tell; `reports` is whether this node speaks for the job, as the only or the first one does.
 
@@ -68,7 +68,7 @@ class Teller:
         self._answer = answer
         self._last = last
         self._what_ends = what_ends
-        self._ending = Ending()
+        self._ending = ClusterEnding()
         self._has_terminal = False
         self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
@@ -237,15 +237,15 @@ class Teller:
             self._answer({"type": "said", "text": text})
         self._say_last(text)
 
-    def what_ended(self, state: State | job.State) -> Ending:
+    def what_ended(self, state: State | job.State) -> ClusterEnding:
         """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
         if self._what_ends is None or ended_with(state) not in (signal.SIGTERM, signal.SIGKILL):
-            return Ending()
+            return ClusterEnding()
         ending = self._what_ends()
         # after a notice the status speaks of that
-        return Ending(ending.words) if state.requeue else ending
+        return ClusterEnding(ending.words) if state.requeue else ending
 
-    def _report(self, state: State, exits: list[WorkerExit], ending: Ending) -> str:
+    def _report(self, state: State, exits: list[WorkerExit], ending: ClusterEnding) -> str:
         """Write the failure report."""
         if state.start_failure is not None:
             failed = state.start_failure

@@ -21,22 +21,22 @@ from ddplaunch.cluster import hostlist
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.job import Fate, ask, fate, restarts
+from ddplaunch.slurm.job import Condition, ask, condition, restarts
 from ddplaunch.slurm.scontrol import Unknown, scontrol
-from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Ending
+from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding
 
 CONTROLLER = 5.0  # seconds that the controller gets for an answer while the other nodes of the job wait
 
 # what a job's end is called before all else that is said of it
 _LABELS = {
-    Fate.REQUEUED: "requeued by Slurm",
-    Fate.PREEMPTED: PREEMPTED,
-    Fate.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
-    Fate.CANCELLED: "cancelled",
+    Condition.REQUEUED: "requeued by Slurm",
+    Condition.PREEMPTED: PREEMPTED,
+    Condition.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
+    Condition.CANCELLED: "cancelled",
 }
 
 
-def why_ending(env: Mapping[str, str], patience: float) -> Ending:
+def why_ending(env: Mapping[str, str], patience: float) -> ClusterEnding:
     """Say why Slurm is ending this job; nothing if it is not, or if nobody knows. `patience`: seconds for each answer."""
     try:
         job = ask(env, patience)
@@ -44,11 +44,11 @@ def why_ending(env: Mapping[str, str], patience: float) -> Ending:
         # newer versions set it when the job starts: somebody may have moved the end since
         ends_at = env.get("SLURM_JOB_END_TIME", "")
         is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
-        return Ending(OUT_OF_WALLTIME) if is_over else Ending()
-    found = fate(job, restarts(env))
-    if found is not Fate.NODE_LOST:
-        return Ending(_LABELS.get(found, ""))
-    return Ending(_who_was_lost(env, job.nodes, patience), (NODE_LOST, "node_lost"))
+        return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
+    found = condition(job, restarts(env))
+    if found is not Condition.NODE_LOST:
+        return ClusterEnding(_LABELS.get(found, ""))
+    return ClusterEnding(_who_was_lost(env, job.nodes, patience), (NODE_LOST, "node_lost"))
 
 
 def gone(given: str, left: str) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""What Slurm does with the job that we are part of, and the one thing that it is asked to do: to send it back into the queue.
-
-Nothing here decides that a job should go back. `parse`, `fate` and `refusal` are pure; the rest runs `scontrol`, which may be
-missing in a container, and waits for it.
+"""What Slurm does with the job that we are part of, as `scontrol` describes it. `parse` and `condition` are pure.
 
 What `scontrol show job` said when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides what the job will have been):
 
@@ -38,7 +35,7 @@ PATIENCE = 20.0  # seconds for one answer; slurmctld's own MessageTimeout is 10
 _NEVER = ("None", "Unknown", "N/A", "(null)", "")
 
 
-class Fate(Enum):
+class Condition(Enum):
     """What Slurm is doing with the job."""
 
     RUNNING = "running"
@@ -51,7 +48,7 @@ class Fate(Enum):
 
 
 @record(kw_only=True)
-class Job:
+class JobRecord:
     """A job as the controller describes it."""
 
     states: tuple[str, ...]  # "RUNNING"; newer versions may give several
@@ -81,13 +78,13 @@ def restarts(env: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def parse(text: str) -> Job | None:
+def parse(text: str) -> JobRecord | None:
     """Read what `scontrol show job -o` says of one job; None if it is something else."""
     fields = next(iter(slurmctld.parse(text)), {})
     if "JobState" not in fields:
         return None
     count = fields.get("Restarts", "0")
-    return Job(
+    return JobRecord(
         states=tuple(re.split(r"[,+]", fields["JobState"])),
         reason=fields.get("Reason", "None"),
         restarts=int(count) if count.isdecimal() else 0,
@@ -103,28 +100,28 @@ def _time(text: str) -> str:
     return "" if text in _NEVER else text
 
 
-def fate(job: Job, restarts: int) -> Fate:
+def condition(job: JobRecord, restarts: int) -> Condition:
     """Say what Slurm is doing with a job whose processes were told of `restarts` before."""
     states = set(job.states)
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
-        return Fate.REQUEUED
+        return Condition.REQUEUED
     if job.reason == "TimeLimit" or "TIMEOUT" in states:
-        return Fate.OUT_OF_WALLTIME
+        return Condition.OUT_OF_WALLTIME
     if job.reason == "NodeDown" or "NODE_FAIL" in states:
-        return Fate.NODE_LOST
+        return Condition.NODE_LOST
     is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
     if "PREEMPTED" in states or (job.preempted_at and not (is_ending and job.preempted_at < job.ends_at)):
-        return Fate.PREEMPTED
+        return Condition.PREEMPTED
     # the signal that was meant for the workers has ended the script: nobody has cancelled the job
     if not is_ending or job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal"):
-        return Fate.RUNNING
-    return Fate.CANCELLED if job.reason == "None" or "CANCELLED" in states else Fate.OVER
+        return Condition.RUNNING
+    return Condition.CANCELLED if job.reason == "None" or "CANCELLED" in states else Condition.OVER
 
 
 # --- the controller
 
 
-def ask(env: Mapping[str, str], patience: float = PATIENCE) -> Job:
+def ask(env: Mapping[str, str], patience: float = PATIENCE) -> JobRecord:
     """Ask about this job.
 
     Raises:

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 from ddplaunch import exitcodes
 from ddplaunch.record import record
-from ddplaunch.slurm.job import PATIENCE, Fate, Job, ask, fate, job_id, restarts
+from ddplaunch.slurm.job import PATIENCE, Condition, JobRecord, ask, condition, job_id, restarts
 from ddplaunch.slurm.scontrol import Missing, Unknown, scontrol
 from ddplaunch.supervise.outcome import Intent
 
 
-def refusal(job: Job, found: Fate) -> str | None:
+def refusal(job: JobRecord, found: Condition) -> str | None:
     """Say why a job is not to be sent back after all, as what follows on its name in a sentence; None if it is."""
     match found:
-        case Fate.REQUEUED:
+        case Condition.REQUEUED:
             return "is sent back into the queue by Slurm itself"
-        case Fate.CANCELLED:
+        case Condition.CANCELLED:
             return "was cancelled, and so does not go back into the queue"
-        case Fate.OVER:
+        case Condition.OVER:
             return f"has ended ({job.reason}), and does not go back into the queue"
     if not job.is_batch:
         return "cannot go back into the queue: only jobs of sbatch can"
@@ -35,13 +35,13 @@ def by_hand(env: Mapping[str, str], signum: int) -> str:
 
 
 @record
-class WayBack:
+class SlurmRequeue:
     """The way of this job into the queue, which it goes `most` times at most, Slurm's own requeues counted."""
 
     env: Mapping[str, str]
     most: int
 
-    def intend(self, signum: int) -> Intent:
+    def decide(self, signum: int) -> Intent:
         """Find out whether the job is to go back after the notice `signum`."""
         job, before = job_id(self.env), restarts(self.env)
         notice = signal.Signals(signum).name
@@ -57,7 +57,7 @@ class WayBack:
             )
         except Unknown as error:
             return _stays(job, f"job {job} cannot go back into the queue after {notice}: {error}")
-        if why := refusal(known, fate(known, before)):
+        if why := refusal(known, condition(known, before)):
             return _stays(job, f"job {job} {why}")
         if before >= self.most:
             return _stays(

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
 from ddplaunch.record import record
-from ddplaunch.slurm.requeue import WayBack
+from ddplaunch.slurm.requeue import SlurmRequeue
 
 
 @record(kw_only=True)
-class Job:
+class StepJob:
     """All that the loop needs to know."""
 
     argv: tuple[str, ...]  # srun and what each task runs
@@ -27,11 +27,11 @@ class Job:
     grace_period: float  # seconds
     open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of srun
     notices: frozenset[int]
-    way_back: WayBack
+    requeue: SlurmRequeue
     is_quiet: bool = False
 
 
-def start_step(job: Job) -> Child | StartError:
+def start_step(job: StepJob) -> Child | StartError:
     """Start srun, which starts the agents."""
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the keys stay with the shell
     try:

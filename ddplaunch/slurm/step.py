@@ -11,7 +11,7 @@ from functools import partial
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import front
-from ddplaunch.agent.pipes import Tie
+from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
 from ddplaunch.options import token as secret
@@ -20,7 +20,7 @@ from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.start import StartError
 from ddplaunch.slurm import srun
 from ddplaunch.slurm.quoting import sheltered
-from ddplaunch.slurm.requeue import WayBack
+from ddplaunch.slurm.requeue import SlurmRequeue
 from ddplaunch.spec import JobSpec
 
 # options of sbatch and salloc that srun would take from the environment, though they are not meant for a step of agents
@@ -54,7 +54,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = front.passed_on(spec.signals)
-    job = srun.Job(
+    job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env)),
         env=environment(env, token=token, port=port),
         host=allocation.start[0].address,
@@ -68,7 +68,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         grace_period=spec.grace_period,
         open_files=raise_open_files(),
         notices=frozenset(spec.requeue_on),
-        way_back=WayBack(secret.public(env), spec.max_requeues),
+        requeue=SlurmRequeue(secret.public(env), spec.max_requeues),
         is_quiet=spec.verbosity < 0,
     )
     return front.run(partial(run, job), signals, spec.stop_signals, meanwhile=_nothing)
@@ -144,14 +144,14 @@ def _nothing() -> None:
     """There is no run folder here to be tidied."""
 
 
-def run(job: srun.Job, tie: Tie) -> int:
+def run(job: srun.StepJob, pipes: FrontPipes) -> int:
     """Carry the job out and give its exit status. Runs in a process of its own, in which signals are still held back."""
     child = srun.start_step(job)
-    from ddplaunch.slurm.watcher import Step  # takes about as long as srun does to start the agents
+    from ddplaunch.slurm.watcher import Watcher  # takes about as long as srun does to start the agents
 
     gc.freeze()
     gc.enable()
-    step = Step(job, tie)
+    step = Watcher(job, pipes)
     if isinstance(child, StartError):
         return step.fail(child, exitcodes.NOT_EXECUTABLE)
     return step.run(child)

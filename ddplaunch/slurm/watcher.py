@@ -13,16 +13,16 @@ import signal
 import time
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.pipes import STDERR, Outbox, Tie
-from ddplaunch.agent.signals import Hearing
+from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
+from ddplaunch.agent.signals import SignalSource
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
-from ddplaunch.coordinator.remote_link import NetworkLink
+from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER
-from ddplaunch.slurm.srun import Job
+from ddplaunch.slurm.srun import StepJob
 from ddplaunch.supervise import node
 
 WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
@@ -31,23 +31,23 @@ LAST_WAIT = 2.0  # seconds from then until srun, which waits for a node that doe
 FOREVER = float("inf")
 
 
-class Step:
+class Watcher:
     """The loop's state."""
 
-    def __init__(self, job: Job, tie: Tie) -> None:
+    def __init__(self, job: StepJob, pipes: FrontPipes) -> None:
         self._job = job
-        self._outbox = Outbox(tie.output[1])
+        self._queue = OutputQueue(pipes.output[1])
         self._selector = selectors.DefaultSelector()
-        self._hearing = Hearing(
+        self._signals = SignalSource(
             self._selector,
-            tie,
+            pipes,
             stops=job.stops,
             sent_again=job.sent_again,
             feed=self.feed,
             child_ended=_nothing,
-            front_lost=self._outbox.abandon,
+            front_lost=self._queue.abandon,
         )
-        self._link = NetworkLink(
+        self._link = RemoteLink(
             self,
             self._selector,
             key=key(job.token, job.name),
@@ -69,7 +69,7 @@ class Step:
 
     def run(self, srun: Child) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
-        self._hearing.listen(self._job.signals)
+        self._signals.listen(self._job.signals)
         self._srun = srun.pid
         self._selector.register(srun.pidfd, selectors.EVENT_READ, self._ended)
         self._link.aim((self._job.host,), self._job.ports)
@@ -187,9 +187,9 @@ class Step:
         return self._signum if never_began and self._signum in self._job.notices else 0
 
     def _go_back(self, notice: int) -> None:
-        intent = self._job.way_back.intend(notice)
+        intent = self._job.requeue.decide(notice)
         self._mention(intent.words)
-        if intent.goes and (failed := self._job.way_back.go()) is not None:
+        if intent.goes and (failed := self._job.requeue.go()) is not None:
             self._mention(failed)
 
     def _mention(self, words: str) -> None:
@@ -208,7 +208,7 @@ class Step:
 
     def _lost(self) -> int | None:
         """Give the status if Slurm has lost the nodes, for then srun may end with 0, before any agent has spoken."""
-        ending = slurmend.why_ending(self._job.way_back.env, CONTROLLER)
+        ending = slurmend.why_ending(self._job.requeue.env, CONTROLLER)
         if ending.outcome is None:
             return None
         self._say(f"error: {ending.words}\n")
@@ -221,9 +221,9 @@ class Step:
         return status
 
     def _say(self, words: str) -> None:
-        self._outbox.put(STDERR, words.encode(errors="replace"))
-        while self._outbox.size:
-            self._outbox.flush()
+        self._queue.put(STDERR, words.encode(errors="replace"))
+        while self._queue.size:
+            self._queue.flush()
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 # Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28. Plain "Connection reset by peer" is not among them: it may as
 # well be the script's own download that broke. Neither is "watchdog thread terminated with exception": the exception
-# may be an illegal memory access of this very worker. Repeats are bounded, so that no text can make the search slow.
+# may be an illegal memory access of this very worker. SignalDeduplicator are bounded, so that no text can make the search slow.
 _FOLLOWING = "|".join(  # noqa: FLY002 - one line each
     (
         # gloo

@@ -6,7 +6,7 @@ from signal import Signals
 
 from ddplaunch.record import record
 
-# what `Ending.words` are where the failure report knows what that means
+# what `ClusterEnding.words` are where the failure report knows what that means
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
 
@@ -74,7 +74,7 @@ class WorkerExit:
 
 
 @record
-class Ending:
+class ClusterEnding:
     """Why the cluster has ended a job."""
 
     words: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not

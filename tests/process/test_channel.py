@@ -44,7 +44,7 @@ class Loop:
         self.ahead = 0.0
         self.stopped: float | None = None  # the time at which the clock stands
         self.timed: list[Listener | Dialer] = []
-        self.ears: list[Ear] = []
+        self.handler: list[Ear] = []
         self.strangers: list[socket.socket] = []
         self.refusals: list[tuple[str, str]] = []  # by listeners
         self.failures: list[tuple[str, str]] = []  # of dialers
@@ -74,21 +74,21 @@ class Loop:
         for _ in range(number):
             self.turn()
 
-    def own(self, ears: list[Ear]) -> Callable[[Peer], None]:
+    def own(self, handler: list[Ear]) -> Callable[[Peer], None]:
         def opened(peer: Peer) -> None:
             ear = Ear(peer)
-            ears.append(ear)
-            self.ears.append(ear)
+            handler.append(ear)
+            self.handler.append(ear)
 
         return opened
 
-    def listen(self, ears: list[Ear], address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
+    def listen(self, handler: list[Ear], address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
         listener = Listener(
             self.selector,
             KEY,
             address=address,
             ports=ports,
-            opened=self.own(ears),
+            opened=self.own(handler),
             refused=lambda *refusal: self.refusals.append(refusal),
             user_timeout=60,
             clock=self.now,
@@ -97,12 +97,12 @@ class Loop:
         self.timed.append(listener)
         return listener
 
-    def dial(self, ears: list[Ear], *targets, secret=KEY, source: str | None = None) -> Dialer:
+    def dial(self, handler: list[Ear], *targets, secret=KEY, source: str | None = None) -> Dialer:
         dialer = Dialer(
             self.selector,
             secret,
             source=source,
-            opened=self.own(ears),
+            opened=self.own(handler),
             refused=lambda *failure: self.failures.append(failure),
             user_timeout=60,
             clock=self.now,
@@ -182,7 +182,7 @@ def loop() -> Iterator[Loop]:
     for timed in loop.timed:
         timed.close() if isinstance(timed, Listener) else timed.stop()
         assert timed.deadline is None
-    for ear in loop.ears:
+    for ear in loop.handler:
         ear.peer.close()
     for sock in loop.strangers:
         sock.close()
@@ -457,10 +457,10 @@ def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
 # --- authenticated, and yet
 
 
-def hold(loop: Loop, listener: Listener, ears: list[Ear]) -> tuple[socket.socket, Session]:
+def hold(loop: Loop, listener: Listener, handler: list[Ear]) -> tuple[socket.socket, Session]:
     """An agent that is to misbehave beside a genuine one."""
     sock, session = loop.agent(listener.port)
-    loop.until(lambda: len(ears) == 2)
+    loop.until(lambda: len(handler) == 2)
     return sock, session
 
 
@@ -475,43 +475,43 @@ def hold(loop: Loop, listener: Listener, ears: list[Ear]) -> tuple[socket.socket
     ids=["1 GB", "altered", "replayed", "forged"],
 )
 def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: str) -> None:
-    ears: list[Ear] = []
-    listener = loop.listen(ears)
+    handler: list[Ear] = []
+    listener = loop.listen(handler)
     ours: list[Ear] = []
     loop.dial(ours, at(listener.port))
     loop.until(lambda: ours)
-    sock, session = hold(loop, listener, ears)
+    sock, session = hold(loop, listener, handler)
     loop.say(sock, session.seal(b"first") if "1 GB" in reason else b"")
     loop.say(sock, wrong(session))
-    loop.until(lambda: ears[1].ends)
-    assert ears[1].ends == [reason]
-    assert ears[1].heard in ([], [b"first"])
+    loop.until(lambda: handler[1].ends)
+    assert handler[1].ends == [reason]
+    assert handler[1].heard in ([], [b"first"])
     loop.until(lambda: loop.gone(sock))
-    loop.undisturbed(ears[0], ours[0])
+    loop.undisturbed(handler[0], ours[0])
 
 
 def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame(loop) -> None:
-    ears: list[Ear] = []
-    listener = loop.listen(ears)
+    handler: list[Ear] = []
+    listener = loop.listen(handler)
     sock, session = loop.agent(listener.port)
     sealed = session.seal(b"x" * LIMIT)
     loop.say(sock, sealed[:-1])
-    buffer = ears[0].peer._decoder._buffer
+    buffer = handler[0].peer._decoder._buffer
     loop.until(lambda: len(buffer) == len(sealed) - 1)
-    assert not ears[0].heard and not ears[0].ends
+    assert not handler[0].heard and not handler[0].ends
     loop.say(sock, sealed[-1:])  # what comes next completes it, so that more never waits
-    loop.until(lambda: ears[0].heard)
+    loop.until(lambda: handler[0].heard)
     assert not buffer
 
 
 def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
-    ears: list[Ear] = []
+    handler: list[Ear] = []
     ours: list[Ear] = []
-    listener = loop.listen(ears)
+    listener = loop.listen(handler)
     loop.dial(ours, at(listener.port))
-    loop.until(lambda: ears)
-    hold(loop, listener, ears)
-    lazy = ears[1]
+    loop.until(lambda: handler)
+    hold(loop, listener, handler)
+    lazy = handler[1]
     most = 0
     for _ in range(64):
         lazy.peer.send(b"x" * (1 << 20))
@@ -521,7 +521,7 @@ def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
     loop.until(lambda: lazy.ends)
     assert lazy.ends == ["does not read"]
     assert lazy.peer.drained
-    loop.undisturbed(ears[0], ours[0])
+    loop.undisturbed(handler[0], ours[0])
 
 
 def test_a_slow_reader_gets_everything(loop) -> None:
@@ -577,27 +577,27 @@ def test_the_end_is_told_once(loop) -> None:
 
 
 def test_a_reset_has_its_own_reason(loop) -> None:
-    ears: list[Ear] = []
-    listener = loop.listen(ears)
+    handler: list[Ear] = []
+    listener = loop.listen(handler)
     sock, _ = loop.agent(listener.port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    loop.until(lambda: ears[0].ends)
-    assert ears[0].ends == ["connection reset"]
+    loop.until(lambda: handler[0].ends)
+    assert handler[0].ends == ["connection reset"]
 
 
 def test_what_was_said_before_a_reset_is_heard_even_if_sending_finds_it_first(loop) -> None:
-    ears: list[Ear] = []
-    listener = loop.listen(ears)
+    handler: list[Ear] = []
+    listener = loop.listen(handler)
     sock, session = loop.agent(listener.port)
     sock.send(session.seal(b"quit"))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    ears[0].peer.send(b"heartbeat")
-    ears[0].peer.send(b"heartbeat")
-    loop.until(lambda: ears[0].ends)
-    assert ears[0].heard == [b"quit"]
-    assert ears[0].ends == ["connection reset"]
+    handler[0].peer.send(b"heartbeat")
+    handler[0].peer.send(b"heartbeat")
+    loop.until(lambda: handler[0].ends)
+    assert handler[0].heard == [b"quit"]
+    assert handler[0].ends == ["connection reset"]
 
 
 def test_an_owner_may_close_while_it_receives(loop) -> None:

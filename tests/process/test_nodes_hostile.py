@@ -18,7 +18,7 @@ from ddplaunch.control.frames import Decoder, pack
 from ddplaunch.control.handshake import Client, Key, Session
 from ddplaunch.coordinator import join
 from ddplaunch.coordinator.coordinator import FAREWELL
-from ddplaunch.devices.node import look_around
+from ddplaunch.devices.node import inspect
 from ddplaunch.plan.make import make_plan
 from tests.conftest import until
 
@@ -129,7 +129,7 @@ def refusals(nodes):
 def key_of(nodes, *flags: object) -> Key:
     """The key of the job, as an agent of its finds it."""
     spec = asked(parse("run", [str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
-    node = look_around(spec, {})
+    node = inspect(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")
     return join.way(spec, allocation, draft, {}, torch="").key

@@ -6,7 +6,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
-from ddplaunch.agent.signals import COPY, ECHO, Repeats
+from ddplaunch.agent.signals import COPY, ECHO, SignalDeduplicator
 
 STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
 SOON = ECHO / 2
@@ -16,7 +16,7 @@ Came = tuple[float, int, str]
 
 def hurries(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[bool]:
     """Which of these signals, each with its time and the way it came, would kill as a second one."""
-    repeats = Repeats(STOPS, sent_again)
+    repeats = SignalDeduplicator(STOPS, sent_again)
     events = [repeats.take(signum, at, direct=way == "direct") for at, signum, way in history]
     assert [(event.at, event.signum) for event in events] == [(at, signum) for at, signum, _ in history]
     return [event.escalates for event in events]

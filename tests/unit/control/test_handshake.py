@@ -17,9 +17,9 @@ from ddplaunch.control.handshake import (
     Client,
     Handshake,
     Refused,
+    Reply,
     Server,
     Session,
-    Step,
     key,
 )
 
@@ -268,7 +268,7 @@ def test_nothing_shows_the_key() -> None:
     verdict = server.receive(said(step.reply))
     shown = "".join(
         f"{thing!r}{thing}"
-        for thing in (KEY, server, client, step, verdict, verdict.session, Step(session=verdict.session))
+        for thing in (KEY, server, client, step, verdict, verdict.session, Reply(session=verdict.session))
     )
     for secret in ("a long secret", bytes(KEY).hex(), bytes.__repr__(KEY)[2:-1], b64encode(KEY).decode()):
         assert secret not in shown

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.coordinator.heartbeat import Pulse
+from ddplaunch.coordinator.heartbeat import Heartbeat
 
 
 def test_questions_without_an_answer_are_counted_and_any_sign_of_life_forgives_them() -> None:
-    pulse = Pulse()
+    heartbeat = Heartbeat()
     for _ in range(3):
-        pulse.asked()
-    assert pulse.unanswered == 3
-    pulse.heard()
-    assert pulse.unanswered == 0
+        heartbeat.asked()
+    assert heartbeat.unanswered == 3
+    heartbeat.heard()
+    assert heartbeat.unanswered == 0
 
 
 def test_without_an_answer_the_clocks_are_taken_for_one() -> None:
-    assert Pulse().offset == 0
+    assert Heartbeat().offset == 0
 
 
 @given(
@@ -28,36 +28,36 @@ def test_without_an_answer_the_clocks_are_taken_for_one() -> None:
     back=st.floats(0, 1),
 )
 def test_the_offset_is_right_to_half_a_round_trip(ahead: float, there: float, back: float) -> None:
-    pulse = Pulse()
-    pulse.answered(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)
-    assert pulse.offset == pytest.approx(-ahead, abs=(there + back) / 2 + 1e-6)
+    heartbeat = Heartbeat()
+    heartbeat.answered(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)
+    assert heartbeat.offset == pytest.approx(-ahead, abs=(there + back) / 2 + 1e-6)
 
 
 @given(sent=st.floats(0, 1e6), there=st.floats(1e-6, 5), back=st.floats(1e-6, 5))
 def test_two_agents_on_one_host_have_one_clock(sent: float, there: float, back: float) -> None:
     """However long an answer takes: what happens on simulated nodes is in the order in which it happened."""
-    pulse = Pulse()
-    pulse.answered(sent=sent, at=sent + there, now=sent + there + back)
-    assert pulse.offset == 0
+    heartbeat = Heartbeat()
+    heartbeat.answered(sent=sent, at=sent + there, now=sent + there + back)
+    assert heartbeat.offset == 0
 
 
 def test_the_quickest_answer_counts() -> None:
-    pulse = Pulse()
-    pulse.answered(sent=10.0, at=500.9, now=11.0)
-    pulse.answered(sent=20.0, at=510.005, now=20.01)
-    pulse.answered(sent=30.0, at=520.1, now=30.9)
-    assert pulse.offset == pytest.approx(-490.0)
+    heartbeat = Heartbeat()
+    heartbeat.answered(sent=10.0, at=500.9, now=11.0)
+    heartbeat.answered(sent=20.0, at=510.005, now=20.01)
+    heartbeat.answered(sent=30.0, at=520.1, now=30.9)
+    assert heartbeat.offset == pytest.approx(-490.0)
 
 
 def test_a_clock_that_drifts_is_followed() -> None:
-    pulse = Pulse()
-    pulse.answered(sent=0.0, at=7.0, now=0.001)
+    heartbeat = Heartbeat()
+    heartbeat.answered(sent=0.0, at=7.0, now=0.001)
     for second in range(1, 20):
-        pulse.answered(sent=float(second), at=second + 9.0, now=second + 0.002)
-    assert pulse.offset == pytest.approx(-9.0, abs=0.01)
+        heartbeat.answered(sent=float(second), at=second + 9.0, now=second + 0.002)
+    assert heartbeat.offset == pytest.approx(-9.0, abs=0.01)
 
 
 def test_an_answer_to_a_question_of_the_future_teaches_nothing() -> None:
-    pulse = Pulse()
-    pulse.answered(sent=99.0, at=7.0, now=1.0)
-    assert pulse.offset == 0
+    heartbeat = Heartbeat()
+    heartbeat.answered(sent=99.0, at=7.0, now=1.0)
+    assert heartbeat.offset == 0

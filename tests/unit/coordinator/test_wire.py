@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.control.frames import LIMIT
-from ddplaunch.control.messages import Ended, Facts, Hello, Seat, encode, for_coordinator
+from ddplaunch.control.messages import Ended, Hello, NodeFacts, Seat, encode, for_coordinator
 from ddplaunch.coordinator.wire import readable, received, sent
 from ddplaunch.record import replace
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
@@ -117,7 +117,7 @@ def hello(**fields: Any) -> Hello:
         "backend": "nccl",
         "backend_reason": "4 accelerators",
         "reached": "10.0.0.1",
-        "facts": Facts(ddplaunch="1", python="3.13", torch="2.13", script="train.py (ab)", nnodes="2"),
+        "facts": NodeFacts(ddplaunch="1", python="3.13", torch="2.13", script="train.py (ab)", nnodes="2"),
         **fields,
     }
     return Hello(**values)
@@ -129,7 +129,7 @@ def test_what_a_node_says_of_itself_stays_as_it_is() -> None:
 
 
 def test_what_does_not_print_is_replaced_wherever_it_stands() -> None:
-    facts = Facts(ddplaunch="1", python="3\x1b[2J", torch="\x07", script="a\nb", nnodes="2")
+    facts = NodeFacts(ddplaunch="1", python="3\x1b[2J", torch="\x07", script="a\nb", nnodes="2")
     found = readable(hello(seat=Seat("\x1b]0;x\x07", 4), backend="nc\rcl", facts=facts))
     assert (found.seat, found.backend) == (Seat("?]0;x?", 4), "nc?cl")
     assert (found.facts.python, found.facts.torch, found.facts.script) == ("3?[2J", "?", "a?b")

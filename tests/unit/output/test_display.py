@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.streams import BOTH, Chunks, Shown, Stream
+from ddplaunch.output.streams import BOTH, Chunks, ShownWorker, Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
 
-def workers(*ranks: int, streams: frozenset[Stream] = BOTH) -> list[Shown]:
-    return [Shown(rank=rank, local_rank=rank, streams=streams) for rank in ranks]
+def workers(*ranks: int, streams: frozenset[Stream] = BOTH) -> list[ShownWorker]:
+    return [ShownWorker(rank=rank, local_rank=rank, streams=streams) for rank in ranks]
 
 
 def text(chunks: Iterable[tuple[Stream, bytes]], stream: Stream = OUT) -> bytes:

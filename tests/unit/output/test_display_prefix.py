@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.output.display import Display, use_colour
 from ddplaunch.output.prefix import RESET, STYLES, Prefix
-from ddplaunch.output.streams import BOTH, Shown, Stream
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -19,8 +19,8 @@ def shown(display: Display, rank: int, data: bytes = b"a\n", stream: Stream = OU
     return b"".join(chunk for _, chunk in display.feed(rank, stream, data, 0.0))
 
 
-def workers(count: int, first: int = 0) -> list[Shown]:
-    return [Shown(rank=first + local, local_rank=local, role="trainer") for local in range(count)]
+def workers(count: int, first: int = 0) -> list[ShownWorker]:
+    return [ShownWorker(rank=first + local, local_rank=local, role="trainer") for local in range(count)]
 
 
 def test_texts_begin_in_one_column_and_the_bracket_stays_closed() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.remote import diagnose
 from ddplaunch.remote.commands import argv
-from ddplaunch.remote.diagnose import Trouble
+from ddplaunch.remote.diagnose import HostError
 
 PYTHON = "/opt/py/bin/python"
 
@@ -67,12 +67,12 @@ def test_words_of_ssh_mean_nothing_where_it_was_the_remote_command_that_failed()
 
 
 def test_hosts_with_one_trouble_are_named_together():
-    found = [("ann@a", Trouble("down", "ask {host}")), ("b", Trouble("down")), ("c", Trouble("odd"))]
+    found = [("ann@a", HostError("down", "ask {host}")), ("b", HostError("down")), ("c", HostError("odd"))]
     assert diagnose.error(found).render() == "error: a, b: down\n  c: odd\n\nhint: ask ann@a\n"
 
 
 def test_very_many_hosts_are_counted():
-    text = diagnose.error([(f"h{number}", Trouble("down")) for number in range(20)]).message
+    text = diagnose.error([(f"h{number}", HostError("down")) for number in range(20)]).message
     assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more: down"
 
 

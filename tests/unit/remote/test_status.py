@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.diagnose import Trouble
-from ddplaunch.remote.status import Fates
+from ddplaunch.remote.diagnose import HostError
+from ddplaunch.remote.status import HostStatuses
 
-LOST = Trouble("it was lost", None, 122)
+LOST = HostError("it was lost", None, 122)
 
 
 @pytest.fixture
 def fates():
-    return Fates(["a", "b", "c"], least=2)
+    return HostStatuses(["a", "b", "c"], least=2)
 
 
 def verdict(fates, *, signum=0, front_lost=False):
@@ -43,7 +43,7 @@ def test_without_any_a_node_was_lost(fates):
 
 def test_a_host_on_which_the_job_cannot_run_decides(fates):
     fates.ended(0, 143)
-    fates.troubles[1] = Trouble("down", "up")
+    fates.troubles[1] = HostError("down", "up")
     assert verdict(fates).status == 121
     assert verdict(fates).error == "error: b: down\n\nhint: up\n"
 
@@ -66,5 +66,5 @@ def test_only_the_first_host_is_needed_where_others_suffice(fates):
 
 
 def test_nobody_is_told_when_the_front_is_gone(fates):
-    fates.troubles[1] = Trouble("down")
+    fates.troubles[1] = HostError("down")
     assert verdict(fates, front_lost=True).error == ""

@@ -7,7 +7,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 import pytest
 
 from ddplaunch.report.causes import CAUSES, classify
-from ddplaunch.report.evidence import Facts
+from ddplaunch.report.evidence import Evidence
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 GIB = 1024**3
@@ -52,9 +52,9 @@ def _argparse(message: str) -> WorkerExit:
 
 
 ROWS = [
-    ("preempted", end(signal=SIGTERM), Facts(preempted=True)),
-    ("out of walltime", end(signal=SIGKILL), Facts(walltime_over=True)),
-    ("out of memory", end(signal=SIGKILL), Facts(oom_kills=1)),
+    ("preempted", end(signal=SIGTERM), Evidence(preempted=True)),
+    ("out of walltime", end(signal=SIGKILL), Evidence(walltime_over=True)),
+    ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1)),
     (
         "out of memory in a DataLoader worker",
         raised(
@@ -62,7 +62,7 @@ ROWS = [
             "DataLoader worker (pid(s) 7100) exited unexpectedly",
             "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. ",
         ),
-        Facts(oom_kills=1),
+        Evidence(oom_kills=1),
     ),
     (
         "device out of memory",
@@ -71,7 +71,7 @@ ROWS = [
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.02 GiB"
             " is free. Process 4711 has 78.07 GiB memory in use.",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "host out of memory",
@@ -80,15 +80,15 @@ ROWS = [
             "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
             " allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "host out of memory",
         raised("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 EiB for an array"),
-        Facts(),
+        Evidence(),
     ),
-    ("full /dev/shm", end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=4096)),
-    ("full /dev/shm", end(signal=SIGBUS), Facts(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
+    ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096)),
+    ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
     (
         "full /dev/shm under a DataLoader",
         raised(
@@ -96,17 +96,17 @@ ROWS = [
             "DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are"
             " out of shared memory. Please try to raise your shared memory limit.",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "full /dev/shm under a DataLoader",
         raised("RuntimeError", "unable to write to file </torch_4711_1804289383_0>: No space left on device (28)"),
-        Facts(),
+        Evidence(),
     ),
     (
         "DataLoader worker killed",
         raised("RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly"),
-        Facts(),
+        Evidence(),
     ),
     (
         "CUDA after fork",
@@ -115,7 +115,7 @@ ROWS = [
             "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn'"
             " start method",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "invalid device ordinal",
@@ -123,7 +123,7 @@ ROWS = [
             "torch.AcceleratorError",
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "two workers on one GPU",
@@ -133,26 +133,26 @@ ROWS = [
             " for details), NCCL version 2.20.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library."
             "\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("backend not built in", raised("RuntimeError", "Distributed package doesn't have NCCL built in"), Facts()),
+    ("backend not built in", raised("RuntimeError", "Distributed package doesn't have NCCL built in"), Evidence()),
     (
         "backend not built in",
         raised("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
-        Facts(),
+        Evidence(),
     ),
-    ("torch without CUDA", raised("AssertionError", "Torch not compiled with CUDA enabled"), Facts()),
+    ("torch without CUDA", raised("AssertionError", "Torch not compiled with CUDA enabled"), Evidence()),
     (
         "torch without CUDA",
         raised("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
-        Facts(),
+        Evidence(),
     ),
     (
         "no driver",
         raised("RuntimeError", "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
-        Facts(),
+        Evidence(),
     ),
-    ("no driver", raised("RuntimeError", "No CUDA GPUs are available"), Facts()),
+    ("no driver", raised("RuntimeError", "No CUDA GPUs are available"), Evidence()),
     (
         "fault in a GPU kernel",
         end(
@@ -160,9 +160,9 @@ ROWS = [
             tail="[rank3]:[E626 06:24:44.90 ProcessGroupNCCL.cpp:1895] [PG ID 0 Rank 3] Process group watchdog thread"
             " terminated with exception: CUDA error: an illegal memory access was encountered\n",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("address in use", raised("OSError", "[Errno 98] Address already in use"), Facts()),
+    ("address in use", raised("OSError", "[Errno 98] Address already in use"), Evidence()),
     (
         "address in use",
         raised(
@@ -170,7 +170,7 @@ ROWS = [
             "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false,"
             " code: -98, name: EADDRINUSE, message: address already in use",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "host name resolves to loopback",
@@ -179,9 +179,9 @@ ROWS = [
             "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
             " connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:20901",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("unknown host", raised("socket.gaierror", "[Errno -2] Name or service not known"), Facts()),
+    ("unknown host", raised("socket.gaierror", "[Errno -2] Name or service not known"), Evidence()),
     (
         "unknown host",
         end(
@@ -193,7 +193,7 @@ ROWS = [
             tail="[W1121 05:55:22.439529947 socket.cpp:764] [c10d] The IPv6 network addresses of (gpu1.invalid, 1234)"
             " cannot be retrieved (gai error: -2 - Name or service not known).\n",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "no libuv",
@@ -201,10 +201,10 @@ ROWS = [
             "torch.distributed.DistStoreError",
             "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Facts()),
-    ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Facts()),
+    ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Evidence()),
+    ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Evidence()),
     (
         "sender of a tensor gone",
         raised(
@@ -212,23 +212,23 @@ ROWS = [
             "[Errno 111] Connection refused",
             '  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 57, in detach\n',
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Facts()),
+    ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
     (
         "broken library",
         raised("ImportError", "libcudart.so.12: cannot open shared object file: No such file or directory"),
-        Facts(),
+        Evidence(),
     ),
-    ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank"), Facts()),
-    ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0"), Facts()),
+    ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank"), Evidence()),
+    ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0"), Evidence()),
     (
         "no process group",
         raised(
             "ValueError",
             "Default process group has not been initialized, please make sure to call init_process_group.",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "collectives do not match",
@@ -239,7 +239,7 @@ ROWS = [
             " 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in"
             " your code?\n",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "not all workers arrived",
@@ -247,7 +247,7 @@ ROWS = [
             "torch.distributed.DistStoreError",
             "Timed out after 6 seconds waiting for clients. 1/2 clients joined.",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "not all workers arrived",
@@ -255,7 +255,7 @@ ROWS = [
             "torch.distributed.DistNetworkError",
             "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "collective timed out",
@@ -264,7 +264,7 @@ ROWS = [
             "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms"
             " for recv operation to complete",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "collective timed out",
@@ -274,7 +274,7 @@ ROWS = [
             " operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600020"
             " milliseconds before timing out.\n",
         ),
-        Facts(),
+        Evidence(),
     ),
     (
         "peer lost",
@@ -283,11 +283,11 @@ ROWS = [
             "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
             " [127.0.0.1]:9634.",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("bus error", end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=7 * GIB)),
-    ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n"), Facts()),
-    ("illegal instruction", end(signal=SIGILL), Facts()),
+    ("bus error", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=7 * GIB)),
+    ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n"), Evidence()),
+    ("illegal instruction", end(signal=SIGILL), Evidence()),
     (
         "aborted at its end",
         end(
@@ -295,19 +295,19 @@ ROWS = [
             tail="terminate called without an active exception\nFatal Python error: Aborted\n\n"
             "Thread 0x00007f1470fc6b80 (most recent call first):\n  <no Python frame>\n",
         ),
-        Facts(),
+        Evidence(),
     ),
-    ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Facts()),
-    ("killed from outside", end(signal=SIGKILL), Facts()),
-    ("debugger quit", raised("bdb.BdbQuit", ""), Facts(debugging=True)),
-    ("interrupted in the debugger", end(signal=SIGINT), Facts(debugging=True)),
-    ("stopped from outside", end(signal=SIGHUP), Facts()),
-    ("stopped from outside", end(signal=SIGINT), Facts()),
+    ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Evidence()),
+    ("killed from outside", end(signal=SIGKILL), Evidence()),
+    ("debugger quit", raised("bdb.BdbQuit", ""), Evidence(debugging=True)),
+    ("interrupted in the debugger", end(signal=SIGINT), Evidence(debugging=True)),
+    ("stopped from outside", end(signal=SIGHUP), Evidence()),
+    ("stopped from outside", end(signal=SIGINT), Evidence()),
 ]
 
 
 @pytest.mark.parametrize(("name", "worker", "facts"), ROWS, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(ROWS)])
-def test_a_death_is_told_by_its_text_and_the_facts(name: str, worker: WorkerExit, facts: Facts) -> None:
+def test_a_death_is_told_by_its_text_and_the_facts(name: str, worker: WorkerExit, facts: Evidence) -> None:
     cause = classify(worker, facts)
     assert cause is not None
     assert cause.name == name
@@ -332,40 +332,40 @@ def test_every_row_of_the_table_has_a_text_here() -> None:
     ids=["status", "own", "download", "killed by us", "stopped by us"],
 )
 def test_what_the_table_does_not_know_has_no_cause(worker: WorkerExit) -> None:
-    assert classify(worker, Facts()) is None
+    assert classify(worker, Evidence()) is None
 
 
 def test_an_exception_is_not_explained_by_an_abort_on_the_way_out() -> None:
     error = WorkerError(type="ValueError", message="boom", traceback="ValueError: boom\n")
     worker = end(signal=SIGABRT, error=error, tail="terminate called without an active exception\n")
-    assert classify(worker, Facts()) is None
+    assert classify(worker, Evidence()) is None
 
 
 def test_an_exception_is_not_explained_by_a_preemption() -> None:
-    assert classify(raised("ValueError", "boom"), Facts(preempted=True, walltime_over=True)) is None
+    assert classify(raised("ValueError", "boom"), Evidence(preempted=True, walltime_over=True)) is None
 
 
 @pytest.mark.parametrize(
     ("worker", "facts", "words"),
     [
-        (end(signal=SIGKILL), Facts(oom_kills=2), "its peak was 61 GiB"),
-        (end(signal=SIGKILL), Facts(), "SIGKILL came from outside"),
-        (end(signal=SIGBUS), Facts(shm_size=8 * GIB, shm_free=4096), "4 KiB of 8 GiB free"),
-        (raised("torch.OutOfMemoryError", "CUDA out of memory."), Facts(), "cuda:3 is full"),
+        (end(signal=SIGKILL), Evidence(oom_kills=2), "its peak was 61 GiB"),
+        (end(signal=SIGKILL), Evidence(), "SIGKILL came from outside"),
+        (end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096), "4 KiB of 8 GiB free"),
+        (raised("torch.OutOfMemoryError", "CUDA out of memory."), Evidence(), "cuda:3 is full"),
         (
             raised("ModuleNotFoundError", "No module named 'torchvision'"),
-            Facts(interpreter="/opt/venv/bin/python"),
+            Evidence(interpreter="/opt/venv/bin/python"),
             "/opt/venv/bin/python has no module `torchvision`",
         ),
         (
             _argparse("the following arguments are required: data, --local_rank"),
-            Facts(),
+            Evidence(),
             "--local_rank '${local_rank}'",
         ),
     ],
     ids=["memory", "signal", "shm", "device", "module", "local rank"],
 )
-def test_the_advice_names_what_it_is_about(worker: WorkerExit, facts: Facts, words: str) -> None:
+def test_the_advice_names_what_it_is_about(worker: WorkerExit, facts: Evidence, words: str) -> None:
     cause = classify(worker, facts)
     assert cause is not None
     assert words in cause.advice

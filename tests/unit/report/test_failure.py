@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.record import replace
 from ddplaunch.report.causes import classify
-from ddplaunch.report.evidence import Facts
+from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
@@ -70,10 +70,10 @@ def stopped(rank: int, *, with_: int = SIGTERM, took: float = 0.1, host: str = "
     return replace(end(rank, signal=with_, at=1000.0 + took, host=host), stopped_with=with_, stopped_at=1000.0)
 
 
-def report(*exits: WorkerExit, facts: Facts | None = None, restarts: int = 0) -> str:
+def report(*exits: WorkerExit, facts: Evidence | None = None, restarts: int = 0) -> str:
     first = first_failure(exits)
     assert first is not None
-    cause = classify(first, facts or Facts())
+    cause = classify(first, facts or Evidence())
     return render(FailureReport(first=first, exits=exits, cause=cause, cwd=CWD, restarts=restarts, max_restarts=3))
 
 
@@ -205,7 +205,7 @@ def test_an_exit_status() -> None:
 
 def test_why_the_cluster_ends_the_job_stands_first() -> None:
     first = end(2, signal=SIGTERM)
-    cause = classify(first, Facts(walltime_over=True))
+    cause = classify(first, Evidence(walltime_over=True))
     text = render(FailureReport(first=first, exits=(first,), cause=cause, ended_by="out of walltime"))
     assert text.startswith("error: out of walltime: rank 2 failed: killed by SIGTERM   (after ")
     assert "hint: the time limit of the allocation was reached" in text
@@ -284,7 +284,7 @@ def test_a_segmentation_fault_with_the_stack_of_faulthandler() -> None:
 
 def test_a_kill_by_the_kernel_for_memory() -> None:
     killed = replace(end(2, signal=SIGKILL, tail="epoch 1:  10%\repoch 1:  90%\n"), peak_rss=61 * 1024**3 + 2**28)
-    assert report(killed, stopped(0), stopped(1), facts=Facts(oom_kills=1)) == expect("""
+    assert report(killed, stopped(0), stopped(1), facts=Evidence(oom_kills=1)) == expect("""
     error: rank 2 failed: killed by SIGKILL   (after 4 s)
 
       its last words on stderr:
@@ -472,7 +472,7 @@ def test_a_module_that_is_not_there() -> None:
         frame("<frozen importlib._bootstrap>", 1176, "_find_and_load"),
         traceback="ModuleNotFoundError: No module named 'torchvision'\n",
     )
-    assert report(end(0, error=missing), stopped(1), facts=Facts(interpreter="/opt/venv/bin/python")) == expect("""
+    assert report(end(0, error=missing), stopped(1), facts=Evidence(interpreter="/opt/venv/bin/python")) == expect("""
     error: rank 0 failed: ModuleNotFoundError: No module named 'torchvision'   (exit status 1, after 4 s)
 
       data.py:1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.slurm import ending
-from ddplaunch.supervise.outcome import Ending
+from ddplaunch.supervise.outcome import ClusterEnding
 from tests.unit.slurm.test_job import line
 
 
@@ -35,16 +35,16 @@ def place(tmp_path: Path, job: str, nodes: str = "exit 1", env: dict[str, str] =
 
 
 def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
-    walltime = Ending("out of walltime")
+    walltime = ClusterEnding("out of walltime")
     env = place(tmp_path, line("COMPLETING", "TimeLimit"))
     assert ending.why_ending(env, 20) == walltime
     env = place(tmp_path, line())
-    assert ending.why_ending(env, 20) == Ending()
-    assert ending.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == Ending()
+    assert ending.why_ending(env, 20) == ClusterEnding()
+    assert ending.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == ClusterEnding()
     # somebody has given the job more time since it was started
-    assert ending.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == Ending()
+    assert ending.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == ClusterEnding()
     nowhere = {**GIVEN, "PATH": "/nowhere"}
-    assert ending.why_ending(nowhere, 20) == Ending()
+    assert ending.why_ending(nowhere, 20) == ClusterEnding()
     assert ending.why_ending({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == walltime
 
 
@@ -64,7 +64,7 @@ def test_a_node_that_slurm_has_lost_is_named_and_gives_the_status(
     tmp_path: Path, left: str, nodes: str, words: str
 ) -> None:
     job = line("COMPLETING", "NodeDown", NodeList=left, BatchHost="node1")
-    assert ending.why_ending(place(tmp_path, job, nodes), 20) == Ending(words, (122, "node_lost"))
+    assert ending.why_ending(place(tmp_path, job, nodes), 20) == ClusterEnding(words, (122, "node_lost"))
 
 
 def test_only_those_nodes_are_asked_about_that_the_job_no_longer_has(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.slurm import job as slurmjob
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.job import Fate
-from ddplaunch.slurm.requeue import WayBack, by_hand
+from ddplaunch.slurm.job import Condition
+from ddplaunch.slurm.requeue import SlurmRequeue, by_hand
 
 
 def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
@@ -26,41 +26,53 @@ def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
 NOW, BEFORE = "2026-11-21T19:40:54", "2026-11-21T19:40:51"
 # measured while the tasks had SIGTERM, if nothing else is said
 FATES = {
-    "scancel --signal": (line(), 0, Fate.RUNNING),
-    "scancel": (line("COMPLETING", ExitCode="0:15", EndTime=NOW, PreemptTime="None"), 0, Fate.CANCELLED),
-    "scancel, before a step has ended": (line("COMPLETING", EndTime=NOW, PreemptTime="None"), 0, Fate.CANCELLED),
-    "scancel, when all has ended": (line("CANCELLED"), 0, Fate.CANCELLED),
-    "scancel, as a newer version may say it": (line("CANCELLED,COMPLETING"), 0, Fate.CANCELLED),
-    "the time limit": (line("COMPLETING", "TimeLimit", EndTime=NOW), 0, Fate.OUT_OF_WALLTIME),
-    "the time limit, when all has ended": (line("TIMEOUT", "TimeLimit"), 0, Fate.OUT_OF_WALLTIME),
-    "preemption by requeue": (line("COMPLETING", Restarts=1, EndTime="Unknown"), 0, Fate.REQUEUED),
-    "preemption by requeue, the second time": (line("COMPLETING", Restarts=2, EndTime="Unknown"), 1, Fate.REQUEUED),
-    "a requeued job, when all has ended": (line("PENDING", "BeginTime", Restarts=1), 0, Fate.REQUEUED),
-    "a requeued job that runs": (line(Restarts=1), 1, Fate.RUNNING),
-    "a requeued job that is cancelled": (line("COMPLETING", Restarts=1, EndTime=NOW), 1, Fate.CANCELLED),
-    "preemption with grace": (line(PreemptTime=BEFORE, EndTime="Unknown"), 0, Fate.PREEMPTED),
-    "preemption with grace, a little later": (line(PreemptTime=BEFORE, EndTime=NOW), 0, Fate.PREEMPTED),
-    "scancel in the grace": (line("COMPLETING", PreemptTime=BEFORE, EndTime=NOW), 0, Fate.CANCELLED),
-    "preemption by cancel": (line("COMPLETING", PreemptTime=NOW, EndTime=NOW), 0, Fate.PREEMPTED),
-    "preemption by cancel, when all has ended": (line("PREEMPTED", PreemptTime=NOW, EndTime=NOW), 0, Fate.PREEMPTED),
-    "a lost node": (line("COMPLETING", Restarts=1), 0, Fate.REQUEUED),
-    "a lost node, without requeue": (line("COMPLETING", "NodeDown", Requeue=0), 0, Fate.NODE_LOST),
-    "a script that its signal has ended": (line("COMPLETING", "JobLaunchFailure", ExitCode="0:10"), 0, Fate.RUNNING),
+    "scancel --signal": (line(), 0, Condition.RUNNING),
+    "scancel": (line("COMPLETING", ExitCode="0:15", EndTime=NOW, PreemptTime="None"), 0, Condition.CANCELLED),
+    "scancel, before a step has ended": (line("COMPLETING", EndTime=NOW, PreemptTime="None"), 0, Condition.CANCELLED),
+    "scancel, when all has ended": (line("CANCELLED"), 0, Condition.CANCELLED),
+    "scancel, as a newer version may say it": (line("CANCELLED,COMPLETING"), 0, Condition.CANCELLED),
+    "the time limit": (line("COMPLETING", "TimeLimit", EndTime=NOW), 0, Condition.OUT_OF_WALLTIME),
+    "the time limit, when all has ended": (line("TIMEOUT", "TimeLimit"), 0, Condition.OUT_OF_WALLTIME),
+    "preemption by requeue": (line("COMPLETING", Restarts=1, EndTime="Unknown"), 0, Condition.REQUEUED),
+    "preemption by requeue, the second time": (
+        line("COMPLETING", Restarts=2, EndTime="Unknown"),
+        1,
+        Condition.REQUEUED,
+    ),
+    "a requeued job, when all has ended": (line("PENDING", "BeginTime", Restarts=1), 0, Condition.REQUEUED),
+    "a requeued job that runs": (line(Restarts=1), 1, Condition.RUNNING),
+    "a requeued job that is cancelled": (line("COMPLETING", Restarts=1, EndTime=NOW), 1, Condition.CANCELLED),
+    "preemption with grace": (line(PreemptTime=BEFORE, EndTime="Unknown"), 0, Condition.PREEMPTED),
+    "preemption with grace, a little later": (line(PreemptTime=BEFORE, EndTime=NOW), 0, Condition.PREEMPTED),
+    "scancel in the grace": (line("COMPLETING", PreemptTime=BEFORE, EndTime=NOW), 0, Condition.CANCELLED),
+    "preemption by cancel": (line("COMPLETING", PreemptTime=NOW, EndTime=NOW), 0, Condition.PREEMPTED),
+    "preemption by cancel, when all has ended": (
+        line("PREEMPTED", PreemptTime=NOW, EndTime=NOW),
+        0,
+        Condition.PREEMPTED,
+    ),
+    "a lost node": (line("COMPLETING", Restarts=1), 0, Condition.REQUEUED),
+    "a lost node, without requeue": (line("COMPLETING", "NodeDown", Requeue=0), 0, Condition.NODE_LOST),
+    "a script that its signal has ended": (
+        line("COMPLETING", "JobLaunchFailure", ExitCode="0:10"),
+        0,
+        Condition.RUNNING,
+    ),
     "a script that its signal has ended, in a newer version": (
         line("COMPLETING", "RaisedSignal:10(User_defined_signal_1)"),
         0,
-        Fate.RUNNING,
+        Condition.RUNNING,
     ),
-    "a script that has ended badly, in a newer version": (line("COMPLETING", "NonZeroExitCode"), 0, Fate.OVER),
+    "a script that has ended badly, in a newer version": (line("COMPLETING", "NonZeroExitCode"), 0, Condition.OVER),
 }
 
 
 @pytest.mark.parametrize("what", FATES)
 def test_what_slurm_does_with_a_job_is_read_from_what_it_says(what: str) -> None:
-    text, restarts, fate = FATES[what]
+    text, restarts, condition = FATES[what]
     job = slurmjob.parse(text)
     assert job is not None
-    assert slurmjob.fate(job, restarts) is fate
+    assert slurmjob.condition(job, restarts) is condition
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified\n", "JobId=7 Name=x\n", "\0\n"])
@@ -86,7 +98,7 @@ def test_a_job_is_asked_about_under_a_name_that_is_its_own(env: dict[str, str], 
 OURS = {"SLURM_JOB_ID": "7"}
 
 
-def scontrol(tmp_path: Path, said: str = "", *, requeue: str = "exit 0", env: dict[str, str] = OURS) -> WayBack:
+def scontrol(tmp_path: Path, said: str = "", *, requeue: str = "exit 0", env: dict[str, str] = OURS) -> SlurmRequeue:
     """The way back in a place where scontrol says this of the job, and does that when it is to requeue it."""
     (tmp_path / "said").write_text(said or line())
     path = tmp_path / "scontrol"
@@ -95,7 +107,7 @@ def scontrol(tmp_path: Path, said: str = "", *, requeue: str = "exit 0", env: di
         f"case $1 in show) cat said;; requeue) {requeue};; esac\n"
     )
     path.chmod(0o755)
-    return WayBack({**env, "PATH": str(tmp_path)}, 10)
+    return SlurmRequeue({**env, "PATH": str(tmp_path)}, 10)
 
 
 def asked(tmp_path: Path) -> list[str]:
@@ -105,7 +117,7 @@ def asked(tmp_path: Path) -> list[str]:
 def test_a_job_goes_back_under_its_own_name(tmp_path: Path) -> None:
     element = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "1"}
     way = scontrol(tmp_path, line(Restarts=1), env=element)
-    intent = way.intend(SIGUSR1)
+    intent = way.decide(SIGUSR1)
     assert (intent.goes, intent.job) == (True, "13_1")
     assert intent.words == "job 13_1 goes back into the queue after SIGUSR1 (requeue 2 of at most 10)"
     assert way.go() is None
@@ -124,13 +136,13 @@ STAYS = {
 
 @pytest.mark.parametrize("why", STAYS)
 def test_a_job_does_not_go_back_that(why: str, tmp_path: Path) -> None:
-    intent = scontrol(tmp_path, STAYS[why]).intend(SIGTERM)
+    intent = scontrol(tmp_path, STAYS[why]).decide(SIGTERM)
     assert (intent.goes, intent.words) == (False, f"job 7 {why}")
 
 
 def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
     env = {**OURS, "SLURM_RESTART_COUNT": "10"}
-    intent = scontrol(tmp_path, line(Restarts=10), env=env).intend(SIGUSR1)
+    intent = scontrol(tmp_path, line(Restarts=10), env=env).decide(SIGUSR1)
     assert not intent.goes
     assert intent.words == (
         "job 7 has been started again 10 times, and does not go back into the queue after SIGUSR1 (--max-requeues 10)"
@@ -138,7 +150,7 @@ def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
 
 
 def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> None:
-    intent = WayBack({**OURS, "PATH": str(tmp_path)}, 10).intend(SIGUSR1)
+    intent = SlurmRequeue({**OURS, "PATH": str(tmp_path)}, 10).decide(SIGUSR1)
     assert not intent.goes
     assert intent.words == (
         "job 7 should go back into the queue after SIGUSR1, but there is no scontrol here; put this after the command in "
@@ -151,7 +163,7 @@ def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> N
 
 
 def test_outside_of_slurm_nobody_starts_the_job_again() -> None:
-    intent = WayBack({}, 10).intend(SIGUSR1)
+    intent = SlurmRequeue({}, 10).decide(SIGUSR1)
     assert not intent.goes
     assert intent.words.endswith("this is no Slurm job")
 
