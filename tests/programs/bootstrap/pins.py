@@ -40,6 +40,16 @@ torch._C._cuda_getDevice = get_device
 torch._C._cuda_setDevice = set_device
 torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = exchange_device
 torch.cuda._cudart = object()
+torch.cuda._device_count_nvml = lambda: -1  # a machine that has GPUs is not asked for them
+
+
+class Properties:
+    """What a build for CUDA reads of each device as soon as CUDA starts, to warn of one that it has no code for."""
+
+    name, major, minor = "NVIDIA H100", 9, 0
+
+
+torch.cuda._get_device_properties = lambda _: Properties
 
 
 class Generator:
