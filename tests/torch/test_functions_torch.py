@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.conftest import PATIENCE
 from tests.process.calling import Program
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -91,7 +92,7 @@ if __name__ == "__main__":
 
 def test_modules_and_results_and_what_cannot_be_sent(caller):
     pytest.importorskip("cloudpickle", reason="needs cloudpickle, of the extra `test`")
-    result = caller.run(caller.write(EVERYTHING))
+    result = caller.run(caller.write(EVERYTHING), timeout=2 * PATIENCE)  # torch is imported again and again
     found, shared, on_device, by_value, no_leaf, too_many = result.out.splitlines()
     assert found == str([([3.0, 3.0, 3.0], False, "Parameter", 450)] * 2)
     assert shared == "[[1.0, 1.0], [1.0, 1.0]] [1.0, 1.0, 0.0]"
