@@ -9,8 +9,8 @@ import os
 import selectors
 import socket
 from collections import deque
+from collections.abc import Callable
 
-from ddplaunch.agent.workers import Workers
 from ddplaunch.record import record
 
 STDOUT = b"o"
@@ -115,10 +115,10 @@ STUCK = 5.0  # seconds without progress after which whoever reads our stdout no 
 
 
 class Backpressure:
-    """Watches the outbox.
+    """Watches the output queue.
 
     Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for STUCK seconds without the
-    reader taking a byte: the workers go on, and what they write goes to the logs only, until the outbox has room.
+    reader taking a byte: the workers go on, and what they write goes to the logs only, until the queue has room.
     """
 
     def __init__(self, queue: OutputQueue, selector: selectors.BaseSelector) -> None:
@@ -130,10 +130,11 @@ class Backpressure:
         self._sent = 0
         self.deadline: float | None = None  # when to look again, CLOCK_MONOTONIC seconds
 
-    def mind(self, workers: Workers | None, logged: bool, now: float) -> bool:
-        """Adapt to how full the outbox is; say whether output is now to be dropped from view.
+    def update(self, pause: Callable[[bool], None], logged: bool, now: float) -> bool:
+        """Adapt to how full the queue is; return whether output is now to be dropped from view.
 
-        `logged` says whether all output is in logs too; if it is not, nothing is ever dropped.
+        `pause` stops the reading of the workers' pipes, or lets it go on. `logged` says whether all output is in logs too;
+        if it is not, nothing is ever dropped.
         """
         self._watch(bool(self._queue.size))
         if self._queue.size < FULL // 2:
@@ -153,8 +154,7 @@ class Backpressure:
                 self.deadline = None
             else:
                 self._expect_progress(now)
-        if workers is not None:
-            workers.pause_output(self._held)
+        pause(self._held)
         return self._muted
 
     def _expect_progress(self, now: float) -> None:

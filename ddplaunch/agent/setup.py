@@ -1,6 +1,6 @@
-"""What the agent works with: the workers' plan, the run folder, the screen and the teller.
+"""What the agent works with: the workers' plan, the run folder, their output and the reporter.
 
-It is made when the agent asks for it: with several nodes only the coordinator's word completes it.
+It is made when the agent asks for it: with several nodes the plan is complete only when they have agreed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.agent.pipes import CONTROL, STDERR, STDOUT, OutputQueue
 from ddplaunch.agent.workers import WorkerSetup
 from ddplaunch.cluster import Allocation
+from ddplaunch.coordinator.link import Generation
 from ddplaunch.devices.node import Node
 from ddplaunch.output.display import Display, Stream
 from ddplaunch.output.sinks import Output
@@ -25,9 +26,6 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams
 from ddplaunch.supervise.outcome import ClusterEnding
-
-if TYPE_CHECKING:  # one node needs none of it
-    from ddplaunch.control.messages import Begin
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -45,58 +43,57 @@ class JobInputs:
     node: Node
     draft: Plan  # complete for one node; with several, as if all were like this one
     screen: Screen
-    speaks: bool = True  # for the whole job
-    tells: bool = False  # of each worker's pid, to whoever started this agent
-    answers: bool = False  # how the job ended, to whoever called for it, in place of the user
+    reports_job: bool = True  # the whole of it, not only what happens here
+    notifies_starter: bool = False  # of each worker's pid: the command that started this agent
+    reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
 
 
 class AgentSetup:
     """Gives the agent what it works with."""
 
-    def __init__(self, setting: JobInputs) -> None:
-        self._setting = setting
+    def __init__(self, inputs: JobInputs) -> None:
+        self._inputs = inputs
+        self.draft = inputs.draft
         self.folder: RunFolder | None = None
 
-    def equip(self, begin: Begin | None, address: str | None) -> WorkerSetup:
-        """Give what the workers are started with; `begin` and `address` are what the coordinator said.
+    def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
+        """Give what workers are started with; `address` is that of this node as the others reach it.
 
         Raises:
             LaunchError: what all nodes agreed on does not fit this one.
         """
-        setting = self._setting
-        plan = setting.draft
-        if begin is not None:
+        inputs, spec = self._inputs, self._inputs.spec
+        plan = self.draft
+        if generation.agreed is not None:
             from ddplaunch.coordinator.plan import agreed_plan  # one node needs none of it
 
-            plan = agreed_plan(begin, address, setting.spec, setting.allocation, setting.node)
+            plan = agreed_plan(generation.agreed, generation.port, address, spec, inputs.allocation, inputs.node)
         if self.folder is None:
             self.make_folder(plan)
         assert self.folder is not None
-        spec = setting.spec
         return WorkerSetup(
             plan=plan,
-            env=setting.env,
+            env=inputs.env,
             folder=self.folder,
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
-            mps_control=setting.node.mps_control,
+            mps_control=inputs.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 
     def make_folder(self, plan: Plan) -> None:
         """Make the run folder."""
-        self.folder = folder_of_run(self._setting.spec, self._setting.env, plan)
+        self.folder = folder_of_run(self._inputs.spec, self._inputs.env, plan)
 
     def tidy(self) -> None:
         """Remove the oldest runs."""
         if self.folder is not None:
             self.folder.tidy()
 
-    def output(self, queue: OutputQueue, plan: Plan | None) -> Output:
-        """Give what shows and keeps the workers' output; `plan` is that of this generation, None: the draft."""
-        setting, spec = self._setting, self._setting.spec
-        plan = plan or setting.draft
+    def output(self, queue: OutputQueue, plan: Plan) -> Output:
+        """Give what shows and keeps the workers' output."""
+        inputs, spec = self._inputs, self._inputs.spec
         shown = [
             ShownWorker(
                 rank=worker.rank, local_rank=worker.local_rank, role=spec.role, streams=_shown(spec, worker.local_rank)
@@ -106,33 +103,33 @@ class AgentSetup:
         display = Display(
             mode=spec.output,
             ranks=shown,
-            colour=set(setting.screen.colour),
-            terminal=set(setting.screen.terminals),
-            template=setting.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+            colour=set(inputs.screen.colour),
+            terminal=set(inputs.screen.terminals),
+            template=inputs.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
             world_size=plan.world_size,
         )
         return Output(display, lambda stream, data: queue.put(_TAGS[stream], data))
 
     def reporter(self, queue: OutputQueue) -> Reporter:
-        """Give what tells."""
-        setting = self._setting
+        """Give what reports."""
+        inputs = self._inputs
         return Reporter(
             lambda text: queue.put(STDERR, text.encode(errors="surrogateescape")),
             time.monotonic,
-            readers=(partial(_tell, queue),) if setting.tells else (),
-            verbosity=setting.spec.verbosity,
+            readers=(partial(_notify, queue),) if inputs.notifies_starter else (),
+            verbosity=inputs.spec.verbosity,
             # what becomes an exception elsewhere has none
-            colour=Stream.ERR in setting.screen.colour and not setting.answers,
+            colour=Stream.ERR in inputs.screen.colour and not inputs.reports_to_caller,
             cwd=_cwd(),
-            origins=setting.spec.origins,
-            reports=setting.speaks,
-            answer=partial(_answer, queue) if setting.answers and setting.speaks else None,
-            last=partial(_last, queue) if setting.allocation.start else None,
-            what_ends=setting.why_ending,
+            origins=inputs.spec.origins,
+            reports_job=inputs.reports_job,
+            reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
+            write_last=partial(_send_last, queue) if inputs.allocation.start else None,
+            why_ending=inputs.why_ending,
         )
 
 
-def _tell(queue: OutputQueue, event: Event) -> None:
+def _notify(queue: OutputQueue, event: Event) -> None:
     match event.name:
         case "job_started":
             queue.put(CONTROL, b'{"type":"begun","world_size":%d}' % event.fields["world_size"])
@@ -140,13 +137,13 @@ def _tell(queue: OutputQueue, event: Event) -> None:
             queue.put(CONTROL, b'{"type":"worker","rank":%d,"pid":%d}' % (event.fields["rank"], event.fields["pid"]))
 
 
-def _last(queue: OutputQueue, text: str) -> None:
-    """Leave it to whoever started this agent to say it when nothing more comes from any host."""
-    _answer(queue, {"type": "last_words", "text": text})
+def _send_last(queue: OutputQueue, text: str) -> None:
+    """Leave it to the command that started this agent to print this when nothing more comes from any host."""
+    _send(queue, {"type": "last_words", "text": text})
 
 
-def _answer(queue: OutputQueue, what: Mapping[str, Any]) -> None:
-    """Say something in one message; of a text that is too long for it, the beginning."""
+def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
+    """Send one message; of a text that is too long for it, the beginning."""
     import json
 
     if "text" in what:

@@ -1,4 +1,4 @@
-"""The last that an agent does: it tells how the job ended and hands that over; a job may go back into the queue."""
+"""The last that an agent does: it reports how the job ended, hands its output over, and may queue the job again."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.agent.pipes import HASTE, Backpressure, OutputQueue
 from ddplaunch.agent.signals import SignalSource
-from ddplaunch.record import replace
+from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.supervise.node import State, Why
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.supervise.node import State
+from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
 
-if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.control.messages import Quit
-    from ddplaunch.supervise.outcome import Intent
-
-PASSAGE = 0.5  # seconds that the last words have to come through Slurm before the job is sent back
+OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
 
 
-class Requeue(Protocol):
-    """What asks the cluster to queue the job again; each call may take seconds."""
+if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
-    def decide(self, signum: int) -> Intent:
-        """Find out whether the job is to go back after the notice `signum`."""
+    class Requeue(Protocol):
+        """What asks the cluster to queue the job again; each call may take seconds."""
 
-    def go(self) -> str | None:
-        """Send the job back; give the reason in a sentence if that cannot be done."""
+        def decide(self, signum: int) -> Intent:
+            """Find out whether the job is to be queued again after the notice `signum`."""
+
+        def submit(self) -> str | None:
+            """Queue the job again; give the reason in a sentence if that cannot be done."""
 
 
 class Shutdown:
-    """The way out of the loop."""
+    """What follows on the loop."""
 
     def __init__(
         self,
@@ -50,26 +48,22 @@ class Shutdown:
         self._reporter = reporter
         self._requeue = requeue
 
-    def conclude(self, state: State, exits: list[WorkerExit], word: Quit | None, at: float) -> State:
-        """Tell how the job ended, unless it is to go back, and give the last state; `word` is what the coordinator said."""
-        if word is None:
-            state = replace(state, status=self._reporter.learn_the_end(state))
-        if notice := _notice(state, word):
-            self._reporter.left_after(notice)
-        if self._way(state, word) is None:
-            self._reporter.seal(state, exits, word, at)
-            self._reporter.last_words(state, exits, word, at)
-        return state
+    def conclude(self, state: State, exits: list[WorkerExit], end: JobEnd, at: float) -> None:
+        """Report how the job ended, unless it is to be queued again."""
+        if end.requeue:
+            self._reporter.left_after(end.requeue)
+        if self._own_requeue(end) is None:
+            self._reporter.write_summary(state, exits, end.why, at)
+            self._reporter.print_end(end.why, end.words)
 
-    def leave(self, state: State, exits: list[WorkerExit], word: Quit | None) -> None:
-        """Send the job back if it is to go, when all others have been told, for it ends us too; hand over what was said."""
-        if (way := self._way(state, word)) is not None:
-            notice = _notice(state, word)
-            intent, at = way.decide(notice), time.monotonic()
-            self._reporter.last_words(state, exits, word, at)
-            failed = self._go_back(way, intent, state)
-            self._reporter.left_after(notice, intent, failed)
-            self._reporter.seal(state, exits, word, at)
+    def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
+        """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""
+        if (requeue := self._own_requeue(end)) is not None:
+            decision, at = requeue.decide(end.requeue), time.monotonic()
+            self._reporter.print_end(end.why, end.words)
+            failed = self._submit(requeue, decision, state)
+            self._reporter.left_after(end.requeue, decision, failed)
+            self._reporter.write_summary(state, exits, end.why, at)
         self.hand_over(state)
 
     def hand_over(self, state: State) -> None:
@@ -80,7 +74,7 @@ class Shutdown:
             nonlocal stopped
             stopped = True
 
-        self._backpressure.mind(None, True, time.monotonic())
+        self._backpressure.update(_pause_nothing, True, time.monotonic())
         self._signals.only_stops(stop)
         while self._queue.size:
             ready = self._selector.select(HASTE if stopped else None)
@@ -89,25 +83,23 @@ class Shutdown:
             for key, _ in ready:
                 key.data()
 
-    def _way(self, state: State, word: Quit | None) -> Requeue | None:
-        """The way back into the queue, if it is to be gone from here."""
-        is_watched = word is not None and word.is_watched
-        return self._requeue if _notice(state, word) and not is_watched else None
+    def _own_requeue(self, end: JobEnd) -> Requeue | None:
+        """What queues the job again, if it is to be done from here."""
+        return self._requeue if end.requeue and not end.is_watched else None
 
-    def _go_back(self, way: Requeue, intent: Intent, state: State) -> str | None:
-        """Send the job back, if it is to go, which ends us too; give the reason if that cannot be done."""
-        self._reporter.say(intent.words)
-        if not intent.goes:
+    def _submit(self, requeue: Requeue, decision: Intent, state: State) -> str | None:
+        """Queue the job again, if that was decided, which ends us too; give the reason if that cannot be done."""
+        self._reporter.print(decision.words)
+        if not decision.goes:
             return None
         self.hand_over(state)
-        # srun drops what it has not read when its step ends, and nobody says when it has
-        self._signals.wait(PASSAGE)
-        failed = way.go()
+        # srun drops what it has not read when its step ends, and there is no sign of when it has
+        self._signals.wait(OUTPUT_DELAY)
+        failed = requeue.submit()
         if failed is not None:
-            self._reporter.say(failed)
+            self._reporter.print(failed)
         return failed
 
 
-def _notice(state: State, word: Quit | None) -> int:
-    """The notice after which the job should go back into the queue, 0 if it should not."""
-    return state.requeue if word is None else word.requeue
+def _pause_nothing(_paused: bool) -> None:
+    """There are no workers any more."""

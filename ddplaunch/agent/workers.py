@@ -1,4 +1,4 @@
-"""The workers of this node in one generation: starts them, reads them, signals them, buries them. Decides nothing."""
+"""The workers of this node in one generation: starts them, reads them, signals them, reaps them. Decides nothing."""
 
 from __future__ import annotations
 
@@ -91,8 +91,13 @@ class Workers:
                     output.duplicate(headers, stream, needles, path)
 
     @property
+    def host(self) -> str:
+        """The name of this node."""
+        return self._setup.plan.workers[0].host
+
+    @property
     def pids(self) -> frozenset[int]:
-        """The processes of all workers, dead ones included until they are buried."""
+        """The processes of all workers, dead ones included until they are reaped."""
         return frozenset(worker.pid for worker in self._running.values())
 
     def start(self, rank: int) -> int:
@@ -244,10 +249,10 @@ class Workers:
             if rank in self._running:
                 self._running[rank].end(signum, at)
 
-    def freeze(self, frozen: bool) -> None:
+    def suspend(self, suspended: bool) -> None:
         """SIGSTOP or SIGCONT every group."""
         for worker in self._running.values():
-            worker.signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+            worker.signal(signal.SIGSTOP if suspended else signal.SIGCONT)
 
     @property
     def has_stopped(self) -> bool:
@@ -262,7 +267,7 @@ class Workers:
             self._mps.quit()
 
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
-        """Let go of everything that this generation held; give the ends with what each worker has used."""
+        """Release everything that this generation held; give the ends with what each worker has used."""
         ends = {exit.rank: exit for exit in exits}
         for rank, pumps in self._pumps.items():
             for stream, pump in pumps.items():

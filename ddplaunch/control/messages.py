@@ -72,8 +72,10 @@ class Noticed(Struct, frozen=True, tag="noticed"):
     signum: Annotated[int, Meta(ge=1, le=64)]
 
 
-class Killing(Struct, frozen=True, tag="killing"):
-    """An agent to the coordinator: whoever stops the job does not want to wait."""
+class Escalate(Struct, frozen=True, tag="escalate"):
+    """An agent to the coordinator: the user who stops the job does not want to wait."""
+
+    signum: Annotated[int, Meta(ge=1, le=64)]
 
 
 class Watch(Struct, frozen=True, tag="watch"):
@@ -150,6 +152,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     generation: Number
     exits: tuple[Exit, ...]
     start_failure: StartFailure | None
+    left: Annotated[tuple[Line, ...], Meta(max_length=100)]  # processes that could not be ended
     oom_kills: Number  # while the job ran
     shm: tuple[int, int] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: Line | None
@@ -178,7 +181,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Noticed | Killing | Forward | Ended | Pong
+ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Forward | Ended | Pong
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ping
 
 Malformed = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what the two decoders raise

@@ -39,8 +39,8 @@ class Connections:
         self._said = said
         self._gone = gone
         self._clock = clock
-        self._silence = terms.silence
-        self._beat = min(1.0, terms.silence / 4)
+        self._heartbeat_timeout = terms.heartbeat_timeout
+        self._beat = min(1.0, terms.heartbeat_timeout / 4)
         self._beat_at: float | None = None
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
@@ -51,9 +51,9 @@ class Connections:
             ports=terms.ports,
             opened=self._opened,
             refused=refused,
-            user_timeout=2 * terms.silence,  # whether a peer is lost is ours to say
+            user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is ours to say
             backlog=4096,
-            most_half_open=max(64, 2 * terms.policy.most),
+            most_half_open=max(64, 2 * terms.max_nodes),
             clock=clock,
         )
         self.port = self._listener.port
@@ -159,11 +159,11 @@ class Connections:
         What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
         """
         self._beat_at = now + self._beat if self._connections else None
-        most = self._silence / self._beat
+        most = self._heartbeat_timeout / self._beat
         ping = messages.encode(messages.Ping(now))
         for id, connection in list(self._connections.items()):
             if connection.heartbeat.unanswered >= most:
-                self.expel(id, f"silent for {self._silence:g} s")
+                self.expel(id, f"silent for {self._heartbeat_timeout:g} s")
             else:
                 connection.heartbeat.asked()
                 connection.peer.send(ping)

@@ -1,259 +1,203 @@
-"""What the agent of node 0 is besides: the place where all agents meet. `coordinate` decides, this carries it out."""
+"""What the agent of node 0 is besides: `supervise.job` decides for all nodes, and this carries it out.
+
+It knows its own agent; the others, if there are any, are reached through `agents`.
+"""
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Sequence
 from signal import SIGTERM
+from typing import TYPE_CHECKING
 
-from ddplaunch.control import messages
-from ddplaunch.coordinator.connections import Connections
-from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
-from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.terms import Terms
-from ddplaunch.coordinator.wire import readable, received
+from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import USAGE
 from ddplaunch.net.port import Reservation, reserve
+from ddplaunch.plan import Plan
+from ddplaunch.plan.ranks import ranks_of
+from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
-from ddplaunch.supervise import job
+from ddplaunch.spec import JobSpec
+from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
-from ddplaunch.supervise.job.seating import why_refused
 from ddplaunch.supervise.outcome import Traces
 
+if TYPE_CHECKING:  # one node needs none of it
+    from ddplaunch.coordinator.agents import Agents
+
+QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
     "hint: is ddplaunch running there, with the same address and token? `--rdzv-timeout` says how long to wait"
 )
-FAREWELL = 2.0  # seconds that agents get to take note of the end
-
-
-_NOBODY = -1  # no member's id
 
 
 class Coordinator:
-    """The agents' meeting place, and the way to each of them."""
+    """The job's state, and what its decisions come to."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        reporter: JobReporter,
-        selector: selectors.BaseSelector,
-        clock: Callable[[], float],
-    ) -> None:
-        self._terms = terms
+    def __init__(self, policy: job.Policy, draft: Plan, reporter: JobReporter, clock: Callable[[], float]) -> None:
+        self._draft = draft
         self._reporter = reporter
         self._clock = clock
-        self._state, _ = job.begin(terms.policy, clock())
+        self._state, _ = job.begin(policy, clock())
         self._own: Link | None = None
-        self._hellos: dict[int, messages.Hello] = {}
-        self._watchers: set[int] = set()
-        self._at_the_door: dict[int, Member] = {}
+        self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._reservation: Reservation | None = None
         self._over_at: float | None = None
-        self._last_word: messages.Quit | None = None
-        self._connections = Connections(
-            terms, selector, said=self._said, gone=self._gone, refused=self._refused, clock=clock
-        )
-        self.port = self._connections.port
 
-    def join(self, link: Link, hello: messages.Hello) -> None:
-        """Take the coordinator's own agent as a member."""
-        self._own = link
-        self._hellos[OWN] = hello
-        self._feed(job.Joined(member_of(OWN, hello), self._clock()))
+    def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
+        """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
+        self._own, self._agents = link, agents
+        self.feed(job.Joined(member, self._clock()))
 
-    def expect_one_fewer(self) -> None:
-        """Wait for one node less."""
-        self._feed(job.OneFewer(self._clock()))
+    @property
+    def state(self) -> job.State:
+        """How far the job has come."""
+        return self._state
 
     # --- what comes in
 
-    def _refused(self, address: str, reason: str) -> None:
-        self._reporter.say(f"refused a connection from {address}: {reason}")
-
-    def _said(self, id: int, message: messages.ToCoordinator) -> None:
-        match message:
-            case _ if id in self._watchers:
-                self._watcher_spoke(message)
-            case messages.Hello() if id not in self._hellos:
-                self._hellos[id] = message = readable(message)
-                self._welcome(member_of(id, message))
-            case messages.Watch() if id not in self._hellos:
-                self._watchers.add(id)
-                if self._last_word is not None:
-                    self._tell((id,), self._last_word)
-            case messages.Hello() | messages.Watch():
-                self._connections.expel(id, "said hello twice")
-            case _ if id not in self._hellos:
-                self._connections.expel(id, "did not say hello first")
-            case _:
-                self.hear(id, message)
-
-    def _welcome(self, member: Member) -> None:
-        """Take a member; where its place is taken only after all others have answered once more.
-
-        A host may be back after a power cut, or a pod started anew, before it was missed.
-        """
-        if why_refused(self._state, member) is None:
-            self._feed(job.Joined(member, self._clock()))
-        else:
-            self._at_the_door[member.id] = member
-            self._connections.ask_all()
-
-    def _let_in(self) -> None:
-        """Take, or refuse, whoever waits at the door, as far as that is clear."""
-        for id, member in list(self._at_the_door.items()):
-            if why_refused(self._state, member) is None or self._connections.all_answer:
-                del self._at_the_door[id]
-                self._feed(job.Joined(member, self._clock()))
-
-    def _watcher_spoke(self, message: messages.ToCoordinator) -> None:
-        now = self._clock()
-        match message:
-            case messages.Stopping(why, signum):
-                self._feed(job.JobStopping(_WHYS.get(why, job.Why.SIGNALLED), signum, now))
-            case messages.Killing():
-                self._feed(job.NodeKilling(_NOBODY, now))
-            case messages.Forward():
-                self._tell(list(self._hellos), message)
-
-    def hear(self, id: int, message: messages.ToCoordinator) -> None:
-        """Take what a member says; who was refused, or is at the door yet, has nothing to say."""
-        if id not in self._state.members:
-            return
-        now = self._clock()
-        match message:
-            case messages.Stopping(why, signum):
-                self._feed(job.NodeStopping(id, _WHYS.get(why, job.Why.FAILED), signum, now))
-            case messages.Noticed(signum):
-                self._feed(job.NodeNoticed(id, signum))
-            case messages.Killing():
-                self._feed(job.NodeKilling(id, now))
-            case messages.Ended(generation) if generation == self._state.generation:
-                host = self._hellos[id].seat.host
-                offset = self._connections.offset(id)
-                traces = Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder)
-                self._traces.update(dict.fromkeys((end.rank for end in message.exits), traces))
-                failed = message.start_failure
-                start_failure = job.StartFailed(failed.rank, host, failed.reason, failed.status) if failed else None
-                self._feed(job.NodeEnded(id, received(message.exits, host, offset), start_failure, now))
-
-    def _gone(self, id: int, reason: str) -> None:
-        self._hellos.pop(id, None)
-        self._at_the_door.pop(id, None)
-        if self._over_at is not None:
-            return  # they go as they were told to
-        if id in self._watchers:
-            self._watchers.discard(id)
-            self._feed(job.JobStopping(job.Why.FRONT_LOST, 0, self._clock()))
-        else:
-            self._feed(job.Left(id, reason, self._clock()))
-
-    # --- time
-
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        deadlines = (self._state.deadline, self._connections.deadline, self._over_at)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        self._connections.expire(now)
-        if self._at_the_door:
-            self._let_in()
-        if self._state.deadline is not None and now >= self._state.deadline:
-            self._feed(job.DeadlineReached(now))
-
-    # --- decisions
-
-    def _feed(self, event: job.Event) -> None:
-        self._reporter.heard(event, self._state)
+    def feed(self, event: job.Event) -> None:
+        """Take an event, and carry out what follows from it."""
+        self._reporter.on_event(event, self._state)
         self._state, actions = job.step(self._state, event)
         for action in actions:
             self._do(action)
 
+    def take(self, id: int, report: Report) -> None:
+        """Take what an agent reports, unless it was refused or is not a member yet."""
+        if id not in self._state.members:
+            return
+        now = self._clock()
+        match report:
+            case node.ReportStopping(why, signum):
+                self.feed(job.NodeStopping(id, why, signum, now))
+            case node.ReportNotice(signum):
+                self.feed(job.NodeNoticed(id, signum))
+            case node.Escalate(signum):
+                self.feed(job.NodeEscalated(id, signum, now))
+            case node.Suspend():
+                self.feed(job.JobSuspended(now))
+            case node.Resume():
+                self.feed(job.JobResumed(now))
+            case NodeEnd(generation) if generation == self._state.generation:
+                self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
+                self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
+            case ForwardToAll(signum):
+                self.forward(signum)
+
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to the workers of all nodes."""
+        self._order(list(self._state.members), node.SignalReceived(signum, self._clock(), escalates=False))
+
+    def expect_one_fewer(self) -> None:
+        """Wait for one node less: the command that starts the agents has given it up."""
+        self.feed(job.NodeGivenUp(self._clock()))
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        others = self._agents.deadline if self._agents is not None else None
+        deadlines = (self._state.deadline, others, self._over_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def expire(self, now: float) -> None:
+        """Do what the time asks for."""
+        if self._agents is not None:
+            self._agents.expire(now)
+        if self._state.deadline is not None and now >= self._state.deadline:
+            self.feed(job.DeadlineReached(now))
+
+    # --- what follows
+
     def _do(self, action: job.Action) -> None:
         match action:
-            case job.Begin(generation, order, restarts):
-                self._begin(generation, order, restarts)
-            case job.Stop(ids, signum):
-                self._tell(ids, messages.Stop(signum))
-            case job.Kill(ids):
-                self._tell(ids, messages.Kill())
-            case job.Refuse(id, reason, status):
+            case job.BeginGeneration(number, order, restarts):
+                self._begin(number, order, restarts)
+            case job.StopNodes(ids, signum):
+                self._order(ids, node.StopOrdered(signum, self._clock()))
+            case job.KillNodes(ids):
+                self._order(ids, node.KillOrdered(self._clock()))
+            case job.Refuse(id, reason, status) if self._agents is not None:
                 words = f"error: the coordinator refused this node: {reason}\n" if reason else ""
-                self._tell((id,), messages.Quit(status, "refused", words))
+                self._order((id,), JobEnd(status=status, why="refused", words=words))
                 if reason:
-                    self._reporter.say(f"refused {self._hellos[id].seat.host}: {reason}")
-            case job.Drop(id):
-                self._connections.drop(id)
-            case job.Report(wait):
+                    self._reporter.print(f"refused {self._agents.host_of(id)}: {reason}")
+            case job.Drop(id) if self._agents is not None:
+                self._agents.drop(id)
+            case job.ReportFailure(wait):
                 self._reporter.failed(self._state, self._traces, wait)
             case job.Say(text):
-                self._reporter.say(text)
-            case job.Dismiss(status, error, requeue):
-                self._dismiss(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
+                self._reporter.print(text)
+            case job.EndJob(status, error, requeue):
+                self._end(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
 
-    def _begin(self, generation: int, order: Sequence[int], restarts: int) -> None:
+    def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         self._traces = {}
-        self._release()
         try:
-            self._reservation = reserve(self._terms.port)
+            port = self._reserve()
         except LaunchError as error:
-            self._dismiss(USAGE, error.render())
+            self._end(USAGE, error.render())
             return
-        hellos = [self._hellos[id] for id in order]
-        backend, reason = common_backend(hellos)
-        seats = tuple(hello.seat for hello in hellos)
+        agreed = self._agents.agree(order) if self._agents is not None else None
         for place, id in reversed(list(enumerate(order))):  # its own agent, which is busy when it starts, last
-            begin = messages.Begin(
-                generation=generation,
-                place=place,
-                seats=seats,
-                run_id=self._terms.run_id,
-                address=self._terms.address or reached_as(hellos[1:] or hellos),
-                port=self._reservation.port,
-                backend=backend,
-                backend_reason=reason,
+            generation = Generation(
+                number=number,
                 restarts=restarts,
+                port=port,
+                ranks=self._draft.ranks if agreed is None else frozenset(ranks_of(agreed.seats, place)),
+                alone=len(order) == 1,
+                agreed=None if agreed is None else replace(agreed, place=place),
             )
-            self._tell((id,), begin)
+            self._order((id,), generation)
 
-    def _dismiss(self, status: int, error: str, requeue: int = 0) -> None:
+    def _reserve(self) -> int:
+        """Reserve MASTER_PORT where rank 0 is; nodes that do not talk were given it."""
+        self._release()
+        if self._agents is None and 0 not in self._draft.ranks:
+            return self._draft.master_port or 0
+        self._reservation = reserve(self._draft.master_port or 0)
+        return self._reservation.port
+
+    def _end(self, status: int, error: str, requeue: int = 0) -> None:
         words, outcome = self._reporter.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)
-        self._over_at = self._clock() + FAREWELL
-        is_watched = bool(self._watchers) and not _ends_watchers(requeue)
-        self._last_word = messages.Quit(status, why, words, requeue, is_watched)
-        self._tell(list(self._connections.ids), self._last_word)  # also to who has come too late to say what it is
+        self._over_at = self._clock() + QUIT_TIMEOUT
+        end = JobEnd(status=status, why=why, requeue=requeue)
+        if self._agents is not None:
+            is_watched = self._agents.are_watched and not _ends_watchers(requeue)
+            end = replace(end, is_watched=is_watched)
+            self._agents.end(replace(end, words=words))
         assert self._own is not None
-        self._own.take(messages.Quit(status, why, "", requeue, is_watched))
+        self._own.take(end)
 
-    # --- what goes out
-
-    def _tell(self, ids: Sequence[int], message: messages.ToAgent) -> None:
-        payload = messages.encode(message)
-        for id in ids:
-            if id == OWN:
-                assert self._own is not None
-                self._own.take(message)
-            else:
-                self._connections.send(id, payload)
+    def _order(self, ids: Sequence[int], order: Order) -> None:
+        others = [id for id in ids if id != OWN]
+        if self._agents is not None and others:
+            self._agents.send(others, order)
+        if len(others) < len(ids):
+            assert self._own is not None
+            self._own.take(order)
 
     # --- facts
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self._over_at is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        return self._over_at is not None and (not self._connections.ids or self._clock() >= self._over_at)
+        if self._over_at is None:
+            return False
+        return self._agents is None or not self._agents.ids or self._clock() >= self._over_at
 
     @property
     def reached_at(self) -> str | None:
         """The address of this node that most of the others reach."""
-        return self._connections.reached_at
+        return self._agents.reached_at if self._agents is not None else None
 
     def _release(self) -> None:
         if self._reservation is not None:
@@ -263,15 +207,21 @@ class Coordinator:
     def close(self) -> None:
         """Let go of all that is open."""
         self._release()
-        self._connections.close()
+        if self._agents is not None:
+            self._agents.close()
 
 
-_WHYS = {
-    "FAILED": job.Why.FAILED,
-    "SIGNALLED": job.Why.SIGNALLED,
-    "TIMED_OUT": job.Why.TIMED_OUT,
-    "FRONT_LOST": job.Why.FRONT_LOST,
-}
+def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
+    """Give what the user decided about the job as a whole."""
+    return job.Policy(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_timeout=spec.rdzv_timeout,
+        last_call=spec.last_call,
+        timeout=spec.timeout if spec.debug_rank is None else None,  # the user of a debugger has all the time
+        notices=frozenset(spec.requeue_on),
+    )
 
 
 def _ends_watchers(notice: int) -> bool:

@@ -1,4 +1,4 @@
-"""From what was asked to the agent's way to the others: who is the coordinator, what the key is, what is said first."""
+"""From what was asked to the agent's link: who is the coordinator, what the key is, what the first message says."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from platform import python_version
+from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
 from ddplaunch.cluster import Allocation, Meeting
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
 from ddplaunch.control.handshake import Key, key
-from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import LinkHandler, Nodes
+from ddplaunch.coordinator.agents import Agents
+from ddplaunch.coordinator.coordinator import Coordinator, job_policy
+from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.local_link import LocalLink
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.coordinator.terms import Terms
@@ -30,12 +32,15 @@ from ddplaunch.record import record, replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
-from ddplaunch.supervise import job as coordinate
+from ddplaunch.supervise import job
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import LinkHandler
 
 
 @record(kw_only=True)
 class JoinRequest:
-    """How this agent comes to the others."""
+    """All that this agent needs to find the others."""
 
     spec: JobSpec
     allocation: Allocation
@@ -45,7 +50,7 @@ class JoinRequest:
     facts: messages.NodeFacts
 
 
-def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
+def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
     """Settle how this agent finds the others; may look a name up.
 
     Raises:
@@ -55,7 +60,7 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     assert meeting is not None
     # without a token this is all that tells a job from another that meets on the same host; agents that we start have one
     port = "" if allocation.start else str(meeting.ports[0])
-    job = "\0".join((allocation.identity, spec.rdzv_id or "", port))
+    name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
     if meeting.coordinator is None and not _is_here(meeting.addresses[0]):
         meeting = replace(meeting, coordinator=False)
     return JoinRequest(
@@ -63,7 +68,7 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
         allocation=allocation,
         draft=draft,
         meeting=meeting,
-        key=key(token.find(spec, env), job),
+        key=key(token.find(spec, env), name),
         facts=messages.NodeFacts(
             ddplaunch=__version__,
             python=python_version(),
@@ -74,61 +79,67 @@ def way(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, st
     )
 
 
-def join(way: JoinRequest, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector) -> Nodes:
-    """Make the agent's way to the others, in its loop.
+def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector) -> Link:
+    """Give the agent's link to the coordinator, which may be here.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is what this one should be.
     """
-    coordinator = _coordinator(way, _reporter(way, reporter), selector)
-    if coordinator is not None:
-        handler.listening(coordinator.port)
+    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), time.monotonic)
+    agents = _listen(request, coordinator, reporter, selector)
+    if agents is not None:
+        handler.listening(agents.port)
         own = LocalLink(handler, coordinator, time.monotonic)
-        coordinator.join(own, _hello(way, way.meeting.addresses[0]))
-        return Nodes(own)
+        coordinator.join(own, agents.join(_hello(request, request.meeting.addresses[0])), agents)
+        return own
     link = RemoteLink(
         handler,
         selector,
-        key=way.key,
-        hello=partial(_hello, way),
-        source=way.meeting.source,
-        silence=way.spec.heartbeat_timeout,
-        patience=way.spec.rdzv_timeout,
+        key=request.key,
+        hello=partial(_hello, request),
+        source=request.meeting.source,
+        heartbeat_timeout=request.spec.heartbeat_timeout,
+        rdzv_timeout=request.spec.rdzv_timeout,
         clock=time.monotonic,
     )
-    link.aim(way.meeting.addresses, way.meeting.ports)
-    return Nodes(link)
+    link.aim(request.meeting.addresses, request.meeting.ports)
+    return link
 
 
-def _coordinator(way: JoinRequest, reporter: JobReporter, selector: selectors.BaseSelector) -> Coordinator | None:
-    """Be the coordinator, if that is this agent, or if it is the first of the job on the host where all meet.
+def _listen(
+    request: JoinRequest, coordinator: Coordinator, reporter: Reporter, selector: selectors.BaseSelector
+) -> Agents | None:
+    """Listen for the other agents, if this is the coordinator's place, or the first of the job where all meet.
 
-    A port is tried by listening there: whoever only looked whether it is free would keep it from others meanwhile.
+    A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
 
     Raises:
         LaunchError: no port is free, or another agent of the job listens already where this one should.
     """
-    ports, key = way.meeting.ports, way.key
-    if way.meeting.coordinator:
-        coordinator = Coordinator(_terms(way, ports), reporter, selector, time.monotonic)
-        before = ports[: ports.index(coordinator.port)] if coordinator.port in ports else ()
-        if before and answers(key, [_target(way.meeting, port) for port in before]):
-            coordinator.close()
+    meeting = request.meeting
+    ports, key = meeting.ports, request.key
+
+    def listen(ports: Sequence[int]) -> Agents:
+        return Agents(_terms(request, ports), coordinator, reporter.print, selector, time.monotonic)
+
+    if meeting.coordinator:
+        agents = listen(ports)
+        before = ports[: ports.index(agents.port)] if agents.port in ports else ()
+        if before and answers(key, [_target(meeting, port) for port in before]):
+            agents.close()
             raise LaunchError(
                 "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
                 hint="give each node a rank of its own with --node-rank",
             )
-        return coordinator
-    if way.meeting.coordinator is False:
+        return agents
+    if meeting.coordinator is False:
         return None
     for port in ports:
         with suppress(LaunchError):
-            return Coordinator(_terms(way, (port,)), reporter, selector, time.monotonic)
-        if answers(key, [_target(way.meeting, port)]):
+            return listen((port,))
+        if answers(key, [_target(meeting, port)]):
             return None
-    return Coordinator(
-        _terms(way, ports), reporter, selector, time.monotonic
-    )  # or the error says which ports are taken
+    return listen(ports)  # or the error says which ports are taken
 
 
 def _target(meeting: Meeting, port: int) -> Target:
@@ -137,43 +148,38 @@ def _target(meeting: Meeting, port: int) -> Target:
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
 
 
-def _reporter(way: JoinRequest, reporter: Reporter) -> JobReporter:
-    return JobReporter(reporter, timeout=way.spec.timeout, max_restarts=way.spec.max_restarts)
-
-
-def _terms(way: JoinRequest, ports: Sequence[int]) -> Terms:
-    spec, allocation = way.spec, way.allocation
-    least, most = (allocation.task.world_size,) * 2 if allocation.task is not None else allocation.nnodes
-    return Terms(
-        policy=coordinate.Policy(
-            least=least,
-            most=most,
-            max_restarts=spec.max_restarts,
-            meeting_time=spec.rdzv_timeout,
-            last_call=spec.last_call,
-            replaceable=not allocation.start,
-            notices=frozenset(spec.requeue_on),
-            names=allocation.hosts if len(allocation.hosts) == most else (),
-        ),
-        run_id=way.draft.run_id,
-        address=allocation.address or spec.local_addr,
-        port=allocation.port or 0,
-        key=way.key,
-        listen=way.meeting.listen,
-        ports=ports,
-        silence=spec.heartbeat_timeout,
+def _policy(request: JoinRequest) -> job.Policy:
+    allocation = request.allocation
+    task = allocation.task
+    min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
+    return replace(
+        job_policy(request.spec, min_nodes, max_nodes),
+        replaceable=not allocation.start,
+        names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
     )
 
 
-def _hello(way: JoinRequest, reached: str) -> messages.Hello:
-    task = way.allocation.task
+def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
+    return Terms(
+        max_nodes=_policy(request).max_nodes,
+        run_id=request.draft.run_id,
+        address=request.allocation.address or request.spec.local_addr,
+        key=request.key,
+        listen=request.meeting.listen,
+        ports=ports,
+        heartbeat_timeout=request.spec.heartbeat_timeout,
+    )
+
+
+def _hello(request: JoinRequest, reached: str) -> messages.Hello:
+    task = request.allocation.task
     return messages.Hello(
-        place=way.allocation.node_rank if task is None else task.rank,
-        seat=messages.Seat(_host(way.allocation), len(way.draft.workers)),
-        backend=way.draft.backend,
-        backend_reason=way.draft.reasons["backend"],
+        place=request.allocation.node_rank if task is None else task.rank,
+        seat=messages.Seat(_host(request.allocation), len(request.draft.workers)),
+        backend=request.draft.backend,
+        backend_reason=request.draft.reasons["backend"],
         reached=reached,
-        facts=way.facts,
+        facts=request.facts,
     )
 
 
@@ -201,5 +207,5 @@ def _digest(spec: JobSpec) -> str:
 
 
 def _nnodes(spec: JobSpec) -> str:
-    least, most = spec.nnodes
-    return str(least) if least == most else f"{least}:{most}"
+    low, high = spec.nnodes
+    return str(low) if low == high else f"{low}:{high}"

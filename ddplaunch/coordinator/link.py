@@ -1,36 +1,87 @@
-"""An agent's way to the coordinator: what comes from there becomes events, what is to go there becomes messages."""
+"""An agent's link to the coordinator: reports go there, orders come from there. Pure values; a network is known to others."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from ddplaunch.control import messages
-from ddplaunch.control.messages import Ended, Killing, Noticed, StartFailure, Stopping
-from ddplaunch.coordinator import wire
-from ddplaunch.record import replace
+from ddplaunch.plan import Agreed
+from ddplaunch.record import record
 from ddplaunch.supervise import node
-from ddplaunch.supervise.outcome import Traces, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
+
+# --- orders: what the coordinator sends an agent
 
 
-class LinkHandler(Protocol):
-    """Whom a link tells what the coordinator says: the agent."""
+@record(kw_only=True)
+class Generation:
+    """One start of all workers, as the coordinator has laid it down for a node."""
 
-    def feed(self, event: node.Event) -> None:
-        """Take an event."""
+    number: int
+    restarts: int  # how many of --max-restarts are used
+    port: int  # MASTER_PORT
+    ranks: frozenset[int]  # of the workers of this node
+    alone: bool  # no other node takes part
+    agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
 
-    def say(self, text: str) -> None:
-        """Tell the user."""
 
-    def listening(self, port: int) -> None:
-        """Take note that the coordinator of the job is here, and listens."""
+@record
+class JobEnd:
+    """How the job has ended, at least for this node."""
 
-    def begun(self, begin: messages.Begin, address: str | None) -> None:
-        """Take the coordinator's word to start, and the address of this node that the others reach."""
+    status: int
+    why: str  # as in `summary.json`
+    words: str = ""  # for people; "" if there is nothing to say
+    requeue: int = 0  # the notice after which the job should go back into the queue
+    is_watched: bool = False  # a command that has started the agents is there and sees to that, not node 0
 
-    def dismissed(self, message: messages.Quit) -> None:
-        """Take the coordinator's word to end."""
+
+Order = Generation | JobEnd | node.StopOrdered | node.KillOrdered | node.SignalReceived
+
+# --- reports: what an agent sends the coordinator
+
+
+@record
+class NodeEnd:
+    """Nothing of a generation is left on this node."""
+
+    generation: int
+    exits: tuple[WorkerExit, ...]
+    start_failure: StartFailure | None
+    left: tuple[str, ...]  # processes that could not be ended, each as in a sentence
+    traces: Traces
+
+
+@record
+class ForwardToAll:
+    """From a command that has started the agents: pass this signal on to the workers of all nodes."""
+
+    signum: int
+
+
+Report = node.ReportStopping | node.ReportNotice | node.Escalate | node.Suspend | node.Resume | NodeEnd | ForwardToAll
+
+
+if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
+
+    class LinkHandler(Protocol):
+        """What a link hands to its owner, an agent or a command that has started agents."""
+
+        def feed(self, event: node.Event) -> None:
+            """Take an event."""
+
+        def say(self, text: str) -> None:
+            """Tell the user."""
+
+        def listening(self, port: int) -> None:
+            """Take note that the coordinator of the job is here, and listens."""
+
+        def begin(self, generation: Generation, address: str | None) -> None:
+            """Start the workers; `address` is that of this node as the others reach it."""
+
+        def end(self, end: JobEnd) -> None:
+            """Stop the workers, if there are any, and end."""
 
 
 class Link(ABC):
@@ -39,11 +90,11 @@ class Link(ABC):
     def __init__(self, handler: LinkHandler, clock: Callable[[], float]) -> None:
         self._handler = handler
         self._clock = clock
-        self._dismissed = False
+        self._has_ended = False
 
     @abstractmethod
-    def send(self, message: messages.ToCoordinator) -> None:
-        """Tell the coordinator, as far as it can be told."""
+    def send(self, report: Report) -> None:
+        """Report to the coordinator, as far as it is reached."""
 
     @property
     @abstractmethod
@@ -61,8 +112,8 @@ class Link(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody expects anything of this node any more."""
-        return self._dismissed
+        """Whether nothing more is expected of this node."""
+        return self._has_ended
 
     @abstractmethod
     def expect_one_fewer(self) -> None:
@@ -70,7 +121,7 @@ class Link(ABC):
 
     def leave(self) -> None:
         """Wait for the coordinator no longer."""
-        self._dismissed = True
+        self._has_ended = True
 
     @property
     def pids(self) -> frozenset[int]:
@@ -81,97 +132,14 @@ class Link(ABC):
     def close(self) -> None:
         """Let go of all that is open."""
 
-    def take(self, message: messages.ToAgent) -> None:
-        """Do what the coordinator says."""
-        now = self._clock()
-        match message:
-            case messages.Ping(sent):
-                self.send(messages.Pong(sent, now))
-            case messages.Begin():
-                self._handler.begun(message, self.address)
-            case messages.Stop(signum):
-                self._handler.feed(node.ToldToStop(signum, now))
-            case messages.Kill():
-                self._handler.feed(node.ToldToKill(now))
-            case messages.Forward(signum):
-                self._handler.feed(node.SignalReceived(signum, now, escalates=False))
-            case messages.Quit():
-                self._dismiss(message)
-
-    def _dismiss(self, message: messages.Quit) -> None:
-        if not self._dismissed:
-            self._dismissed = True
-            self._handler.dismissed(message)
-
-
-_REASON = 1000  # characters, as control/messages.py allows
-
-
-class Nodes:
-    """The agent's view of the other nodes."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    # --- what is told
-
-    def announce(self, why: node.Why, signum: int) -> None:
-        """Say that this node's workers are being stopped."""
-        self._link.send(Stopping(why.name, signum))
-
-    def notice(self, signum: int) -> None:
-        """Say that the end was announced here."""
-        self._link.send(Noticed(signum))
-
-    def hurry(self) -> None:
-        """Say that nobody wants to wait for the stop."""
-        self._link.send(Killing())
-
-    def report(self, state: node.State, exits: Sequence[WorkerExit], traces: Traces) -> None:
-        """Say how the workers of this node ended, after the last of them has."""
-        raised = dict(state.raised)
-        complete = [replace(end, error=end.error or raised.get(end.rank)) for end in exits]
-        failed = state.start_failure
-        self._link.send(
-            Ended(
-                generation=state.generation,
-                exits=wire.sent(complete),
-                start_failure=StartFailure(failed.rank, failed.reason[:_REASON], failed.status) if failed else None,
-                oom_kills=traces.oom_kills,
-                shm=traces.shm,
-                log_folder=traces.log_folder,
-            )
-        )
-
-    def leave(self) -> None:
-        """Wait for the coordinator no longer."""
-        self._link.leave()
-
-    def expect_one_fewer(self) -> None:
-        """Wait for one node less: whoever started the agents has given it up."""
-        self._link.expect_one_fewer()
-
-    # --- the loop
-
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return self._link.deadline
-
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        self._link.expire(now)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody expects anything of this node any more."""
-        return self._link.is_over
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """Our own children that are no workers."""
-        return self._link.pids
-
-    def close(self) -> None:
-        """Let go of all that is open."""
-        self._link.close()
+    def take(self, order: Order) -> None:
+        """Hand an order of the coordinator to the owner of this link."""
+        match order:
+            case Generation():
+                self._handler.begin(order, self.address)
+            case JobEnd():
+                if not self._has_ended:
+                    self._has_ended = True
+                    self._handler.end(order)
+            case _:
+                self._handler.feed(order)

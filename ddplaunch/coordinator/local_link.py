@@ -1,13 +1,22 @@
-"""The link of the coordinator's own agent: messages need no network."""
+"""The link of the coordinator's own agent, in one process with it; a job of one node has no other."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from selectors import BaseSelector
+from typing import TYPE_CHECKING
 
-from ddplaunch.control import messages
-from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Link, LinkHandler
-from ddplaunch.supervise.job import OWN
+from ddplaunch.coordinator.coordinator import Coordinator, job_policy
+from ddplaunch.coordinator.link import Link, Report
+from ddplaunch.plan import Plan
+from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.report.reporter import Reporter
+from ddplaunch.spec import JobSpec
+from ddplaunch.supervise.job import OWN, Member
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import LinkHandler
 
 
 class LocalLink(Link):
@@ -17,9 +26,9 @@ class LocalLink(Link):
         super().__init__(handler, clock)
         self._coordinator = coordinator
 
-    def send(self, message: messages.ToCoordinator) -> None:
-        """Tell the coordinator."""
-        self._coordinator.hear(OWN, message)
+    def send(self, report: Report) -> None:
+        """Report to the coordinator."""
+        self._coordinator.take(OWN, report)
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
@@ -47,3 +56,13 @@ class LocalLink(Link):
     def close(self) -> None:
         """Close the coordinator."""
         self._coordinator.close()
+
+
+def coordinate_alone(
+    spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, _selector: BaseSelector
+) -> Link:
+    """Be the coordinator of a job of one node: no network, and its draft is its plan."""
+    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), time.monotonic)
+    link = LocalLink(handler, coordinator, time.monotonic)
+    coordinator.join(link, Member(id=OWN, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
+    return link

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator.link import Link, LinkHandler
+from ddplaunch.coordinator import wire
+from ddplaunch.coordinator.link import JobEnd, Link, Report
 from ddplaunch.net.resolver import Answer, Resolver
+from ddplaunch.supervise.node import ReportStopping
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import LinkHandler
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
@@ -29,21 +35,21 @@ class RemoteLink(Link):
         selector: selectors.BaseSelector,
         *,
         key: Key,
-        hello: Callable[[str], messages.ToCoordinator],
+        hello: Callable[[str], messages.Hello | messages.Watch],
         source: str | None,
-        silence: float,
-        patience: float,
+        heartbeat_timeout: float,
+        rdzv_timeout: float,
         clock: Callable[[], float],
     ) -> None:
         """Prepare to look for the coordinator.
 
-        `hello` is asked with the name under which it was reached; `silence` and `patience` are the seconds after which a
-        silent coordinator counts as lost, and one that was never reached is given up.
+        `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
+        seconds after which a silent one counts as lost, `rdzv_timeout` those after which one that was not reached is given up.
         """
         super().__init__(handler, clock)
         self._selector = selector
         self._hello = hello
-        self._silence = silence
+        self._heartbeat_timeout = heartbeat_timeout
         self._peer: Peer | None = None
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._queries: tuple[tuple[str, int], ...] = ()
@@ -51,8 +57,8 @@ class RemoteLink(Link):
         self._resolve_at: float | None = None
         self._problem = NO_ANSWER
         self._began = clock()
-        self._patience = patience
-        self._lost_at: float = self._began + patience
+        self._rdzv_timeout = rdzv_timeout
+        self._lost_at: float = self._began + rdzv_timeout
         self._notice_at: float | None = self._began + FIRST_NOTICE
         self._dialer = Dialer(
             selector,
@@ -60,7 +66,7 @@ class RemoteLink(Link):
             source=source,
             opened=self._opened,
             refused=self._refused,
-            user_timeout=2 * silence,  # whether the coordinator is lost is ours to say
+            user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is ours to say
             clock=clock,
         )
 
@@ -101,22 +107,23 @@ class RemoteLink(Link):
         self._peer = peer
         self._notice_at = None
         peer.received, peer.closed = self._heard, self._closed
-        self._lost_at = self._clock() + self._silence
-        self.send(self._hello(self._names.get(peer.address, peer.address)))
+        self._lost_at = self._clock() + self._heartbeat_timeout
+        peer.send(messages.encode(self._hello(self._names.get(peer.address, peer.address))))
 
     # --- what is said
 
-    def send(self, message: messages.ToCoordinator) -> None:
-        """Tell the coordinator; without one, a stop ends this node."""
+    def send(self, report: Report) -> None:
+        """Report to the coordinator; without one, a stop ends this node."""
         if self._peer is not None:
-            self._peer.send(messages.encode(message))
-        elif isinstance(message, messages.Stopping):
-            # nobody else knows of this node yet
-            status = exitcodes.of_signal(message.signum) if message.signum else exitcodes.NODE_LOST
-            self._dismiss(messages.Quit(status, message.why, ""))
+            if (message := wire.encode_report(report)) is not None:
+                self._peer.send(messages.encode(message))
+        elif isinstance(report, ReportStopping):
+            # no other agent knows of this node yet
+            status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
+            self.take(JobEnd(status=status, why=report.why.name))
 
     def expect_one_fewer(self) -> None:
-        """Leave it: only the first host is told, and the coordinator is there."""
+        """Ignore it: only the agent of node 0 is told of nodes that were given up."""
 
     @property
     def address(self) -> str | None:
@@ -124,13 +131,17 @@ class RemoteLink(Link):
         return self._peer.local_address if self._peer is not None else None
 
     def _heard(self, payload: bytes) -> None:
-        self._lost_at = self._clock() + self._silence
+        self._lost_at = self._clock() + self._heartbeat_timeout
         try:
             message = messages.for_agent(payload)
-        except messages.Malformed as error:
-            self._lose(f"the coordinator sent what is no message of ours ({error})")
+            order = wire.decode_order(message, self._clock())
+        except (*messages.Malformed, ValueError) as error:
+            self._lose(f"the coordinator sent a malformed message ({error})")
             return
-        self.take(message)
+        if isinstance(message, messages.Ping) and self._peer is not None:
+            self._peer.send(messages.encode(messages.Pong(message.sent, self._clock())))
+        elif order is not None:
+            self.take(order)
 
     def _closed(self, reason: str) -> None:
         self._lose(reason)
@@ -140,14 +151,14 @@ class RemoteLink(Link):
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        if self._dismissed:
+        if self._has_ended:
             return None
         deadlines = (self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
         return min(deadline for deadline in deadlines if deadline is not None)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
-        if self._dismissed:
+        if self._has_ended:
             return
         self._dialer.expire(now)
         if self._resolve_at is not None and now >= self._resolve_at:
@@ -158,13 +169,13 @@ class RemoteLink(Link):
         if now < self._lost_at:
             return
         if self._peer is not None:
-            self._lose(f"silent for {self._silence:g} s")
+            self._lose(f"silent for {self._heartbeat_timeout:g} s")
             return
         words = (
-            f"error: node 0 was not reached within {self._patience:g} s at {self._places} ({self._problem})\n\n"
+            f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
             "hint: is ddplaunch running on node 0, and does every node use the same address and token?\n"
         )
-        self._dismiss(messages.Quit(exitcodes.RENDEZVOUS, "not_reached", words))
+        self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", words=words))
 
     @property
     def _places(self) -> str:
@@ -174,7 +185,7 @@ class RemoteLink(Link):
 
     def _lose(self, reason: str) -> None:
         words = f"error: the coordinator (node 0) was lost: {reason}\n"
-        self._dismiss(messages.Quit(exitcodes.NODE_LOST, "lost", words))
+        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", words=words))
 
     @property
     def is_reached(self) -> bool:

@@ -1,36 +1,133 @@
-"""How the ends of workers travel: to messages and back, cut to what is worth sending, moved to the coordinator's clock. Pure."""
+"""Reports and orders as messages, and back. Pure; the sockets are `control`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from ddplaunch.control.messages import Error, Exit, FrameSeen, Hello
-from ddplaunch.record import replace
-from ddplaunch.supervise.first_failure import failed_at, failed_itself
-from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+from ddplaunch.control import messages
+from ddplaunch.control.messages import Hello
+from ddplaunch.coordinator import exits
+from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.plan import Agreed, Seat
+from ddplaunch.plan.ranks import ranks_of
+from ddplaunch.supervise import node
+from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
-_TOLD_WHOLE = 4  # ends of one node that travel with their last words and exception
-_LINE = 1000  # characters, as control/messages.py allows
-_TEXT = 20_000  # so that the whole message stays far below what a frame may hold
-_FRAMES = 100
-_PART = 250  # characters of each part of a frame
-_LONGEST_AGO = 1e12
-
-
-def sent(exits: Iterable[WorkerExit]) -> tuple[Exit, ...]:
-    """Write the ends of a node's workers; the earliest failures whole, the others without what they said."""
-    ends = sorted(exits, key=failed_at)
-    telling = [end for end in ends if end.status != 0 or end.error is not None]
-    whole = {end.rank for end in sorted(telling, key=lambda end: not failed_itself(end))[:_TOLD_WHOLE]}
-    return tuple(_sent(end if end.rank in whole else _mute(end)) for end in ends)
+_REASON = 1000  # characters, as control/messages.py allows
+_MOST_LEFT = 100  # processes that are named
+_WHYS = {why.name: why for why in (Why.FAILED, Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST)}
 
 
-def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExit, ...]:
-    """Read the ends of a node's workers; `offset` is what its clock lacks to the reader's, in seconds."""
-    return tuple(_received(end, host, offset) for end in exits)
+def encode_report(report: Report) -> messages.ToCoordinator | None:
+    """Give the message that a report is; None for what only the coordinator's own agent reports."""
+    match report:
+        case node.ReportStopping(why, signum):
+            return messages.Stopping(why.name, signum)
+        case node.ReportNotice(signum):
+            return messages.Noticed(signum)
+        case node.Escalate(signum):
+            return messages.Escalate(signum)
+        case ForwardToAll(signum):
+            return messages.Forward(signum)
+        case NodeEnd(generation, ends, failed, left, traces):
+            return messages.Ended(
+                generation=generation,
+                exits=exits.sent(ends),
+                start_failure=_sent_failure(failed) if failed else None,
+                left=tuple(text[:_REASON] for text in left[:_MOST_LEFT]),
+                oom_kills=traces.oom_kills,
+                shm=traces.shm,
+                log_folder=traces.log_folder,
+            )
+    return None
+
+
+def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> Report | None:
+    """Give the report of an agent on `host`, whose clock lacks `offset` seconds to ours; None if it is none."""
+    match message:
+        case messages.Stopping(why, signum):
+            return node.ReportStopping(_WHYS.get(why, Why.FAILED), signum)
+        case messages.Noticed(signum):
+            return node.ReportNotice(signum)
+        case messages.Escalate(signum):
+            return node.Escalate(signum)
+        case messages.Forward(signum):
+            return ForwardToAll(signum)
+        case messages.Ended():
+            failed = message.start_failure
+            return NodeEnd(
+                generation=message.generation,
+                exits=exits.received(message.exits, host, offset),
+                start_failure=StartFailure(failed.rank, host, failed.reason, failed.status) if failed else None,
+                left=message.left,
+                traces=Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder),
+            )
+    return None
+
+
+def encode_order(order: Order) -> messages.ToAgent:
+    """Give the message that an order is."""
+    match order:
+        case Generation(agreed=Agreed() as agreed):
+            return messages.Begin(
+                generation=order.number,
+                place=agreed.place,
+                seats=tuple(messages.Seat(seat.host, seat.workers) for seat in agreed.seats),
+                run_id=agreed.run_id,
+                address=agreed.address,
+                port=order.port,
+                backend=agreed.backend,
+                backend_reason=agreed.backend_reason,
+                restarts=order.restarts,
+            )
+        case JobEnd(status, why, words, requeue, is_watched):
+            return messages.Quit(status, why, words, requeue, is_watched)
+        case node.StopOrdered(signum):
+            return messages.Stop(signum)
+        case node.KillOrdered():
+            return messages.Kill()
+        case node.SignalReceived(signum):
+            return messages.Forward(signum)
+    raise AssertionError(f"{order!r} concerns no other node")
+
+
+def decode_order(message: messages.ToAgent, at: float) -> Order | None:
+    """Give the order that came at this time; None if it is none.
+
+    Raises:
+        ValueError: it contradicts itself.
+    """
+    match message:
+        case messages.Begin():
+            if message.place >= len(message.seats):
+                raise ValueError(f"place {message.place} of {len(message.seats)} seats")
+            seats = tuple(Seat(seat.host, seat.workers) for seat in message.seats)
+            return Generation(
+                number=message.generation,
+                restarts=message.restarts,
+                port=message.port,
+                ranks=frozenset(ranks_of(seats, message.place)),
+                alone=len(seats) == 1,
+                agreed=Agreed(
+                    run_id=message.run_id,
+                    place=message.place,
+                    seats=seats,
+                    address=message.address,
+                    backend=message.backend,
+                    backend_reason=message.backend_reason,
+                ),
+            )
+        case messages.Quit(status, why, words, requeue, is_watched):
+            return JobEnd(status=status, why=why, words=words, requeue=requeue, is_watched=is_watched)
+        case messages.Stop(signum):
+            return node.StopOrdered(signum, at)
+        case messages.Kill():
+            return node.KillOrdered(at)
+        case messages.Forward(signum):
+            return node.SignalReceived(signum, at, escalates=False)
+    return None
 
 
 def readable(hello: Hello) -> Hello:
@@ -47,84 +144,5 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def _mute(end: WorkerExit) -> WorkerExit:
-    error = end.error
-    # the type and the message say whether this failure only follows another
-    kept = error and replace(error, message=error.message[:_LINE], traceback="", frames=())
-    return replace(end, stderr_tail=end.stderr_tail[-_LINE:] if end.status != 0 and not error else "", error=kept)
-
-
-def _sent(end: WorkerExit) -> Exit:
-    return Exit(
-        rank=end.rank,
-        local_rank=end.local_rank,
-        pid=end.pid,
-        device=end.device,
-        code=end.code,
-        signal=end.signal,
-        at=end.at,
-        seconds=end.seconds,
-        stopped_with=end.stopped_with,
-        stopped_at=end.stopped_at,
-        core_dumped=end.core_dumped,
-        peak_rss=end.peak_rss,
-        cpu_seconds=end.cpu_seconds,
-        error=None if end.error is None else _sent_error(end.error),
-        stderr_tail=_text(end.stderr_tail[-_TEXT:]),
-        log=None if end.log is None else _line(end.log),
-    )
-
-
-def _sent_error(error: WorkerError) -> Error:
-    frames = error.frames[-_FRAMES:]
-    return Error(
-        type=_line(error.type),
-        message=_text(error.message[:_TEXT]),
-        traceback=_text(error.traceback[-_TEXT:]),
-        frames=tuple(FrameSeen(_part(f.file[-_PART:]), f.line, _part(f.function), _part(f.source)) for f in frames),
-        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
-    )
-
-
-def _received(end: Exit, host: str, offset: float) -> WorkerExit:
-    error = end.error
-    return WorkerExit(
-        rank=end.rank,
-        local_rank=end.local_rank,
-        host=host,
-        pid=end.pid,
-        device=end.device,
-        code=end.code,
-        signal=end.signal,
-        at=end.at + offset,
-        seconds=end.seconds,
-        stopped_with=end.stopped_with,
-        stopped_at=None if end.stopped_at is None else end.stopped_at + offset,
-        core_dumped=end.core_dumped,
-        peak_rss=end.peak_rss,
-        cpu_seconds=end.cpu_seconds,
-        error=None
-        if error is None
-        else WorkerError(
-            type=error.type,
-            message=error.message,
-            traceback=error.traceback,
-            frames=tuple(Frame(file=f.file, line=f.line, function=f.function, source=f.source) for f in error.frames),
-            at=None if error.at is None else error.at + offset,
-        ),
-        stderr_tail=end.stderr_tail,
-        log=end.log,
-    )
-
-
-def _part(text: str) -> str:
-    return _text(text[:_PART])
-
-
-def _line(text: str) -> str:
-    return _text(text[:_LINE])
-
-
-def _text(text: str) -> str:
-    """What a worker wrote may hold lone surrogates, which JSON in UTF-8 cannot carry."""
-    return text.encode(errors="replace").decode()
+def _sent_failure(failed: StartFailure) -> messages.StartFailure:
+    return messages.StartFailure(failed.rank, failed.reason[:_REASON], failed.status)

@@ -53,10 +53,10 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
         return start.lead(spec, env, allocation, serve=serve, answers=answers)
     from ddplaunch.devices.node import inspect
-    from ddplaunch.launcher.node import carry_out
+    from ddplaunch.launcher import node
 
-    node = inspect(spec, token.public(env))
-    return carry_out(spec, env, allocation, node, tells=answers, answers=answers, serve=serve)
+    found = inspect(spec, token.public(env))
+    return node.run(spec, env, allocation, found, notifies_starter=answers, reports_to_caller=answers, serve=serve)
 
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation:

@@ -76,15 +76,15 @@ def _carry_out(order: messages.Order, relay: HostFront, inlet: InputPipe) -> int
     if order.place > 0:
         relay.report(messages.Ready())
     meet = _wait_to_meet(order, spec.stop_signals, inlet) if order.place else None
-    return here.carry_out(
+    return here.run(
         orders.without_terminal(spec, node, alone=nodes == 1),
         {**env, TOKEN: order.token},
         orders.allocation(order, meet),
         node,
         screen=orders.screen(order),
-        speaks=order.place == 0,
-        tells=True,
-        answers=order.answers,
+        reports_job=order.place == 0,
+        notifies_starter=True,
+        reports_to_caller=order.answers,
         serve=relay.serve,
     )
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import front, loop
 from ddplaunch.agent.setup import AgentSetup, JobInputs
 from ddplaunch.cluster import Allocation
+from ddplaunch.coordinator.link import Link
+from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices.node import Node, torch_build
 from ddplaunch.errors import LaunchError
 from ddplaunch.net import port
@@ -23,38 +25,37 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise.node import Policy
 
 if TYPE_CHECKING:  # one node needs none of it
-    from ddplaunch.coordinator.link import Nodes
     from ddplaunch.slurm.requeue import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
 
 
-_ONE_SCREEN = ("slurm", "mpi")  # clusters that show what all nodes say in one place
+_ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
-def carry_out(
+def run(
     spec: JobSpec,
     env: Mapping[str, str],
     allocation: Allocation,
     node: Node,
     *,
     screen: Screen | None = None,
-    speaks: bool | None = None,
-    tells: bool = False,
-    answers: bool = False,
+    reports_job: bool | None = None,
+    notifies_starter: bool = False,
+    reports_to_caller: bool = False,
     serve: Callable[..., int] = front.run,
 ) -> int:
-    """Be the agent of this node, under a front of its own, and give the exit status.
+    """Be the agent of this node, behind a front of its own, and give the exit status.
 
-    `screen` is what is written to, if that is not our stdout and stderr; `speaks` is whether this node tells how the job goes,
-    `tells` whether it tells whoever started it of each worker, `answers` whether it tells them how the job ended, in place of
-    the user.
+    `screen` is what is written to, if that is not our stdout and stderr; `reports_job` is whether this node reports the job
+    as a whole, `notifies_starter` whether it notifies the command that started it of each worker, `reports_to_caller`
+    whether it reports to a caller in Python how the job ended, in place of the user.
 
     Raises:
         LaunchError: nothing was started.
     """
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.meeting is not None and not spec.no_control
-    if draft.master_port and draft.workers[0].rank == 0:
+    if draft.master_port and 0 in draft.ranks:
         port.reserve(draft.master_port).release()
     if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(
@@ -62,7 +63,7 @@ def carry_out(
         )
     signals = front.passed_on(spec.signals)
     raise_open_files()
-    stage = AgentSetup(
+    setup = AgentSetup(
         JobInputs(
             spec=spec,
             env=token.public(env),
@@ -70,45 +71,34 @@ def carry_out(
             node=node,
             draft=draft,
             screen=screen or Screen.here(env),
-            speaks=_speaks(allocation, draft) if speaks is None else speaks,
-            tells=tells,
-            answers=answers,
+            reports_job=_reports_job(allocation, draft) if reports_job is None else reports_job,
+            notifies_starter=notifies_starter,
+            reports_to_caller=reports_to_caller,
             why_ending=_why_ending(spec, env, allocation),
         )
     )
     if not several:
-        stage.make_folder(draft)
+        setup.make_folder(draft)
     job = loop.AgentJob(
-        policy=_policy(spec, draft, coordinated=several),
-        equip=stage.equip,
-        output=stage.output,
-        reporter=stage.reporter,
+        policy=Policy(
+            ranks=draft.ranks,
+            stop_signals=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+            grace_period=spec.grace_period,
+            debug_rank=spec.debug_rank,
+            notices=frozenset(spec.requeue_on),
+        ),
+        setup=setup,
+        link=_link(spec, allocation, draft, env) if several else partial(coordinate_alone, spec, draft),
         signals=signals,
         sent_again=allocation.sent_again,
-        nodes=_nodes(spec, allocation, draft, env) if several else None,
         requeue=_requeue(spec, env, draft),
     )
-    # what takes time and nobody waits for is done while the workers start
-    return serve(partial(loop.run, job), signals, spec.stop_signals, meanwhile=stage.tidy)
+    # what takes time and delays no worker is done while they start
+    return serve(partial(loop.run, job), signals, spec.stop_signals, meanwhile=setup.tidy)
 
 
-def _speaks(allocation: Allocation, draft: Plan) -> bool:
-    first = draft.workers[0].rank == 0
-    return first or allocation.cluster not in _ONE_SCREEN
-
-
-def _policy(spec: JobSpec, draft: Plan, *, coordinated: bool) -> Policy:
-    return Policy(
-        ranks=frozenset(worker.rank for worker in draft.workers),
-        stop_signals=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
-        grace_period=spec.grace_period,
-        max_restarts=spec.max_restarts,
-        # the coordinator's own agent watches the time for all
-        timeout=spec.timeout if not coordinated or draft.node_rank == 0 else None,
-        debug_rank=spec.debug_rank,
-        notices=frozenset(spec.requeue_on),
-        coordinated=coordinated,
-    )
+def _reports_job(allocation: Allocation, draft: Plan) -> bool:
+    return 0 in draft.ranks or allocation.cluster not in _ONE_SCREEN
 
 
 def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
@@ -124,17 +114,16 @@ def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
     return why_ending
 
 
-def _nodes(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Callable[..., Nodes]:
+def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Callable[..., Link]:
     from ddplaunch.coordinator import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
-    way = join.way(spec, allocation, draft, env, torch=build.version if build else "")
-    return partial(join.join, way)
+    return partial(join.join, join.prepare(spec, allocation, draft, env, torch=build.version if build else ""))
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
-    """Give the way back into the queue, if it is for this process to go: the one nearest to the batch script goes it."""
-    if not spec.requeue_on or draft.workers[0].rank:
+    """Give what queues the job again, if it is for this process to do: that of rank 0 does it."""
+    if not spec.requeue_on or 0 not in draft.ranks:
         return None
     from ddplaunch.slurm.requeue import SlurmRequeue  # few jobs need it
 

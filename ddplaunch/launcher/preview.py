@@ -44,12 +44,15 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         for place, one in enumerate(asked)
     ]
     agreed = Agreed(
+        run_id=run_id,
+        place=0,
+        address=here.master_addr,
         seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
         backend=here.backend,
         backend_reason=here.reasons["backend"],
     )
     plans = [
-        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id, agreed=agreed)
+        make_plan(one, allocation, nodes[place], run_id=run_id, agreed=replace(agreed, place=place))
         for place, one in enumerate(asked)
     ]
     return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))

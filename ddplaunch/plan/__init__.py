@@ -57,6 +57,11 @@ class Plan:
     notes: tuple[str, ...] = ()  # what a reader of the plan should know
 
     @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks of the workers of this node."""
+        return frozenset(worker.rank for worker in self.workers)
+
+    @property
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
         return sum(seat.workers for seat in self.seats)
@@ -66,7 +71,9 @@ class Plan:
 class Agreed:
     """What the agents of several nodes have agreed on before a generation."""
 
+    run_id: str
+    place: int  # which of the seats is this node's
     seats: tuple[Seat, ...]
+    address: str  # MASTER_ADDR
     backend: str
     backend_reason: str
-    variables: Mapping[str, str] = NOTHING  # for the workers of this node

@@ -11,14 +11,24 @@ from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
-from ddplaunch.plan.ranks import count_workers, place_of, seats_like
+from ddplaunch.plan.ranks import count_workers, place_of, ranks_of, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 
 
-def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str, agreed: Agreed | None = None) -> Plan:
-    """Decide everything about the job; without a word from other nodes they are taken to be like this one.
+def make_plan(
+    spec: JobSpec,
+    allocation: Allocation,
+    node: Node,
+    *,
+    run_id: str,
+    agreed: Agreed | None = None,
+    interface: str | None = None,
+) -> Plan:
+    """Decide everything about the job; until something is agreed with other nodes they are taken to be like this one.
+
+    `interface` is the network interface that leads to the other nodes.
 
     Raises:
         LaunchError: what was asked for does not fit this node.
@@ -34,9 +44,9 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
         chosen_backend, backend_reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
     if agreed is not None:
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
-    place = place_of(allocation)
+    place = agreed.place if agreed is not None else place_of(allocation)
     seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
-    first_rank = sum(seat.workers for seat in seats[:place])
+    ranks = ranks_of(seats, place)
     world_size = sum(seat.workers for seat in seats)
     task = allocation.task
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
@@ -52,16 +62,16 @@ def make_plan(spec: JobSpec, allocation: Allocation, node: Node, *, run_id: str,
     if spec.threads is not None:
         threads_reason = spec.origin("threads")
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
-        ranks = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
-        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {ranks}", hint="--debug 0")
-    address = allocation.address or seats[0].host
+        has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
+    address = agreed.address if agreed is not None else allocation.address or seats[0].host
     common = variables.common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
-    if agreed is not None:
-        common.update(agreed.variables)
+    if interface is not None:
+        common.update(variables.socket_interface_variables(interface, caller))
     shares = _shares(spec, owned, allocation, node, caller)
     plans = []
-    for index in range(workers):
-        rank, local_rank = first_rank + index, index if task is None else task.local_rank
+    for index, rank in enumerate(ranks):
+        local_rank = index if task is None else task.local_rank
         mine, own = pin.place(spec, how, owned[index], node.devices, node.hardware)
         standing = variables.of_place(
             rank=rank,

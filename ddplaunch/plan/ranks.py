@@ -42,6 +42,12 @@ def place_of(allocation: Allocation) -> int:
     return allocation.node_rank or 0  # which it may get later
 
 
+def ranks_of(seats: Sequence[Seat], place: int) -> range:
+    """Give the ranks of one seat: they are node-major, those of the seats before it come first."""
+    first = sum(seat.workers for seat in seats[:place])
+    return range(first, first + seats[place].workers)
+
+
 def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
     """Give the seats of a job whose nodes are all taken to be like this one."""
     number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]

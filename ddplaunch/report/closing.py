@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
-from typing import TYPE_CHECKING
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.report.words import count, duration, signal_name, these_ranks
-from ddplaunch.supervise.node import State, Why
-from ddplaunch.supervise.outcome import WorkerExit
-
-if TYPE_CHECKING:  # one node needs none of it
-    from ddplaunch.supervise import job
+from ddplaunch.supervise.job import State
+from ddplaunch.supervise.outcome import Why, WorkerExit
 
 _START_HINTS = {
     NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
@@ -21,30 +17,12 @@ _START_HINTS = {
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
-def closing(state: State, exits: Sequence[WorkerExit], seconds: float, at: float, reason: str) -> str | None:
-    """Say how the job ended; None if it failed, or if nobody is there to be told.
-
-    `seconds` are those of the job until `at`; `reason` is why the cluster ended it, if it has.
-    """
-    match state.why:
-        case Why.FAILED | Why.FINISHED if state.requeue:
-            return render_left(len(exits), state.requeue, seconds)
-        case Why.FINISHED:
-            return render_finished(len(state.policy.ranks), seconds, restarts=state.generation)
-        case Why.SIGNALLED:
-            stopped = min((end.stopped_at for end in exits if end.stopped_at is not None), default=at)
-            return with_reason(reason, render_stopped(state.signum, seconds - (at - stopped), exits))
-        case Why.TIMED_OUT:
-            return render_timeout(state.policy.timeout or 0.0, exits)
-    return None
-
-
-def ended_with(state: State | job.State) -> int | None:
+def ended_with(state: State) -> int | None:
     """Give the signal that ended the job, or the worker that failed first; None if none did."""
-    match state.why.name if state.why is not None else "":
-        case "SIGNALLED":
+    match state.why:
+        case Why.SIGNALLED:
             return state.signum
-        case "FAILED" if state.failure is not None:
+        case Why.FAILED if state.failure is not None:
             return state.failure.signal
     return None
 
@@ -73,12 +51,13 @@ def render_start_failure(who: str, reason: str, status: int) -> str:
     return f"error: {who} could not be started: {reason}\n{_START_HINTS.get(status, '')}"
 
 
-def render_stopped(signum: int, after: float, exits: Sequence[WorkerExit]) -> str:
+def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:
     """Say that a signal ended the job: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
 
-    `after` is the number of seconds from the start of the job to the signal.
+    `after` is the number of seconds from the start of the job to the signal; None: no worker had been started yet.
     """
-    return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} after {duration(after)}{_ends(exits)}"
+    when = "before the workers were started" if after is None else f"after {duration(after)}"
+    return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} {when}{_ends(exits)}"
 
 
 def with_reason(reason: str, words: str) -> str:

@@ -91,16 +91,16 @@ class Event:
 Reader = Callable[[Event], None]
 
 
-Told = tuple[str, Mapping[str, Any]]
+Named = tuple[str, Mapping[str, Any]]  # the name of an event and its fields
 
 
-def heard(event: node.Event) -> Told | None:
-    """Give the name and the fields of what happened, if that is all there is to say of it."""
+def of_event(event: node.Event) -> Named | None:
+    """Give the public event of what happened, if that is all there is to report of it."""
     match event:
         case node.WorkerRaised(rank, error, _):
             return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
-        case node.StartFailed(rank, reason, status, _):
-            return "worker_start_failed", {"rank": rank, "reason": reason, "status": status}
+        case node.StartFailed(failure, _):
+            return "worker_start_failed", {"rank": failure.rank, "reason": failure.reason, "status": failure.status}
         case node.WorkerExited(exit, _):
             return "worker_exited", {
                 "rank": exit.rank,
@@ -117,14 +117,14 @@ def heard(event: node.Event) -> Told | None:
     return None
 
 
-def doing(action: node.Action) -> Told | None:
-    """Give the name and the fields of what is being done."""
+def of_action(action: node.Action) -> Named | None:
+    """Give the public event of what is being done."""
     match action:
-        case node.Forward(signum, ranks) if signum != SIGWINCH:
+        case node.ForwardSignal(signum, ranks) if signum != SIGWINCH:
             return "signal_forwarded", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
-        case node.Stop(signum, ranks):
+        case node.StopWorkers(signum, ranks):
             return "stop_sent", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
-        case node.Kill(ranks):
+        case node.KillWorkers(ranks):
             return "kill_sent", {"ranks": compress(ranks)}
         case node.Suspend():
             return "job_suspended", {}

@@ -154,7 +154,7 @@ def _cut(line: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-def verdict(
+def failure_report(
     first: WorkerExit,
     exits: Sequence[WorkerExit],
     traces: Traces,

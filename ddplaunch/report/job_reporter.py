@@ -1,10 +1,12 @@
-"""What the coordinator tells of a job of several nodes: the words for node 0, and in short for the others."""
+"""What the coordinator reports of the job: its end or failure in full for node 0, and in short for the other nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from signal import SIGKILL, SIGTERM
 
 from ddplaunch.report.closing import (
+    ended_with,
     render_finished,
     render_left,
     render_start_failure,
@@ -13,108 +15,121 @@ from ddplaunch.report.closing import (
     starting_again,
     with_reason,
 )
-from ddplaunch.report.failure import verdict
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.words import count
+from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
-from ddplaunch.supervise.job import State, Why
-from ddplaunch.supervise.outcome import ClusterEnding, Traces
+from ddplaunch.supervise.job import State
+from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
 class JobReporter:
-    """The voice of the coordinator."""
+    """Reports what concerns all nodes of a job, be they one or many."""
 
-    def __init__(self, reporter: Reporter, *, timeout: float | None, max_restarts: int) -> None:
+    def __init__(self, reporter: Reporter, spec: JobSpec) -> None:
         self._reporter = reporter
-        self._timeout = timeout
-        self._max_restarts = max_restarts
-        self.say = reporter.say
+        self._spec = spec
+        self.print = reporter.print
 
-    def heard(self, event: job.Event, before: State) -> None:
-        """Tell the readers of what happened between the nodes."""
+    def on_event(self, event: job.Event, before: State) -> None:
+        """Report to the readers what happened between the nodes."""
+        if before.policy.max_nodes == 1:
+            return
+        emit = self._reporter.emit
         match event:
             case job.Joined(member, _):
-                self._reporter.tell("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
+                emit("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
             case job.Left(id, reason, _) if id in before.members:
                 member = before.members[id]
-                self._reporter.tell("node_left", host=member.host, node_rank=member.place, reason=reason)
+                emit("node_left", host=member.host, node_rank=member.place, reason=reason)
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
-                self._reporter.tell("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
+                emit("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
 
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float) -> None:
-        """Tell that a generation failed and another follows."""
+        """Report that a generation failed and another follows after `wait` seconds."""
         first = state.failure
-        self._reporter.tell(
-            "generation_failed", generation=state.generation, rank=first.rank if first else None, wait=wait
-        )
+        rank = first.rank if first else None
+        self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
         if state.why is Why.FAILED:
-            self._reporter.write(self._failure(state, traces, self._reporter.what_ended(state)))
-            self._reporter.say(starting_again(wait, state.restarts, self._max_restarts))
+            used = state.restarts - 1  # the one that follows is counted already
+            self._reporter.write(self._failure(state, traces, self._why_ending(state), used))
+            self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
             return
-        lacking = state.policy.least - len(state.members)
+        lacking = state.policy.min_nodes - len(state.members)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} come" if lacking > 0 else ""
-        self._reporter.say(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
+        self.print(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
     def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> tuple[str, tuple[int, str] | None]:
-        """Tell how the job ended; give the words for the other nodes, and the status and `why` if the cluster decides these.
+        """Report how the job ended; give the text for the other nodes, and the status and `why` if the cluster decides these.
 
         `error` is of its own kind, with its hint.
         """
         if error:
             self._reporter.report(error)
             return error, None
-        ending = self._reporter.what_ended(state)
+        ending = self._why_ending(state)
         closing = self._closing(state, ending)
         if closing is not None:
             self._reporter.close(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
-        report = self._failure(state, traces, ending)
+        report = self._failure(state, traces, ending, state.restarts)
         self._reporter.job_failure = state.failure if state.why is Why.FAILED else None
         self._reporter.report(report)
         return _in_short(report), ending.outcome
 
+    def _why_ending(self, state: State) -> ClusterEnding:
+        """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
+        if self._reporter.why_ending is None or ended_with(state) not in (SIGTERM, SIGKILL):
+            return ClusterEnding()
+        ending = self._reporter.why_ending()
+        # after a notice the status speaks of that
+        return ClusterEnding(ending.words) if state.requeue else ending
+
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
-        now = self._reporter.clock()
+        now, began = self._reporter.clock(), self._reporter.began
         match state.why:
             case Why.FAILED | Why.FINISHED if state.requeue:
-                seconds = now - self._reporter.began
-                return render_left(len(state.exits), state.requeue, seconds, nodes=len(state.taking_part))
+                return render_left(len(state.exits), state.requeue, now - began, nodes=len(state.taking_part))
             case Why.FINISHED:
                 workers = sum(member.workers for member in state.taking_part)
-                plan = self._reporter.plan
-                nodes = plan.nnodes if plan is not None else len(state.taking_part)
-                return render_finished(workers, now - self._reporter.began, restarts=state.restarts, nodes=nodes)
+                plan, nodes = self._reporter.plan, len(state.taking_part)
+                if plan is not None and nodes > 1:
+                    nodes = plan.nnodes  # where a command was started for each rank, each takes part
+                return render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
-                words = render_stopped(state.signum, min(stopped, default=now) - self._reporter.began, state.exits)
-                return with_reason(ending.words, words)
+                after = min(stopped, default=now) - began if state.has_begun else None
+                return with_reason(ending.words, render_stopped(state.signum, after, state.exits))
             case Why.TIMED_OUT:
-                return render_timeout(self._timeout or 0.0, state.exits)
+                return render_timeout(self._spec.timeout or 0.0, state.exits)
         return None
 
-    def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding) -> str:
+    def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
         first, start_failure = state.failure, state.start_failure
         if start_failure is not None:
-            who = f"rank {start_failure.rank} on {start_failure.host}"
-            return render_start_failure(who, start_failure.reason, start_failure.status)
+            on = f" on {start_failure.host}" if len(state.members) > 1 else ""
+            return render_start_failure(f"rank {start_failure.rank}{on}", start_failure.reason, start_failure.status)
         if state.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:
             return "error: the ddplaunch that had started the job was killed\n"
+        # 5 ms of tables and patterns, and only a failure needs them
+        from ddplaunch.report.failure import failure_report
+
         plan = self._reporter.plan
-        return verdict(
+        return failure_report(
             first,
             state.exits,
             traces.get(first.rank, _NO_TRACES),
             interpreter=plan.interpreter if plan is not None else None,
-            debugging=False,
+            debugging=self._spec.debug_rank is not None,
             cwd=self._reporter.cwd,
-            restarts=state.restarts,
-            max_restarts=self._max_restarts,
+            restarts=restarts,
+            max_restarts=self._spec.max_restarts,
             colour=self._reporter.colour,
             ended_by=ending.words,
         )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.report.words import signal_name
-from ddplaunch.supervise.node import State, Why
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.supervise.node import State
+from ddplaunch.supervise.outcome import Why, WorkerExit
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
@@ -33,7 +33,7 @@ def summary(
         "seconds": round(seconds, 3),
         "restarts": state.generation,
         "first_failure": _first_failure(state, first)
-        if first or (state.why is Why.FAILED and not state.requeue)
+        if first or (state.why is Why.FAILED and left_after is None)
         else None,
         "left_after": left_after,
         "workers": [

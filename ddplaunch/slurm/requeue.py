@@ -68,7 +68,7 @@ class SlurmRequeue:
         words = f"job {job} goes back into the queue after {notice} (requeue {before + 1} of at most {self.most})"
         return Intent(job=job, goes=True, words=words)
 
-    def go(self) -> str | None:
+    def submit(self) -> str | None:
         """Send the job back, which ends all that runs of it; give the reason in a sentence if that cannot be done."""
         job = job_id(self.env)
         try:

@@ -17,6 +17,7 @@ from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
+from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.start import Child, StartError, why_not_started
@@ -24,6 +25,7 @@ from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER
 from ddplaunch.slurm.srun import StepJob
 from ddplaunch.supervise import node
+from ddplaunch.supervise.outcome import Why
 
 WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
 FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
@@ -53,17 +55,17 @@ class Watcher:
             key=key(job.token, job.name),
             hello=lambda _: messages.Watch(),
             source=None,
-            silence=job.silence,
-            patience=FOREVER,  # the step may have to wait for others to end
+            heartbeat_timeout=job.silence,
+            rdzv_timeout=FOREVER,  # the step may have to wait for others to end
             clock=time.monotonic,
         )
         self._srun = -1
         self._wait_status: int | None = None
-        self._quit: messages.Quit | None = None
+        self._quit: JobEnd | None = None
         self._signum = 0  # the first signal to stop
         self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
         self._untold = False  # whether the coordinator is yet to hear of that signal
-        self._why = "SIGNALLED"  # or "FRONT_LOST": the command that the user typed has ended, and no signal explains it
+        self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, and no signal explains it
         self._gone_by: float | None = None
         self._is_ending = False  # whether srun was told to end the step
 
@@ -104,25 +106,25 @@ class Watcher:
             case node.SignalReceived(signum, _, escalates):
                 self._signalled(signum, escalates)
             case node.FrontLost() if not self._signum:
-                self._why = "FRONT_LOST"
+                self._why = Why.FRONT_LOST
                 self._stop(signal.SIGTERM)
 
     def say(self, text: str) -> None:
         """A step that waits for its nodes is Slurm's to tell of."""
 
-    def begun(self, begin: messages.Begin, address: str | None) -> None:
-        """Nothing begins here."""
+    def begin(self, generation: Generation, address: str | None) -> None:
+        """There are no workers here."""
 
     def listening(self, port: int) -> None:
-        """Nobody listens here."""
+        """The coordinator is elsewhere."""
 
-    def dismissed(self, message: messages.Quit) -> None:
+    def end(self, end: JobEnd) -> None:
         """Take note of the job's status."""
-        self._quit = message
+        self._quit = end
         self._link.close()
         self._expect_the_end(FAREWELL)
-        if message.why == "lost":
-            self._say(message.words)
+        if end.why == "lost":
+            self._say(end.words)
             self._expect_the_end(self._job.grace_period + FAREWELL)
 
     # --- signals
@@ -148,18 +150,18 @@ class Watcher:
         if not self._link.is_reached:
             return
         for signum in self._forwards:
-            self._link.send(messages.Forward(signum))
+            self._link.send(ForwardToAll(signum))
         self._forwards.clear()
         if self._untold:
             self._untold, self._gone_by = False, None
-            self._link.send(messages.Stopping(self._why, self._signum))
+            self._link.send(node.ReportStopping(self._why, self._signum))
             self._expect_the_end(self._job.grace_period + FAREWELL)
 
     def _kill(self) -> None:
         if self._untold:
             self._end_step()
         else:
-            self._link.send(messages.Killing())
+            self._link.send(node.Escalate(self._signum))
             self._expect_the_end(FAREWELL)
 
     def _expect_the_end(self, within: float) -> None:
@@ -179,7 +181,7 @@ class Watcher:
 
     def _notice(self) -> int:
         """The notice after which the job should go back into the queue, 0 if it should not."""
-        if self._why == "FRONT_LOST":
+        if self._why is Why.FRONT_LOST:
             return 0
         if self._quit is not None:
             return self._quit.requeue if self._quit.is_watched else 0
@@ -189,7 +191,7 @@ class Watcher:
     def _go_back(self, notice: int) -> None:
         intent = self._job.requeue.decide(notice)
         self._mention(intent.words)
-        if intent.goes and (failed := self._job.requeue.go()) is not None:
+        if intent.goes and (failed := self._job.requeue.submit()) is not None:
             self._mention(failed)
 
     def _mention(self, words: str) -> None:

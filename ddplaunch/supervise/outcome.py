@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from signal import Signals
 
 from ddplaunch.record import record
@@ -9,6 +10,21 @@ from ddplaunch.record import record
 # what `ClusterEnding.words` are where the failure report knows what that means
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
+
+
+class Why(Enum):
+    """Why workers are no longer to run: those of a node, or those of the whole job."""
+
+    FINISHED = auto()
+    FAILED = auto()
+    SIGNALLED = auto()
+    TIMED_OUT = auto()
+    FRONT_LOST = auto()
+    NODE_LOST = auto()
+    NODE_JOINED = auto()
+    NOT_MET = auto()
+    COORDINATOR = auto()  # it ordered this node to stop
+    JOB_ENDED = auto()
 
 
 @record(kw_only=True)
@@ -71,6 +87,16 @@ class WorkerExit:
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} (pid {self.pid}): {self.how}"
+
+
+@record
+class StartFailure:
+    """A worker that could not be started."""
+
+    rank: int
+    host: str
+    reason: str
+    status: int  # that the command should end with
 
 
 @record

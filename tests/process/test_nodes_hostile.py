@@ -17,7 +17,7 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.control.frames import Decoder, pack
 from ddplaunch.control.handshake import Client, Key, Session
 from ddplaunch.coordinator import join
-from ddplaunch.coordinator.coordinator import FAREWELL
+from ddplaunch.coordinator.coordinator import QUIT_TIMEOUT
 from ddplaunch.devices.node import inspect
 from ddplaunch.plan.make import make_plan
 from tests.conftest import until
@@ -111,7 +111,7 @@ def _end(nodes) -> None:
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses() == [0, 0], [node.err for node in nodes.started]
     gone = max(nodes.events_of(place, "swept")[0]["mono"] for place in range(2))
-    assert time.monotonic() - gone < FAREWELL + 1
+    assert time.monotonic() - gone < QUIT_TIMEOUT + 1
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def key_of(nodes, *flags: object) -> Key:
     node = inspect(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")
-    return join.way(spec, allocation, draft, {}, torch="").key
+    return join.prepare(spec, allocation, draft, {}, torch="").key
 
 
 def hello(place: int | None = None, host: str = "visitor", workers: int = 1, **facts: str) -> dict[str, Any]:

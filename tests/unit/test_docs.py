@@ -20,7 +20,7 @@ from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
 from ddplaunch.supervise.backoff import SHORT_LIFE, pause
-from ddplaunch.supervise.node import KILL_PATIENCE, SETTLE
+from ddplaunch.supervise.node import KILL_TIMEOUT, SETTLE
 from docs import generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
@@ -33,7 +33,7 @@ NUMBERS = [
     ("concepts/output.md", f"a reader who takes nothing for {HASTE:g} seconds"),
     ("concepts/output.md", f"a file holds at most **{LOG_LIMIT >> 30} GiB**"),
     ("concepts/output.md", f"holds a line back for up to {WAIT:g} s"),
-    ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_PATIENCE:g} s"),
+    ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),
     ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
     ("guides/from-torchrun.md", f"The grace period is {default('grace_period'):g} s"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),

@@ -1,55 +1,67 @@
-"""DECIDE for the whole job: who takes part, when to start, what a failure on one node means for the others.
+"""DECIDE for the whole job: who takes part, when to start, what a failure on one node means for the others, the status.
 
-Pure, as `supervise` is for the workers of one node: events come in with their time, actions go out. Every agent, the
-coordinator's own included, is a member like any other; what a member says has been checked and put on one clock before.
+Pure, as `node` is for the workers of one node: events come in with their time, actions go out. Every agent, the
+coordinator's own included, is a member like any other; what a member reports has been checked and put on one clock before.
 """
 
 from __future__ import annotations
 
-from ddplaunch.supervise.job.actions import Action, Begin, Dismiss, Drop, Kill, Refuse, Report, Say, Stop
+from ddplaunch.supervise.job.actions import (
+    Action,
+    BeginGeneration,
+    Drop,
+    EndJob,
+    KillNodes,
+    Refuse,
+    ReportFailure,
+    Say,
+    StopNodes,
+)
 from ddplaunch.supervise.job.events import (
     DeadlineReached,
     Event,
-    JobStopping,
+    JobResumed,
+    JobSuspended,
     Joined,
     Left,
     NodeEnded,
-    NodeKilling,
+    NodeEscalated,
+    NodeGivenUp,
     NodeNoticed,
     NodeStopping,
-    OneFewer,
+    StopRequested,
 )
-from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, StartFailed, State, Why
+from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.job.step import Result, begin, step
 
 __all__ = [
     "OWN",
     "Action",
-    "Begin",
+    "BeginGeneration",
     "DeadlineReached",
-    "Dismiss",
     "Drop",
+    "EndJob",
     "Event",
-    "JobStopping",
+    "JobResumed",
+    "JobSuspended",
     "Joined",
-    "Kill",
+    "KillNodes",
     "Left",
     "Member",
     "NodeEnded",
-    "NodeKilling",
+    "NodeEscalated",
+    "NodeGivenUp",
     "NodeNoticed",
     "NodeStopping",
-    "OneFewer",
     "Phase",
     "Policy",
     "Refuse",
-    "Report",
+    "ReportFailure",
     "Result",
     "Say",
-    "StartFailed",
     "State",
-    "Stop",
-    "Why",
+    "StopNodes",
+    "StopRequested",
     "begin",
     "step",
 ]

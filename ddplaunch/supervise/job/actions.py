@@ -6,7 +6,7 @@ from ddplaunch.record import record
 
 
 @record
-class Begin:
+class BeginGeneration:
     """Reserve a port and have these agents start their workers, in the order of their places."""
 
     generation: int
@@ -15,7 +15,7 @@ class Begin:
 
 
 @record
-class Stop:
+class StopNodes:
     """Have these agents stop their workers."""
 
     ids: tuple[int, ...]
@@ -23,8 +23,8 @@ class Stop:
 
 
 @record
-class Kill:
-    """Have these agents kill their workers."""
+class KillNodes:
+    """Have these agents kill the workers that they stop."""
 
     ids: tuple[int, ...]
 
@@ -46,7 +46,7 @@ class Drop:
 
 
 @record
-class Report:
+class ReportFailure:
     """Tell of a failed generation; another follows after `wait` seconds at the earliest."""
 
     wait: float
@@ -60,7 +60,7 @@ class Say:
 
 
 @record
-class Dismiss:
+class EndJob:
     """The job has ended: tell all agents, wait until they know."""
 
     status: int
@@ -68,4 +68,4 @@ class Dismiss:
     requeue: int = 0  # the notice after which it should go back into the queue
 
 
-Action = Begin | Stop | Kill | Refuse | Drop | Report | Say | Dismiss
+Action = BeginGeneration | StopNodes | KillNodes | Refuse | Drop | ReportFailure | Say | EndJob

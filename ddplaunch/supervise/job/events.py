@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
-from ddplaunch.supervise.job.state import Member, StartFailed, Why
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.supervise.job.state import Member
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 
 @record
@@ -25,8 +25,8 @@ class Left:
 
 
 @record
-class OneFewer:
-    """A node has been given up by whoever starts the agents, and will not come."""
+class NodeGivenUp:
+    """A node has been given up by the command that starts the agents, and will not come."""
 
     at: float
 
@@ -43,23 +43,24 @@ class NodeStopping:
 
 @record
 class NodeNoticed:
-    """A notice has come to an agent."""
+    """A notice has come to an agent, or the user has stopped the job there."""
 
     id: int
     signum: int
 
 
 @record
-class NodeKilling:
-    """Somebody on this node does not want to wait for a stop."""
+class NodeEscalated:
+    """The user of this node does not want to wait for a stop."""
 
     id: int
+    signum: int
     at: float
 
 
 @record
-class JobStopping:
-    """Whoever has started all agents wants the end, or has ended itself."""
+class StopRequested:
+    """The command that has started all agents wants the end, or has ended itself."""
 
     why: Why
     signum: int
@@ -72,7 +73,22 @@ class NodeEnded:
 
     id: int
     exits: tuple[WorkerExit, ...]  # times of the coordinator's clock
-    start_failure: StartFailed | None
+    start_failure: StartFailure | None
+    at: float
+    left: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
+
+
+@record
+class JobSuspended:
+    """The job was suspended (Ctrl-Z): its time stands still."""
+
+    at: float
+
+
+@record
+class JobResumed:
+    """The job goes on."""
+
     at: float
 
 
@@ -83,4 +99,16 @@ class DeadlineReached:
     at: float
 
 
-Event = Joined | Left | OneFewer | NodeStopping | NodeNoticed | NodeKilling | JobStopping | NodeEnded | DeadlineReached
+Event = (
+    Joined
+    | Left
+    | NodeGivenUp
+    | NodeStopping
+    | NodeNoticed
+    | NodeEscalated
+    | StopRequested
+    | NodeEnded
+    | JobSuspended
+    | JobResumed
+    | DeadlineReached
+)

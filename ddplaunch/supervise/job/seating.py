@@ -9,15 +9,15 @@ from ddplaunch.supervise.job.state import OWN, Member, State
 
 def why_refused(state: State, member: Member) -> str | None:
     """Say why an agent cannot take part; None if it can."""
-    most, wanted = state.policy.most, member.wanted
-    if wanted is not None and wanted >= most:
-        return f"node rank {wanted}: the job has {_nodes(most)}, node ranks 0 to {most - 1}"
+    max_nodes, wanted = state.policy.max_nodes, member.wanted
+    if wanted is not None and wanted >= max_nodes:
+        return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
     taken = {0 if other.id == OWN else other.wanted: other for other in state.members.values()}
     if wanted is not None and wanted in taken:
         return f"node rank {wanted} is taken by {taken[wanted].host}"
-    if len(state.members) == most:
+    if len(state.members) == max_nodes:
         hosts = ", ".join(other.host for other in list(state.members.values())[:8])
-        return f"the job has its {_nodes(most)} already: {hosts}"
+        return f"the job has its {_nodes(max_nodes)} already: {hosts}"
     return None
 
 
@@ -44,21 +44,23 @@ def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
 def waiting(state: State) -> str:
     """Say whom a meeting waits for."""
     here, policy = len(state.members), state.policy
-    if here >= policy.least:
-        return f"{here} of {policy.least} to {policy.most} nodes are there; starting unless another one comes"
+    if here >= policy.min_nodes:
+        return f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes are there; starting unless another one comes"
     return f"waiting for {missing(state)}"
 
 
 def missing(state: State) -> str:
     """Say who has not come yet: "2 of 3 nodes: node 1 (b), node 2 (c)"."""
     here, policy = state.members.values(), state.policy
-    lacking = f"{policy.least - len(here)} of {_nodes(policy.least)}"
+    lacking = f"{policy.min_nodes - len(here)} of {_nodes(policy.min_nodes)}"
     taken = {0, *(member.wanted for member in here)}
-    by_rank = policy.least == policy.most and all(member.wanted is not None or member.id == OWN for member in here)
+    by_rank = policy.min_nodes == policy.max_nodes and all(
+        member.wanted is not None or member.id == OWN for member in here
+    )
     if not by_rank or (len(here) == 1 and not policy.names):
         hosts = ", ".join(member.host for member in list(here)[:8])
         return f"{lacking} (there {'is' if len(here) == 1 else 'are'} {hosts})" if here else lacking
-    absent = [place for place in range(policy.most) if place not in taken]
+    absent = [place for place in range(policy.max_nodes) if place not in taken]
     names = dict(enumerate(policy.names))
     shown = ", ".join(f"node {place} ({names[place]})" if place in names else f"node {place}" for place in absent[:8])
     return f"{lacking}: {shown}{', ...' if len(absent) > 8 else ''}"

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from ddplaunch.record import NOTHING, record
 from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 OWN = 0  # the id of the coordinator's own agent
 
@@ -22,29 +22,17 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Why(Enum):
-    """Why the workers are no longer to run."""
-
-    FINISHED = auto()
-    FAILED = auto()
-    SIGNALLED = auto()
-    TIMED_OUT = auto()
-    FRONT_LOST = auto()
-    NODE_LOST = auto()
-    NODE_JOINED = auto()
-    NOT_MET = auto()
-
-
 @record(kw_only=True)
 class Policy:
     """What the user decided about the nodes."""
 
-    least: int  # nodes
-    most: int
+    min_nodes: int  # nodes
+    max_nodes: int
     max_restarts: int = 0
-    meeting_time: float = 600.0  # seconds to wait for the nodes
-    last_call: float = 30.0  # seconds to wait for further nodes once `least` are there
-    replaceable: bool = False  # whether somebody may start a lost node's agent anew
+    rdzv_timeout: float = 600.0  # seconds to wait for the nodes
+    last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` are there
+    timeout: float | None = None  # seconds for the whole job
+    replaceable: bool = False  # whether a lost node's agent may be started anew
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster tells
 
@@ -76,25 +64,32 @@ class State:
     why: Why | None = None
     signum: int = 0
     notice: int = 0  # the first of policy.notices that came to any node in this generation
-    abandoned: bool = False  # a person has stopped the job
+    abandoned: bool = False  # the user has stopped the job
     requeue: int = 0  # when ended: the notice after which the job should go back into the queue
     generation: int = -1
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0
     generation_at: float = 0.0
     exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
-    start_failure: StartFailed | None = None
+    start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"
-    halted: bool = False  # somebody wants the end: nothing is started again
+    left: tuple[str, ...] = ()  # processes that could not be ended
+    halted: bool = False  # nothing is started again
     phase_deadline: float | None = None  # when this phase has waited long enough
     give_up_at: float | None = None  # when a meeting has
     notice_at: float | None = None  # when to say what is being waited for
+    job_deadline: float | None = None  # when the time of the whole job is up
+    suspended_at: float | None = None
     status: int | None = None
 
     @property
     def deadline(self) -> float | None:
         """When `step` should be told of the time at the latest."""
-        deadlines = (self.phase_deadline, self.give_up_at, self.notice_at)
+        deadlines = [self.give_up_at, self.notice_at]
+        if self.suspended_at is None or self.phase is Phase.MEETING:
+            deadlines += [self.phase_deadline]
+        if self.suspended_at is None and self.phase is not Phase.STOPPING:
+            deadlines += [self.job_deadline]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -103,16 +98,11 @@ class State:
         return tuple(member for member in self.members.values() if member.place is not None)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether workers were started anywhere; a node that was lost has not reported it, and may have."""
+        return self.generation > 0 or bool(self.exits or self.lost or self.left)
+
+    @property
     def failure(self) -> WorkerExit | None:
         """The first failure of this generation on any node."""
         return first_failure(self.exits)
-
-
-@record
-class StartFailed:
-    """A worker could not be started."""
-
-    rank: int
-    host: str
-    reason: str
-    status: int

@@ -8,22 +8,34 @@ from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise import backoff
 from ddplaunch.supervise.first_failure import failure_status, follows
-from ddplaunch.supervise.job.actions import Action, Begin, Dismiss, Drop, Kill, Refuse, Report, Say, Stop
+from ddplaunch.supervise.job.actions import (
+    Action,
+    BeginGeneration,
+    Drop,
+    EndJob,
+    KillNodes,
+    Refuse,
+    ReportFailure,
+    Say,
+    StopNodes,
+)
 from ddplaunch.supervise.job.events import (
     DeadlineReached,
     Event,
-    JobStopping,
+    JobResumed,
+    JobSuspended,
     Joined,
     Left,
     NodeEnded,
-    NodeKilling,
+    NodeEscalated,
+    NodeGivenUp,
     NodeNoticed,
     NodeStopping,
-    OneFewer,
+    StopRequested,
 )
 from ddplaunch.supervise.job.seating import disagreements, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State, Why
-from ddplaunch.supervise.notice import all_left
+from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
+from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds after which it is said for the first time whom the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
@@ -36,7 +48,13 @@ Result = tuple[State, tuple[Action, ...]]
 
 def begin(policy: Policy, at: float) -> Result:
     """Wait for the agents."""
-    return State(policy=policy, give_up_at=at + policy.meeting_time, notice_at=at + FIRST_NOTICE), ()
+    state = State(
+        policy=policy,
+        give_up_at=at + policy.rdzv_timeout,
+        notice_at=at + FIRST_NOTICE,
+        job_deadline=None if policy.timeout is None else at + policy.timeout,
+    )
+    return state, ()
 
 
 def step(state: State, event: Event) -> Result:
@@ -50,26 +68,30 @@ def step(state: State, event: Event) -> Result:
             return _joined(state, member, at)
         case Left(who, reason, at):
             return _left(state, who, reason, at) if who in state.members else (state, ())
-        case OneFewer(at):
+        case NodeGivenUp(at):
             state = replace(state, missed=state.missed + 1)
             return _start(state, at) if state.phase is Phase.MEETING and _nobody_else_comes(state) else (state, ())
         case NodeStopping(who, why, signum, at):
             return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
         case NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
-        case NodeKilling(who, _):
+        case NodeEscalated(who, signum, _):
             others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
-            return replace(state, halted=True), (Kill(others),)
-        case JobStopping(why, signum, at):
+            return replace(_noted(state, signum), halted=True), (KillNodes(others),) if others else ()
+        case StopRequested(why, signum, at):
             return _job_stopping(_noted(state, signum, why), why, signum, at)
         case NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
+        case JobSuspended(at):
+            return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
+        case JobResumed(at):
+            return _resumed(state, at), ()
         case DeadlineReached(at):
             return _deadline(state, at)
 
 
 def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
-    """Remember that the end was announced, or that a person wants it."""
+    """Remember that the end was announced, or that the user wants it."""
     if why is not Why.SIGNALLED:
         return state
     if signum in state.policy.notices:
@@ -120,15 +142,15 @@ def _left(state: State, who: int, reason: str, at: float) -> Result:
 def _met(state: State, at: float, *, regrouping: bool) -> Result:
     """Start if enough agents are there; `regrouping` is no first start, which waits for nobody who may still come."""
     number, policy = len(state.members), state.policy
-    if _nobody_else_comes(state) or (number >= policy.least and regrouping):
+    if _nobody_else_comes(state) or (number >= policy.min_nodes and regrouping):
         return _start(state, at)
-    deadline = at + policy.last_call if number >= policy.least else None
+    deadline = at + policy.last_call if number >= policy.min_nodes else None
     return replace(state, phase_deadline=deadline), ()
 
 
 def _nobody_else_comes(state: State) -> bool:
     policy = state.policy
-    return len(state.members) >= max(policy.least, policy.most - state.missed)
+    return len(state.members) >= max(policy.min_nodes, policy.max_nodes - state.missed)
 
 
 def _start(state: State, at: float) -> Result:
@@ -145,7 +167,7 @@ def _start(state: State, at: float) -> Result:
         members=members,
         why=None,
         signum=0,
-        notice=0,  # these workers have not been told
+        notice=0,  # these workers have not had it
         generation=generation,
         generation_at=at,
         exits=(),
@@ -155,7 +177,7 @@ def _start(state: State, at: float) -> Result:
         notice_at=None,
     )
     warnings = tuple(map(Say, disagreements(seated))) if newcomers else ()
-    return state, (*warnings, Begin(generation, tuple(member.id for member in seated), state.restarts))
+    return state, (*warnings, BeginGeneration(generation, tuple(member.id for member in seated), state.restarts))
 
 
 # --- the end of a generation
@@ -164,7 +186,7 @@ def _start(state: State, at: float) -> Result:
 def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Result:
     leaves = why is Why.FRONT_LOST and who != OWN
     if leaves or (state.members[who].place is None and who != OWN):
-        # who takes no part yet may come back with other options; who has lost its user will not
+        # an agent that takes no part yet may come back with other options; one that has lost its front will not
         left, actions = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
         return left, (*actions, Drop(who) if leaves else Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
@@ -188,7 +210,7 @@ def _stop(state: State, why: Why, signum: int, at: float, *, but: int | None = N
     ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
     stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
     ended, actions = _all_ended(stopping, at)
-    return ended, (Stop(ids, signum), *actions) if ids else actions
+    return ended, (StopNodes(ids, signum), *actions) if ids else actions
 
 
 def _node_ended(state: State, event: NodeEnded, at: float) -> Result:
@@ -198,6 +220,8 @@ def _node_ended(state: State, event: NodeEnded, at: float) -> Result:
         members={**state.members, member.id: replace(member, has_ended=True)},
         exits=(*state.exits, *event.exits),
         start_failure=state.start_failure or event.start_failure,
+        left=(*state.left, *event.left),
+        halted=state.halted or bool(event.left),  # the next generation would run beside it
     )
     if state.phase is Phase.RUNNING and state.notice_at is None:
         state = replace(state, notice_at=at + LINGER)
@@ -210,7 +234,12 @@ def _all_ended(state: State, at: float) -> Result:
         return state, ()
     if state.phase is Phase.RUNNING:
         return _end(replace(state, why=Why.FINISHED))
-    return _again_or_end(state, at) if state.phase is Phase.STOPPING else (state, ())
+    if state.phase is not Phase.STOPPING:
+        return state, ()
+    if state.why is Why.TIMED_OUT and state.exits and all(end.stopped_with is None for end in state.exits):
+        # the time was up while what finished workers had left behind was swept
+        return _end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
+    return _again_or_end(state, at)
 
 
 def _again_or_end(state: State, at: float) -> Result:
@@ -222,15 +251,15 @@ def _again_or_end(state: State, at: float) -> Result:
     if state.halted or state.start_failure is not None or state.why not in _MAY_GO_ON:
         return _end(state)
     policy, here = state.policy, len(state.members)
-    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.least)
-    if counts and (state.restarts == policy.max_restarts or (here < policy.least and not policy.replaceable)):
+    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
+    if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
         return _end(state)
     lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
     wait = 0.0 if state.why is Why.NODE_JOINED else backoff.pause(lives)
     going_on = replace(
         state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
     )
-    return going_on, () if state.why is Why.NODE_JOINED else (Report(wait),)
+    return going_on, () if state.why is Why.NODE_JOINED else (ReportFailure(wait),)
 
 
 _MAY_GO_ON = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
@@ -240,13 +269,15 @@ def _end(state: State, error: str = "") -> Result:
     state = replace(state, requeue=_left_after(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, give_up_at=None, notice_at=None, status=status)
-    return ended, (Dismiss(status, error, state.requeue),)
+    return ended, (EndJob(status, error, state.requeue),)
 
 
 def _left_after(state: State) -> int:
     """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
     if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
         return 0
+    from ddplaunch.supervise.notice import all_left  # few jobs get a notice
+
     ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
     return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
 
@@ -276,6 +307,8 @@ def _status(state: State) -> int:
 def _deadline(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
+    if state.job_deadline is not None and at >= state.job_deadline and state.phase is not Phase.STOPPING:
+        return _job_stopping(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
         if state.phase is Phase.MEETING:
             return _start(state, at)
@@ -290,8 +323,21 @@ def _deadline(state: State, at: float) -> Result:
     return replace(state, notice_at=None), (Say(words),)
 
 
+def _resumed(state: State, at: float) -> State:
+    """Let the clocks run on that stood still while the job was suspended."""
+    if state.suspended_at is None:
+        return state
+    pause = at - state.suspended_at
+    deadline, job_deadline = state.phase_deadline, state.job_deadline
+    if deadline is not None and state.phase is not Phase.MEETING:
+        deadline += pause
+    if job_deadline is not None:
+        job_deadline += pause
+    return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
+
+
 def _meet_again(state: State, at: float) -> Result:
     meeting = replace(
-        state, phase=Phase.MEETING, give_up_at=at + state.policy.meeting_time, notice_at=at + FIRST_NOTICE
+        state, phase=Phase.MEETING, give_up_at=at + state.policy.rdzv_timeout, notice_at=at + FIRST_NOTICE
     )
     return _met(meeting, at, regrouping=True)

@@ -1,84 +1,81 @@
-"""DECIDE: what follows from what happened. Pure; the agent tells events, carries actions out and wakes at deadlines.
+"""DECIDE for the workers of one node: what follows from what happened. Pure; the agent feeds events and carries actions out.
 
-Time comes inside the events, so there is no clock to fake. The agent answers `Sweep` with `Swept`, and tells
-`DeadlineReached` when `state.deadline` has come. With several nodes (`Policy.coordinated`) every generation begins and
-ends with a word of the coordinator, and what happens here is announced to it; `coordinate` decides for the whole job.
+Time comes inside the events, so there is no clock to fake. The agent answers `Sweep` with `Swept`, and feeds
+`DeadlineReached` when `state.deadline` has come. The coordinator (`job`) begins every generation and decides what follows
+from its end; what happens here is reported to it. A job of one node is no exception: its agent coordinates itself.
 """
 
 from __future__ import annotations
 
 from ddplaunch.supervise.node.actions import (
     Action,
-    Announce,
+    Escalate,
     Exit,
-    Forward,
-    Hurry,
-    Kill,
-    Report,
+    ForwardSignal,
+    KillWorkers,
+    ReportEnded,
+    ReportNotice,
+    ReportStopping,
     Resume,
-    Retry,
     Say,
-    Start,
-    Stop,
+    StartWorkers,
+    StopWorkers,
     Suspend,
     Sweep,
-    TellNotice,
 )
 from ddplaunch.supervise.node.events import (
-    Begun,
     DeadlineReached,
-    Dismissed,
     Event,
     FrontLost,
+    GenerationBegun,
+    JobEnded,
+    KillOrdered,
     SignalReceived,
     StartFailed,
+    StopOrdered,
     Swept,
-    ToldToKill,
-    ToldToStop,
     WorkerExited,
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.node.state import Phase, Policy, State, Why
+from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.step import LINGER, SETTLE, begin, step
-from ddplaunch.supervise.node.teardown import KILL_PATIENCE, SWEEP_GRACE, TIDY_PATIENCE, Result
+from ddplaunch.supervise.node.teardown import KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result
 
 __all__ = [
-    "KILL_PATIENCE",
+    "KILL_TIMEOUT",
     "LINGER",
     "SETTLE",
     "SWEEP_GRACE",
-    "TIDY_PATIENCE",
+    "TIDY_TIMEOUT",
     "Action",
-    "Announce",
-    "Begun",
     "DeadlineReached",
-    "Dismissed",
+    "Escalate",
     "Event",
     "Exit",
-    "Forward",
+    "ForwardSignal",
     "FrontLost",
-    "Hurry",
-    "Kill",
+    "GenerationBegun",
+    "JobEnded",
+    "KillOrdered",
+    "KillWorkers",
     "Phase",
     "Policy",
-    "Report",
+    "ReportEnded",
+    "ReportNotice",
+    "ReportStopping",
     "Result",
     "Resume",
-    "Retry",
     "Say",
     "SignalReceived",
-    "Start",
     "StartFailed",
+    "StartWorkers",
     "State",
-    "Stop",
+    "StopOrdered",
+    "StopWorkers",
     "Suspend",
     "Sweep",
     "Swept",
-    "TellNotice",
-    "ToldToKill",
-    "ToldToStop",
-    "Why",
     "WorkerExited",
     "WorkerRaised",
     "WorkerStarted",

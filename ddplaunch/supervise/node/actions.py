@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
-from ddplaunch.supervise.node.state import Why
+from ddplaunch.supervise.outcome import Why
 
 
 @record
-class Start:
+class StartWorkers:
     """Start all workers as this generation."""
 
     generation: int
 
 
 @record
-class Forward:
+class ForwardSignal:
     """Pass a signal on to the groups of these workers; they go on."""
 
     signum: int
@@ -22,7 +22,7 @@ class Forward:
 
 
 @record
-class Stop:
+class StopWorkers:
     """Ask these workers' groups to end, and the groups of those that have ended already."""
 
     signum: int
@@ -30,7 +30,7 @@ class Stop:
 
 
 @record
-class Kill:
+class KillWorkers:
     """SIGKILL these workers' groups."""
 
     ranks: frozenset[int]
@@ -42,13 +42,6 @@ class Sweep:
 
     signum: int
     sparing: bool = True  # not those that tidy up behind others and then end by themselves
-
-
-@record
-class Retry:
-    """All is gone, and another generation follows after `wait` seconds: tell of the failure, let go of what it held."""
-
-    wait: float
 
 
 @record
@@ -76,43 +69,44 @@ class Exit:
 
 
 @record
-class Announce:
-    """Tell the coordinator that this node stops, and why."""
+class ReportStopping:
+    """Report to the coordinator that this node stops, and why."""
 
     why: Why
     signum: int
 
 
 @record
-class TellNotice:
-    """Tell the coordinator that a notice came."""
+class ReportNotice:
+    """Report a signal to the coordinator that decides whether the job is queued again: a notice, or a user's stop."""
 
     signum: int
 
 
 @record
-class Hurry:
-    """Tell the coordinator that nobody wants to wait for the stop."""
+class Escalate:
+    """Report to the coordinator that the user does not want to wait for the stop."""
+
+    signum: int
 
 
 @record
-class Report:
-    """All is gone: tell the coordinator how this node's workers ended, let go of what they held."""
+class ReportEnded:
+    """All is gone: report to the coordinator how this node's workers ended, release what they held."""
 
 
 Action = (
-    Start
-    | Forward
-    | Stop
-    | Kill
+    StartWorkers
+    | ForwardSignal
+    | StopWorkers
+    | KillWorkers
     | Sweep
-    | Retry
     | Suspend
     | Resume
     | Say
     | Exit
-    | Announce
-    | TellNotice
-    | Hurry
-    | Report
+    | ReportStopping
+    | ReportNotice
+    | Escalate
+    | ReportEnded
 )

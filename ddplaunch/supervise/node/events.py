@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, WorkerError, WorkerExit
 
 
 @record
@@ -18,9 +18,7 @@ class WorkerStarted:
 class StartFailed:
     """A worker could not be given a process, or that never became its program."""
 
-    rank: int
-    reason: str
-    status: int
+    failure: StartFailure
     at: float
 
 
@@ -47,7 +45,7 @@ class SignalReceived:
 
     signum: int
     at: float
-    escalates: bool = True  # a second one kills; False if it is nobody's hurry, as a copy of one that we have had
+    escalates: bool = True  # a second one kills; False for what shows no impatience, such as a copy of the first
 
 
 @record
@@ -73,32 +71,33 @@ class Swept:
 
 
 @record
-class Begun:
+class GenerationBegun:
     """The coordinator has begun a generation, in which these are the ranks of this node."""
 
     generation: int
     ranks: frozenset[int]
     at: float
+    alone: bool = False  # no other node takes part
 
 
 @record
-class ToldToStop:
-    """The coordinator wants the workers to be stopped, since something happened on another node."""
+class StopOrdered:
+    """The coordinator wants the workers to be stopped: something happened on another node, or the job's time is up."""
 
     signum: int
     at: float
 
 
 @record
-class ToldToKill:
-    """Somebody at another node does not want to wait for the stop."""
+class KillOrdered:
+    """The user of another node does not want to wait for the stop."""
 
     at: float
 
 
 @record
-class Dismissed:
-    """This node has no further part in the job, and its command ends with this status."""
+class JobEnded:
+    """The job has ended, at least for this node, and its command ends with this status."""
 
     status: int
     at: float
@@ -113,8 +112,8 @@ Event = (
     | FrontLost
     | DeadlineReached
     | Swept
-    | Begun
-    | ToldToStop
-    | ToldToKill
-    | Dismissed
+    | GenerationBegun
+    | StopOrdered
+    | KillOrdered
+    | JobEnded
 )

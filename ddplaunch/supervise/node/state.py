@@ -6,8 +6,7 @@ from enum import Enum, auto
 
 from ddplaunch.record import record
 from ddplaunch.supervise.first_failure import first_failure
-from ddplaunch.supervise.node.events import StartFailed
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerError, WorkerExit
 
 
 class Phase(Enum):
@@ -18,20 +17,8 @@ class Phase(Enum):
     STOPPING = auto()  # stop was sent, the grace period runs
     KILLING = auto()  # SIGKILL was sent
     SWEEPING = auto()  # no worker lives; what they left behind is ended
-    WAITING = auto()  # for the next generation; with several nodes for what the coordinator says
+    WAITING = auto()  # for the coordinator: there are no workers
     ENDED = auto()
-
-
-class Why(Enum):
-    """Why the workers are no longer to run."""
-
-    FINISHED = auto()
-    FAILED = auto()
-    SIGNALLED = auto()
-    TIMED_OUT = auto()
-    FRONT_LOST = auto()
-    TOLD = auto()  # by the coordinator
-    DISMISSED = auto()
 
 
 @record(kw_only=True)
@@ -41,11 +28,8 @@ class Policy:
     ranks: frozenset[int]
     stop_signals: frozenset[int]
     grace_period: float = 10.0  # seconds
-    max_restarts: int = 0
-    timeout: float | None = None  # seconds
     debug_rank: int | None = None
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
-    coordinated: bool = False  # several nodes: a coordinator says when to start, and what follows from an end
 
 
 @record(kw_only=True)
@@ -53,30 +37,27 @@ class State:
     """Everything that the next step depends on."""
 
     policy: Policy
-    phase: Phase = Phase.RUNNING
+    phase: Phase = Phase.WAITING
     why: Why | None = None
     signum: int = 0  # that asked the job to stop
     notice: int = 0  # the first of policy.notices that came in this generation
-    abandoned: bool = False  # a person has stopped the job
-    requeue: int = 0  # when ended: the notice after which the job should go back into the queue
+    abandoned: bool = False  # the user has stopped the job
     generation: int = 0
-    short_lives: int = 0  # generations in a row that failed at once
+    alone: bool = False  # no other node takes part in this generation
     pending: frozenset[int] = frozenset()  # not started yet
     alive: frozenset[int] = frozenset()
     exits: tuple[WorkerExit, ...] = ()  # of this generation, in order of death
     raised: tuple[tuple[int, WorkerError], ...] = ()
-    start_failure: StartFailed | None = None
+    start_failure: StartFailure | None = None
     swept_with: int = 0  # the signal of the last sweep
     sparing: bool = False  # whether it left some time to those that tidy up behind others
     left: tuple[str, ...] = ()  # processes that the last sweep found
     generation_at: float = 0.0  # when this generation began
     phase_deadline: float | None = None  # when this phase has waited long enough
-    job_deadline: float | None = None  # --timeout
     linger_deadline: float | None = None  # when those that ended with 0 are named
     suspended_at: float | None = None
-    halted: bool = False  # nothing is started again
-    dismissed: int | None = None  # the status that the coordinator gave, or that losing it stands for
-    status: int | None = None  # when ended
+    halted: bool = False  # the coordinator knows that nothing is to be started again
+    status: int | None = None  # of the job, once the coordinator gave it or is lost
 
     @property
     def deadline(self) -> float | None:
@@ -86,8 +67,6 @@ class State:
         deadlines = [self.phase_deadline]
         if self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger:
             deadlines += [self.linger_deadline]
-        if self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING) and not self.debugger:
-            deadlines += [self.job_deadline]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -96,15 +75,15 @@ class State:
         return self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING)
 
     @property
-    def is_idle(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether there are no workers, and the coordinator decides what is next."""
-        return self.policy.coordinated and self.phase is Phase.WAITING
+        return self.phase is Phase.WAITING
 
     @property
     def is_done_here(self) -> bool:
         """Whether the workers of this node have finished, what they left behind is ended, and other nodes may be at work."""
         finished = self.phase is Phase.SWEEPING and self.why is Why.FINISHED
-        return finished and self.policy.coordinated and self.dismissed is None
+        return finished and not self.alone and self.status is None
 
     @property
     def debugger(self) -> frozenset[int]:

@@ -13,7 +13,7 @@ from ddplaunch.agent.pipes import FULL, STDOUT, STUCK, Backpressure, FrontPipes,
 
 @pytest.fixture
 def reader() -> Iterator[tuple[OutputQueue, socket.socket]]:
-    """An outbox and the end that takes from it."""
+    """An queue and the end that takes from it."""
     front, agent = FrontPipes.make().output
     with front, agent:
         yield OutputQueue(agent), front
@@ -25,60 +25,67 @@ def backpressure(reader: tuple[OutputQueue, socket.socket]) -> Iterator[Backpres
         yield Backpressure(reader[0], selector)
 
 
+@pytest.fixture
+def pauses() -> list[bool]:
+    """What was asked of the workers' pipes, each time."""
+    return []
+
+
 def take_all(queue: OutputQueue, front: socket.socket) -> None:
     while queue.size:
         front.recv(1 << 17)
         queue.flush()
 
 
-def test_an_outbox_with_room_holds_nobody_up(reader, backpressure):
+def test_an_queue_with_room_holds_nobody_up(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(FULL // 4))
-    assert backpressure.mind(None, True, 0.0) is False
+    assert backpressure.update(pauses.append, True, 0.0) is False
     assert backpressure.deadline is None
 
 
-def test_a_full_outbox_holds_the_workers_up_until_the_reader_is_stuck_for_long(reader, backpressure):
+def test_a_full_queue_holds_the_workers_up_until_the_reader_is_stuck_for_long(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
-    assert backpressure.mind(None, True, 10.0) is False
+    assert backpressure.update(pauses.append, True, 10.0) is False
     assert backpressure.deadline == 10.0 + STUCK
-    assert backpressure.mind(None, True, 10.0 + STUCK - 0.1) is False
-    assert backpressure.mind(None, True, 10.0 + STUCK) is True
+    assert backpressure.update(pauses.append, True, 10.0 + STUCK - 0.1) is False
+    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
     assert backpressure.deadline is None
+    assert pauses == [True, True, False]
 
 
-def test_a_slow_reader_is_waited_for(reader, backpressure):
+def test_a_slow_reader_is_waited_for(reader, backpressure, pauses):
     queue, front = reader
     queue.put(STDOUT, bytes(2 * FULL))
-    backpressure.mind(None, True, 10.0)
+    backpressure.update(pauses.append, True, 10.0)
     front.recv(1 << 17)
     queue.flush()
-    assert backpressure.mind(None, True, 10.0 + STUCK) is False
+    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is False
     assert backpressure.deadline == 10.0 + 2 * STUCK
 
 
-def test_what_no_log_has_is_never_dropped(reader, backpressure):
+def test_what_no_log_has_is_never_dropped(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
-    backpressure.mind(None, False, 10.0)
-    assert backpressure.mind(None, False, 10.0 + STUCK) is False
+    backpressure.update(pauses.append, False, 10.0)
+    assert backpressure.update(pauses.append, False, 10.0 + STUCK) is False
 
 
-def test_when_a_log_fails_while_output_is_dropped_nothing_more_is(reader, backpressure):
+def test_when_a_log_fails_while_output_is_dropped_nothing_more_is(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
-    backpressure.mind(None, True, 10.0)
-    assert backpressure.mind(None, True, 10.0 + STUCK) is True
-    assert backpressure.mind(None, False, 20.0) is False
-    assert backpressure.mind(None, False, 20.0 + STUCK) is False
+    backpressure.update(pauses.append, True, 10.0)
+    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
+    assert backpressure.update(pauses.append, False, 20.0) is False
+    assert backpressure.update(pauses.append, False, 20.0 + STUCK) is False
 
 
-def test_a_reader_that_comes_back_gets_everything_from_there_on(reader, backpressure):
+def test_a_reader_that_comes_back_gets_everything_from_there_on(reader, backpressure, pauses):
     queue, front = reader
     queue.put(STDOUT, bytes(2 * FULL))
-    backpressure.mind(None, True, 10.0)
-    assert backpressure.mind(None, True, 10.0 + STUCK) is True
+    backpressure.update(pauses.append, True, 10.0)
+    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
     take_all(queue, front)
-    assert backpressure.mind(None, True, 30.0) is False
+    assert backpressure.update(pauses.append, True, 30.0) is False
     assert backpressure.deadline is None

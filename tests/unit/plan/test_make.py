@@ -444,8 +444,10 @@ def seats(*counts: int) -> tuple[Seat, ...]:
 def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = None, **changes: Any) -> Plan:
     where = replace(HERE, cluster="static", nnodes=(len(counts),) * 2, node_rank=place, address="a")
     asked = asked or spec(nproc_per_node=counts[place])
-    agreed = Agreed(seats=seats(*counts), backend="gloo", backend_reason="agreed", **changes)
-    return make_plan(asked, where, node(), run_id="run-1", agreed=agreed)
+    agreed = Agreed(
+        run_id="run-1", place=place, seats=seats(*counts), address="a", backend="gloo", backend_reason="agreed"
+    )
+    return make_plan(asked, where, node(), run_id="run-1", agreed=agreed, **changes)
 
 
 def test_ranks_are_node_major_and_nodes_may_have_different_counts() -> None:
@@ -467,7 +469,7 @@ def test_every_rank_of_the_job_is_planned_exactly_once(counts: list[int]) -> Non
 
 
 def test_what_the_nodes_agreed_on_wins_over_what_this_one_would_choose() -> None:
-    decided = agreed_plan(0, (2, 2), variables={"GLOO_SOCKET_IFNAME": "eth0"})
+    decided = agreed_plan(0, (2, 2), interface="eth0")
     assert (decided.backend, decided.reasons["backend"]) == ("gloo", "agreed")
     assert set(each(decided, "GLOO_SOCKET_IFNAME")) == {"eth0"}
 

@@ -120,7 +120,7 @@ def test_a_job_goes_back_under_its_own_name(tmp_path: Path) -> None:
     intent = way.decide(SIGUSR1)
     assert (intent.goes, intent.job) == (True, "13_1")
     assert intent.words == "job 13_1 goes back into the queue after SIGUSR1 (requeue 2 of at most 10)"
-    assert way.go() is None
+    assert way.submit() is None
     assert asked(tmp_path) == ["C show job -o 13_1", "C requeue 13_1"]
 
 
@@ -170,19 +170,19 @@ def test_outside_of_slurm_nobody_starts_the_job_again() -> None:
 
 def test_a_refusal_is_told_in_slurms_words(tmp_path: Path) -> None:
     way = scontrol(tmp_path, requeue="echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
-    assert way.go() == (
+    assert way.submit() == (
         "job 7 could not be sent back into the queue: scontrol says: Requested operation is presently disabled for job 7"
     )
 
 
 def test_scontrol_may_be_ended_with_the_job_before_its_answer(tmp_path: Path) -> None:
     (tmp_path / "after").write_text(line("COMPLETING", Restarts=1))
-    assert scontrol(tmp_path, requeue="cat after > said; kill -KILL $$").go() is None
-    assert "could not be sent back" in str(scontrol(tmp_path, requeue="kill -KILL $$").go())
+    assert scontrol(tmp_path, requeue="cat after > said; kill -KILL $$").submit() is None
+    assert "could not be sent back" in str(scontrol(tmp_path, requeue="kill -KILL $$").submit())
 
 
 def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_its_answer(tmp_path: Path) -> None:
-    assert scontrol(tmp_path, requeue="kill -TERM $$; exit 0").go() is None
+    assert scontrol(tmp_path, requeue="kill -TERM $$; exit 0").submit() is None
 
 
 def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:

@@ -8,40 +8,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.record import replace
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import (
     OWN,
     Action,
-    Begin,
+    BeginGeneration,
     DeadlineReached,
-    Dismiss,
     Drop,
+    EndJob,
     Event,
-    JobStopping,
+    JobResumed,
+    JobSuspended,
     Joined,
-    Kill,
+    KillNodes,
     Left,
     Member,
     NodeEnded,
-    NodeKilling,
+    NodeEscalated,
+    NodeGivenUp,
     NodeNoticed,
     NodeStopping,
-    OneFewer,
     Phase,
     Policy,
     Refuse,
-    Report,
+    ReportFailure,
     Say,
-    StartFailed,
     State,
-    Stop,
-    Why,
+    StopNodes,
+    StopRequested,
 )
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
-THREE = Policy(least=3, most=3)
-ELASTIC = Policy(least=2, most=3, last_call=30.0)
+THREE = Policy(min_nodes=3, max_nodes=3)
+ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
 
 
 def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
@@ -68,7 +69,7 @@ def stopped(rank: int, host: str, at: float) -> WorkerExit:
     return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)  # type: ignore[arg-type]
 
 
-def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailed | None = None) -> NodeEnded:
+def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailure | None = None) -> NodeEnded:
     return NodeEnded(id, exits or (end(id, "abcdef"[id], at),), failed, at)
 
 
@@ -103,21 +104,21 @@ def silent(actions: Iterable[Action]) -> list[Action]:
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
-    "all start together in order of arrival": (THREE, met(), [Begin(0, (0, 1, 2), 0)]),
+    "all start together in order of arrival": (THREE, met(), [BeginGeneration(0, (0, 1, 2), 0)]),
     "a node that was given a rank gets it whenever it arrives": (
         THREE,
         [Joined(member(0, 0), 0), Joined(member(1, 2), 1), Joined(member(2, 1), 2)],
-        [Begin(0, (0, 2, 1), 0)],
+        [BeginGeneration(0, (0, 2, 1), 0)],
     ),
     "given ranks and free ones fit together": (
         THREE,
         [Joined(member(0), 0), Joined(member(1), 1), Joined(member(2, 1), 2)],
-        [Begin(0, (0, 2, 1), 0)],
+        [BeginGeneration(0, (0, 2, 1), 0)],
     ),
     "a rank that is taken is refused, and the others go on waiting": (
         THREE,
         [Joined(member(0, 0), 0), Joined(member(1, 1), 1), Joined(member(2, 1), 2), Joined(member(3, 2), 3)],
-        [Refuse(2, "node rank 1 is taken by b", 2), Begin(0, (0, 1, 3), 0)],
+        [Refuse(2, "node rank 1 is taken by b", 2), BeginGeneration(0, (0, 1, 3), 0)],
     ),
     "rank 0 is the coordinator's, with or without asking for it": (
         THREE,
@@ -132,17 +133,17 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "one node too many is refused": (
         THREE,
         [*met(), Joined(member(3), 1)],
-        [Begin(0, (0, 1, 2), 0), Refuse(3, "the job has its 3 nodes already: a, b, c", 2)],
+        [BeginGeneration(0, (0, 1, 2), 0), Refuse(3, "the job has its 3 nodes already: a, b, c", 2)],
     ),
     "when all have finished the job has": (
         THREE,
         [*met(), ended(1, 5), ended(0, 6), ended(2, 7)],
-        [Begin(0, (0, 1, 2), 0), Dismiss(0)],
+        [BeginGeneration(0, (0, 1, 2), 0), EndJob(0)],
     ),
     "a failure on one node stops the others and gives the status": (
         THREE,
         [*met(), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(7)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(7)],
     ),
     "of two failures the one that was first on one clock counts, whoever tells first": (
         THREE,
@@ -154,53 +155,53 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             ended(2, 5.5, end(2, "c", 5.0, 9)),
             stopping(0, 5.6),
         ],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(9)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(9)],
     ),
     "a worker that could not be started ends the job, whatever restarts are left": (
-        Policy(least=3, most=3, max_restarts=5),
+        Policy(min_nodes=3, max_nodes=3, max_restarts=5),
         [
             *met(),
             NodeStopping(2, Why.FAILED, SIGTERM, 1),
-            ended(2, 1.1, failed=StartFailed(4, "c", "x: No such file or directory", 127)),
+            ended(2, 1.1, failed=StartFailure(4, "c", "x: No such file or directory", 127)),
             stopping(0, 1.2),
             stopping(1, 1.3),
         ],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Dismiss(127)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM), EndJob(127)],
     ),
     "Ctrl-C on one node reaches all as what it is": (
         THREE,
         [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGINT), Dismiss(130)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), EndJob(130)],
     ),
     "a second Ctrl-C on any node kills everywhere": (
         THREE,
-        [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(1, 6), NodeKilling(2, 7)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGINT), Kill((0,))],
+        [*met(), NodeStopping(2, Why.SIGNALLED, SIGINT, 5), stopping(1, 6), NodeEscalated(2, SIGINT, 7)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGINT), KillNodes((0,))],
     ),
     "--timeout on node 0 is the job's": (
         THREE,
         [*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 9), stopping(0, 9), stopping(1, 9), stopping(2, 9)],
-        [Begin(0, (0, 1, 2), 0), Stop((1, 2), SIGTERM), Dismiss(124)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((1, 2), SIGTERM), EndJob(124)],
     ),
     "a lost node ends the job with its own status": (
         THREE,
         [*met(), Left(2, "silent for 10 s", 20), stopping(0, 21), stopping(1, 21)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Dismiss(122)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM), EndJob(122)],
     ),
     "a node whose front was killed is lost": (
         THREE,
         [*met(), NodeStopping(2, Why.FRONT_LOST, SIGTERM, 5), stopping(0, 6), stopping(1, 6)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Drop(2), Dismiss(122)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM), Drop(2), EndJob(122)],
     ),
     "when the coordinator's own front is killed the job ends": (
         THREE,
         [*met(), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 5), stopping(0, 6), stopping(1, 6), stopping(2, 6)],
-        [Begin(0, (0, 1, 2), 0), Stop((1, 2), SIGTERM), Dismiss(122)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((1, 2), SIGTERM), EndJob(122)],
     ),
     "a failure that was there before the node was lost gives the status": (
         THREE,
         [*met(), *failing(1, 5.0), Left(2, "connection closed", 5.3), stopping(0, 6)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(7)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(7)],
     ),
     "a failure that only follows does not hide that a node was lost": (
         THREE,
@@ -221,123 +222,144 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             ),
             stopping(0, 7),
         ],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Dismiss(122)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(122)],
     ),
     "a node that goes after it has finished is not lost": (
         THREE,
         [*met(), ended(2, 5), Left(2, "connection closed", 6), ended(0, 7), ended(1, 7)],
-        [Begin(0, (0, 1, 2), 0), Dismiss(0)],
+        [BeginGeneration(0, (0, 1, 2), 0), EndJob(0)],
     ),
     "a restart begins when all have ended, with the same places": (
-        Policy(least=3, most=3, max_restarts=1),
+        Policy(min_nodes=3, max_nodes=3, max_restarts=1),
         [*met(), *failing(1, 50.0), stopping(0, 51), stopping(2, 52), DeadlineReached(52)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 1, 2), 1)],
+        [
+            BeginGeneration(0, (0, 1, 2), 0),
+            StopNodes((0, 2), SIGTERM),
+            ReportFailure(0.0),
+            BeginGeneration(1, (0, 1, 2), 1),
+        ],
     ),
     "restarts are used up": (
-        Policy(least=1, most=1, max_restarts=1),
+        Policy(min_nodes=1, max_nodes=1, max_restarts=1),
         [*met(1), *failing(0, 50.0), DeadlineReached(51), *failing(0, 100.0)],
-        [Begin(0, (0,), 0), Report(0.0), Begin(1, (0,), 1), Dismiss(7)],
+        [BeginGeneration(0, (0,), 0), ReportFailure(0.0), BeginGeneration(1, (0,), 1), EndJob(7)],
     ),
     "who does not want to wait for a stop wants no restart": (
-        Policy(least=2, most=2, max_restarts=1),
-        [*met(2), NodeStopping(1, Why.FAILED, SIGTERM, 5), NodeKilling(0, 6), stopping(0, 6), *failing(1, 5)[1:]],
-        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Kill((1,)), Dismiss(7)],
+        Policy(min_nodes=2, max_nodes=2, max_restarts=1),
+        [
+            *met(2),
+            NodeStopping(1, Why.FAILED, SIGTERM, 5),
+            NodeEscalated(0, SIGINT, 6),
+            stopping(0, 6),
+            *failing(1, 5)[1:],
+        ],
+        [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), KillNodes((1,)), EndJob(7)],
     ),
     "Ctrl-C between two generations ends the job": (
-        Policy(least=2, most=2, max_restarts=3),
+        Policy(min_nodes=2, max_nodes=2, max_restarts=3),
         [*met(2), *failing(1, 5), stopping(0, 6), NodeStopping(1, Why.SIGNALLED, SIGINT, 6)],
-        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Report(0.0), Dismiss(130)],
+        [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), EndJob(130)],
     ),
     "who leaves before the start may come again": (
         THREE,
         [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3), Joined(member(3), 4), Joined(member(4), 5)],
-        [Refuse(1, "", 130), Begin(0, (0, 3, 4), 0)],
+        [Refuse(1, "", 130), BeginGeneration(0, (0, 3, 4), 0)],
     ),
     "Ctrl-C at the coordinator before the start ends all": (
         THREE,
         [*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)],
-        [Dismiss(130)],
+        [EndJob(130)],
     ),
     "nobody waits for a last call once all others are known not to come": (
         ELASTIC,
-        [*met(2), OneFewer(1)],
-        [Begin(0, (0, 1), 0)],
+        [*met(2), NodeGivenUp(1)],
+        [BeginGeneration(0, (0, 1), 0)],
     ),
     "one that comes after another was given up is the last": (
-        Policy(least=2, most=4),
-        [*met(2), OneFewer(1), Joined(member(2), 2)],
-        [Begin(0, (0, 1, 2), 0)],
+        Policy(min_nodes=2, max_nodes=4),
+        [*met(2), NodeGivenUp(1), Joined(member(2), 2)],
+        [BeginGeneration(0, (0, 1, 2), 0)],
     ),
     "the last call is no longer because one was given up": (
-        Policy(least=2, most=4),
-        [*met(2), OneFewer(20), DeadlineReached(30.1)],
-        [Begin(0, (0, 1), 0)],
+        Policy(min_nodes=2, max_nodes=4),
+        [*met(2), NodeGivenUp(20), DeadlineReached(30.1)],
+        [BeginGeneration(0, (0, 1), 0)],
     ),
-    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), OneFewer(1), OneFewer(2)], []),
+    "too few are waited for, whoever was given up": (ELASTIC, [*met(1), NodeGivenUp(1), NodeGivenUp(2)], []),
     "who was given up before the start changes nothing after it": (
         ELASTIC,
-        [*met(3), OneFewer(1), Left(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM), Report(0.0), Begin(1, (0, 1), 0)],
+        [*met(3), NodeGivenUp(1), Left(2, "gone", 5), stopping(0, 6), stopping(1, 6), DeadlineReached(7)],
+        [
+            BeginGeneration(0, (0, 1, 2), 0),
+            StopNodes((0, 1), SIGTERM),
+            ReportFailure(0.0),
+            BeginGeneration(1, (0, 1), 0),
+        ],
     ),
     "an elastic job starts with the least number after the last call": (
         ELASTIC,
         [*met(2), DeadlineReached(29.0), DeadlineReached(30.1)],
-        [Begin(0, (0, 1), 0)],
+        [BeginGeneration(0, (0, 1), 0)],
     ),
     "a newcomer extends the last call": (
-        Policy(least=2, most=4, last_call=30.0),
+        Policy(min_nodes=2, max_nodes=4, last_call=30.0),
         [*met(2), Joined(member(2), 20), DeadlineReached(30.1), DeadlineReached(50)],
-        [Begin(0, (0, 1, 2), 0)],
+        [BeginGeneration(0, (0, 1, 2), 0)],
     ),
     "a lost node leaves an elastic job to the others, with new ranks and no restart counted": (
         ELASTIC,
         [*met(), Left(1, "silent for 10 s", 60), stopping(0, 61), stopping(2, 61), DeadlineReached(61)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 2), 0)],
+        [
+            BeginGeneration(0, (0, 1, 2), 0),
+            StopNodes((0, 2), SIGTERM),
+            ReportFailure(0.0),
+            BeginGeneration(1, (0, 2), 0),
+        ],
     ),
     "a node that joins an elastic job makes a new generation": (
         ELASTIC,
         [*met(2), DeadlineReached(30.1), Joined(member(2), 60), stopping(0, 61), stopping(1, 61), DeadlineReached(61)],
-        [Begin(0, (0, 1), 0), Stop((0, 1), SIGTERM), Begin(1, (0, 1, 2), 0)],
+        [BeginGeneration(0, (0, 1), 0), StopNodes((0, 1), SIGTERM), BeginGeneration(1, (0, 1, 2), 0)],
     ),
     "a node that joins when others have finished already waits": (
         ELASTIC,
         [*met(2), DeadlineReached(30.1), ended(1, 60), Joined(member(2), 61), ended(0, 62)],
-        [Begin(0, (0, 1), 0), Dismiss(0)],
+        [BeginGeneration(0, (0, 1), 0), EndJob(0)],
     ),
     "an elastic job that has too few nodes left ends": (
         ELASTIC,
         [*met(2), DeadlineReached(30.1), Left(1, "connection closed", 60), stopping(0, 61)],
-        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Dismiss(122)],
+        [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), EndJob(122)],
     ),
     "with restarts left a lost node may be replaced": (
-        Policy(least=2, most=2, max_restarts=1, replaceable=True),
+        Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True),
         [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), Joined(member(2), 70)],
-        [Begin(0, (0, 1), 0), Stop((0,), SIGTERM), Report(0.0), Begin(1, (0, 2), 1)],
+        [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 2), 1)],
     ),
     "a replacement that does not come ends the job": (
-        Policy(least=2, most=2, max_restarts=1, replaceable=True, meeting_time=100),
+        Policy(min_nodes=2, max_nodes=2, max_restarts=1, replaceable=True, rdzv_timeout=100),
         [*met(2), Left(1, "connection closed", 60), stopping(0, 61), DeadlineReached(61), DeadlineReached(161)],
         [
-            Begin(0, (0, 1), 0),
-            Stop((0,), SIGTERM),
-            Report(0.0),
-            Dismiss(122, "the nodes did not meet in time: waited in vain for 1 of 2 nodes (there is a)"),
+            BeginGeneration(0, (0, 1), 0),
+            StopNodes((0,), SIGTERM),
+            ReportFailure(0.0),
+            EndJob(122, "the nodes did not meet in time: waited in vain for 1 of 2 nodes (there is a)"),
         ],
     ),
     "nodes that do not meet in time are named": (
-        Policy(least=3, most=3, names=("a", "b", "c")),
+        Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c")),
         [Joined(member(0, 0), 0), Joined(member(2, 2), 1), DeadlineReached(600)],
-        [Dismiss(121, "the nodes did not meet in time: waited in vain for 1 of 3 nodes: node 1 (b)")],
+        [EndJob(121, "the nodes did not meet in time: waited in vain for 1 of 3 nodes: node 1 (b)")],
     ),
     "whoever comes after the end is told so": (
-        Policy(least=1, most=1),
+        Policy(min_nodes=1, max_nodes=1),
         [*met(1), ended(0, 5), Joined(member(1), 6)],
-        [Begin(0, (0,), 0), Dismiss(0), Refuse(1, "the job has ended", 121)],
+        [BeginGeneration(0, (0,), 0), EndJob(0), Refuse(1, "the job has ended", 121)],
     ),
     "what a member says that has been lost counts no more": (
         THREE,
         [*met(), Left(2, "silent", 20), ended(2, 21), NodeStopping(2, Why.SIGNALLED, SIGINT, 21)],
-        [Begin(0, (0, 1, 2), 0), Stop((0, 1), SIGTERM)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 1), SIGTERM)],
     ),
 }
 
@@ -349,7 +371,7 @@ def test_histories(sentence: str) -> None:
 
 
 def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
-    policy = Policy(least=3, most=3, names=("a", "b", "c"))
+    policy = Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c"))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(4.0)])
     assert actions == [Say("waiting for 2 of 3 nodes: node 1 (b), node 2 (c)")]
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(33.0)])
@@ -380,19 +402,19 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.builds(lambda id, wanted: Joined(member(id, wanted), 0), st.integers(1, 4), st.none() | st.integers(0, 3)),
         st.builds(lambda id: Left(id, "gone", 0), st.integers(1, 4)),
         st.builds(lambda id, why: NodeStopping(id, why, SIGINT if why is Why.SIGNALLED else SIGTERM, 0), ids, whys),
-        st.builds(lambda id: NodeKilling(id, 0), ids),
+        st.builds(lambda id: NodeEscalated(id, SIGINT, 0), ids),
         st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
         st.just(DeadlineReached(0)),
-        st.just(OneFewer(0)),
+        st.just(NodeGivenUp(0)),
     )
     return st.lists(one, max_size=30)
 
 
-@given(happened=events(), restarts=st.integers(0, 2), least=st.integers(1, 3), more=st.integers(0, 2))
+@given(happened=events(), restarts=st.integers(0, 2), min_nodes=st.integers(1, 3), more=st.integers(0, 2))
 def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(
-    happened: list[Event], restarts: int, least: int, more: int
+    happened: list[Event], restarts: int, min_nodes: int, more: int
 ) -> None:
-    policy = Policy(least=least, most=least + more, max_restarts=restarts)
+    policy = Policy(min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts)
     state, _ = job.begin(policy, 0.0)
     clock = 0.0
     state, _ = job.step(state, Joined(member(OWN), clock))
@@ -403,10 +425,10 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(
             continue
         state, actions = job.step(state, _at(event, clock))
         for action in actions:
-            if isinstance(action, (Stop, Kill)):
+            if isinstance(action, (StopNodes, KillNodes)):
                 assert all(_runs(state, id) for id in action.ids)
-            if isinstance(action, Begin):
-                assert policy.least <= len(action.order) <= policy.most
+            if isinstance(action, BeginGeneration):
+                assert policy.min_nodes <= len(action.order) <= policy.max_nodes
                 assert action.order[0] == OWN
                 assert [state.members[id].place for id in action.order] == list(range(len(action.order)))
         if state.phase is Phase.ENDED:
@@ -437,8 +459,83 @@ def test_who_joined_late_and_leaves_before_its_turn_ends_nothing() -> None:
     """It came when some had finished already, so it waited for the end."""
     late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
     state, actions = history(ELASTIC, [*late, NodeStopping(2, Why.SIGNALLED, SIGINT, 42)])
-    assert silent(actions) == [Begin(0, (0, 1), 0), Refuse(2, "", 130)]
+    assert silent(actions) == [BeginGeneration(0, (0, 1), 0), Refuse(2, "", 130)]
     assert state.phase is Phase.RUNNING
+
+
+INTERRUPTED = [*met(), NodeStopping(1, Why.SIGNALLED, SIGINT, 0.3)]
+NOTHING_STARTED = [NodeEnded(id, (), None, 0.4) for id in range(3)]
+WERE_STARTED: dict[str, tuple[list[Event], bool]] = {
+    "not while the nodes meet": ([*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)], False),
+    "not if each node was stopped before its first worker": ([*INTERRUPTED, *NOTHING_STARTED], False),
+    "once a worker of any node has ended": ([*INTERRUPTED, *NOTHING_STARTED[:2], stopping(2, 0.4)], True),
+    "perhaps, if a node was lost": ([*INTERRUPTED, *NOTHING_STARTED[:2], Left(2, "silent", 9)], True),
+    "if one of them cannot be ended": (
+        [*INTERRUPTED, *NOTHING_STARTED[:2], NodeEnded(2, (), None, 9, ("pid 7 (python)",))],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", WERE_STARTED)
+def test_workers_were_started(sentence: str) -> None:
+    events, has_begun = WERE_STARTED[sentence]
+    state, _ = history(THREE, events)
+    assert (state.phase, state.has_begun) == (Phase.ENDED, has_begun)
+
+
+def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None:
+    left = NodeEnded(2, (end(2, "c", 1.0),), None, 7, ("pid 7 (python) in uninterruptible sleep",))
+    state, actions = history(replace(THREE, max_restarts=3), [*met(), *failing(0, 1), stopping(1, 2), left])
+    assert (state.phase, state.status, state.left) == (Phase.ENDED, 7, left.left)
+    assert silent(actions)[-1] == EndJob(7)
+
+
+# --- the time of the job
+
+TIMED = replace(THREE, timeout=60.0, max_restarts=3)
+UP = DeadlineReached(60.0)
+
+
+def test_the_time_of_the_job_runs_from_its_first_start_on_through_all_generations() -> None:
+    assert history(TIMED, [])[0].deadline == 3.0
+    assert history(TIMED, met())[0].deadline == 60.0
+    again = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3)]
+    state, _ = history(TIMED, again)
+    assert (state.generation, state.deadline) == (1, 60.0)
+
+
+def test_when_the_time_is_up_all_nodes_stop_and_the_status_is_124() -> None:
+    state, actions = history(TIMED, [*met(), UP])
+    assert silent(actions)[-1] == StopNodes((0, 1, 2), SIGTERM)
+    assert state.deadline is None
+    ends = [ended(id, 61, replace(stopped(id, "abcdef"[id], 61), stopped_at=60.0)) for id in range(3)]
+    assert history(TIMED, [*met(), UP, *ends])[0].status == 124
+
+
+def test_the_time_may_be_up_before_all_nodes_are_there_and_between_two_generations() -> None:
+    assert history(TIMED, [*met(2), UP])[0].status == 124
+    between = [*met(), *failing(0, 59), stopping(1, 59.5), stopping(2, 59.5)]
+    assert history(TIMED, [*between, UP])[0].status == 124
+
+
+def test_workers_that_had_finished_when_the_time_was_up_have_finished() -> None:
+    """What they had left behind was being swept."""
+    finished = [ended(id, 61, end(id, "abcdef"[id], 59)) for id in range(3)]
+    assert history(TIMED, [*met(), UP, *finished])[0].status == 0
+
+
+def test_the_time_stands_still_while_the_job_is_suspended() -> None:
+    suspended = [*met(), JobSuspended(10.0)]
+    assert history(TIMED, suspended)[0].deadline is None
+    assert history(TIMED, [*suspended, JobResumed(110.0)])[0].deadline == 160.0
+
+
+def test_no_generation_begins_while_the_job_is_suspended() -> None:
+    short = [*met(), *failing(0, 1), stopping(1, 1.1), stopping(2, 1.1)]
+    waiting, _ = history(TIMED, [*short, JobSuspended(1.2)])
+    assert (waiting.phase, waiting.deadline) == (Phase.PAUSING, None)
+    assert history(TIMED, [*short, JobSuspended(1.2), JobResumed(101.2)])[0].deadline == 101.1
 
 
 def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once() -> None:
@@ -450,8 +547,8 @@ def test_an_end_that_is_told_twice_or_by_somebody_who_takes_no_part_counts_once(
 
 # --- a notice of the end
 
-NOTICES = Policy(least=3, most=3, max_restarts=3, notices=frozenset({SIGUSR1, SIGTERM}))
-BEGUN = Begin(0, (0, 1, 2), 0)
+NOTICES = Policy(min_nodes=3, max_nodes=3, max_restarts=3, notices=frozenset({SIGUSR1, SIGTERM}))
+BEGUN = BeginGeneration(0, (0, 1, 2), 0)
 LEAVING = [ended(0, 5), ended(1, 5), ended(2, 5)]
 STOPPING = [stopping(0, 5), stopping(1, 5), stopping(2, 5)]
 ABANDONED: dict[str, tuple[list[Event], int]] = {
@@ -460,8 +557,11 @@ ABANDONED: dict[str, tuple[list[Event], int]] = {
         [*met(), NodeNoticed(1, SIGUSR1), NodeStopping(1, Why.SIGNALLED, SIGINT, 4), *STOPPING],
         130,
     ),
-    "the user's command was lost": ([*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 4), *STOPPING], 122),
-    "the time of --timeout was up": ([*met(), NodeStopping(0, Why.TIMED_OUT, SIGTERM, 4), *STOPPING], 124),
+    "the user's command was lost": ([*met(), StopRequested(Why.FRONT_LOST, SIGTERM, 4), *STOPPING], 122),
+    "the user stopped it and then did not want to wait": (
+        [*met(), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), NodeEscalated(1, SIGINT, 4.5), *STOPPING],
+        143,
+    ),
     "it came to a node that had ended, when all had": ([*met(), *LEAVING, NodeNoticed(1, SIGUSR1)], 0),
     "a node was lost": ([*met(), NodeNoticed(1, SIGUSR1), Left(2, "silent", 4), stopping(0, 5), stopping(1, 5)], 122),
 }
@@ -472,9 +572,9 @@ NOTICED: dict[str, tuple[list[Event], int]] = {
         [*met(), NodeNoticed(1, SIGTERM), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
         SIGTERM,
     ),
-    "it came to who has started the agents": ([*met(), JobStopping(Why.SIGNALLED, SIGTERM, 4), *STOPPING], SIGTERM),
+    "it came to who has started the agents": ([*met(), StopRequested(Why.SIGNALLED, SIGTERM, 4), *STOPPING], SIGTERM),
     "it has ended the user's command before a node told of it": (
-        [*met(), JobStopping(Why.FRONT_LOST, SIGTERM, 3), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
+        [*met(), StopRequested(Why.FRONT_LOST, SIGTERM, 3), NodeStopping(1, Why.SIGNALLED, SIGTERM, 4), *STOPPING],
         SIGTERM,
     ),
     "a worker lost contact with one that had left": (
@@ -494,18 +594,18 @@ NOTICED: dict[str, tuple[list[Event], int]] = {
 @pytest.mark.parametrize("sentence", NOTICED)
 def test_a_job_goes_back_after_a_notice_if(sentence: str) -> None:
     events, signum = NOTICED[sentence]
-    assert silent(history(NOTICES, events)[1])[-1] == Dismiss(128 + signum, requeue=signum)
+    assert silent(history(NOTICES, events)[1])[-1] == EndJob(128 + signum, requeue=signum)
 
 
 @pytest.mark.parametrize("sentence", ABANDONED)
 def test_a_job_does_not_go_back_if(sentence: str) -> None:
     events, status = ABANDONED[sentence]
-    policy = Policy(least=3, most=3, notices=NOTICES.notices)
-    assert silent(history(policy, events)[1])[-1] == Dismiss(status)
+    policy = Policy(min_nodes=3, max_nodes=3, notices=NOTICES.notices)
+    assert silent(history(policy, events)[1])[-1] == EndJob(status)
 
 
 def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> None:
     events = [*met(), NodeNoticed(0, SIGUSR1), *failing(1, 5.0), stopping(0, 5.2), stopping(2, 5.3)]
     state, actions = history(NOTICES, [*events, DeadlineReached(9.0)])
-    assert silent(actions) == [BEGUN, Stop((0, 2), SIGTERM), Report(0.0), Begin(1, (0, 1, 2), 1)]
+    assert silent(actions) == [BEGUN, StopNodes((0, 2), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 1, 2), 1)]
     assert state.notice == 0

@@ -1,0 +1,185 @@
+"""The agents of the other nodes, as the coordinator reaches them: messages become events of the job, orders become messages.
+
+Takes connections, who says hello on them and who only watches. Decides nothing about the job.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Collection, Sequence
+
+from ddplaunch.control import messages
+from ddplaunch.coordinator import wire
+from ddplaunch.coordinator.connections import Connections
+from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
+from ddplaunch.coordinator.link import ForwardToAll, JobEnd, Order
+from ddplaunch.coordinator.terms import Terms
+from ddplaunch.plan import Agreed, Seat
+from ddplaunch.supervise import job, node
+from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.job.seating import why_refused
+from ddplaunch.supervise.outcome import Why
+
+_NO_MEMBER = -1  # no member's id
+
+
+class Agents:
+    """Everyone who has connected to the coordinator, by the number of the connection."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        coordinator: Coordinator,
+        say: Callable[[str], None],
+        selector: selectors.BaseSelector,
+        clock: Callable[[], float],
+    ) -> None:
+        self._terms = terms
+        self._coordinator = coordinator
+        self._say = say
+        self._clock = clock
+        self._hellos: dict[int, messages.Hello] = {}
+        self._watchers: set[int] = set()
+        self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
+        self._end: JobEnd | None = None
+        self._connections = Connections(
+            terms, selector, said=self._received, gone=self._lost, refused=self._refused, clock=clock
+        )
+        self.port = self._connections.port
+
+    def join(self, hello: messages.Hello) -> Member:
+        """Take the hello of the coordinator's own agent."""
+        self._hellos[OWN] = hello
+        return member_of(OWN, hello)
+
+    # --- what comes in
+
+    def _refused(self, address: str, reason: str) -> None:
+        self._say(f"refused a connection from {address}: {reason}")
+
+    def _received(self, id: int, message: messages.ToCoordinator) -> None:
+        match message:
+            case _ if id in self._watchers:
+                self._watcher_sent(message)
+            case messages.Hello() if id not in self._hellos:
+                self._hellos[id] = message = wire.readable(message)
+                self._admit(member_of(id, message))
+            case messages.Watch() if id not in self._hellos:
+                self._watchers.add(id)
+                if self._end is not None:
+                    self.send((id,), self._end)
+            case messages.Hello() | messages.Watch():
+                self._connections.expel(id, "said hello twice")
+            case _ if id not in self._hellos:
+                self._connections.expel(id, "did not say hello first")
+            case _:
+                offset, host = self._connections.offset(id), self._hellos[id].seat.host
+                report = wire.decode_report(message, host, offset)
+                if report is not None and not isinstance(report, ForwardToAll):
+                    self._coordinator.take(id, report)
+
+    def _admit(self, member: Member) -> None:
+        """Take a member; where its place is taken only after all others have answered once more.
+
+        A host may be back after a power cut, or a pod started anew, before it was missed.
+        """
+        if why_refused(self._coordinator.state, member) is None:
+            self._coordinator.feed(job.Joined(member, self._clock()))
+        else:
+            self._waiting[member.id] = member
+            self._connections.ask_all()
+
+    def _admit_waiting(self) -> None:
+        """Take, or refuse, those that wait for a place, as far as that is clear."""
+        for id, member in list(self._waiting.items()):
+            if why_refused(self._coordinator.state, member) is None or self._connections.all_answer:
+                del self._waiting[id]
+                self._coordinator.feed(job.Joined(member, self._clock()))
+
+    def _watcher_sent(self, message: messages.ToCoordinator) -> None:
+        now = self._clock()
+        match wire.decode_report(message, "", 0.0):
+            case node.ReportStopping(why, signum):
+                self._coordinator.feed(job.StopRequested(why, signum, now))
+            case node.Escalate(signum):
+                self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, now))
+            case ForwardToAll(signum):
+                self._coordinator.forward(signum)
+
+    def _lost(self, id: int, reason: str) -> None:
+        self._hellos.pop(id, None)
+        self._waiting.pop(id, None)
+        if self._end is not None:
+            return  # they go as they were told to
+        if id in self._watchers:
+            self._watchers.discard(id)
+            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._clock()))
+        else:
+            self._coordinator.feed(job.Left(id, reason, self._clock()))
+
+    # --- what goes out
+
+    def agree(self, order: Sequence[int]) -> Agreed:
+        """Give what these agents, by place, have in common in the generation that begins."""
+        hellos = [self._hellos[id] for id in order]
+        backend, reason = common_backend(hellos)
+        return Agreed(
+            run_id=self._terms.run_id,
+            place=0,
+            seats=tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos),
+            address=self._terms.address or reached_as(hellos[1:] or hellos),
+            backend=backend,
+            backend_reason=reason,
+        )
+
+    def send(self, ids: Sequence[int], order: Order) -> None:
+        """Send an order to these agents."""
+        payload = messages.encode(wire.encode_order(order))
+        for id in ids:
+            self._connections.send(id, payload)
+
+    def drop(self, id: int) -> None:
+        """Close the connection with this agent."""
+        self._connections.drop(id)
+
+    def end(self, end: JobEnd) -> None:
+        """Tell all that the job has ended, also those that come too late to say what they are."""
+        self._end = end
+        self.send(list(self._connections.ids), end)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._connections.close()
+
+    # --- time and facts
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return self._connections.deadline
+
+    def expire(self, now: float) -> None:
+        """Do what the time asks for."""
+        self._connections.expire(now)
+        if self._waiting:
+            self._admit_waiting()
+
+    @property
+    def ids(self) -> Collection[int]:
+        """Those that are connected."""
+        return self._connections.ids
+
+    @property
+    def are_watched(self) -> bool:
+        """Whether the command that has started the agents is connected."""
+        return bool(self._watchers)
+
+    def host_of(self, id: int) -> str:
+        """Give the host of an agent that has said hello."""
+        return self._hellos[id].seat.host
+
+    @property
+    def reached_at(self) -> str | None:
+        """The address of this node that most of the others reach."""
+        return self._connections.reached_at

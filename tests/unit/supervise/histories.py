@@ -1,0 +1,127 @@
+"""What the histories of a node's workers, and those of a job of one node, are made of."""
+
+from __future__ import annotations
+
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import Any
+
+from ddplaunch.record import replace
+from ddplaunch.supervise import job, node
+from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+
+ALL = frozenset(range(3))
+POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
+LOST = WorkerError(
+    type="RuntimeError", message="[x/gloo/transport/tcp/pair.cc:1] Connection closed by peer", traceback=""
+)
+OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="", at=0.9)
+
+
+def ended(
+    rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | None = None, **more: object
+) -> WorkerExited:
+    exit = WorkerExit(
+        rank=rank,
+        local_rank=rank,
+        host="here",
+        pid=100 + rank,
+        device="cpu",
+        code=code,
+        signal=signal,
+        at=at,
+        seconds=at,
+    )
+    return WorkerExited(replace(exit, **more), at)
+
+
+def calm(signum: int, at: float) -> SignalReceived:
+    """A signal that shows no impatience."""
+    return SignalReceived(signum, at, escalates=False)
+
+
+STARTED = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
+NOTHING_LEFT = Swept((), 5.0)
+LEFT = Swept(("pid 7 (sleep)",), 5.0)
+
+
+class OneNode:
+    """A job of one node: its workers' state and the job's, between which reports and orders pass as in one process."""
+
+    def __init__(self, policy: Policy = POLICY, *, max_nodes: int = 1, **of_job: Any) -> None:
+        self.node = node.begin(policy)
+        self.job, _ = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0)
+        self._ranks = policy.ranks
+        self._asked: list[node.Action | job.Action] = []
+        self._decide(job.Joined(Member(id=OWN, host="here", workers=len(policy.ranks), wanted=0), 0.0), 0.0)
+        if max_nodes > 1:
+            self._decide(job.DeadlineReached(0.0), 0.0)  # nobody else comes
+
+    def take(self, event: node.Event) -> list[node.Action | job.Action]:
+        """Give what the event asks of the operating system, and what the user is told."""
+        self._asked = []
+        self._act(event, event.at)
+        if isinstance(event, node.DeadlineReached):
+            self._decide(job.DeadlineReached(event.at), event.at)
+        return self._asked
+
+    @property
+    def deadline(self) -> float | None:
+        """When the agent would wake at the latest."""
+        deadlines = (self.node.deadline, self.job.deadline)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.node, name)
+
+    def _decide(self, event: job.Event, at: float) -> None:
+        self.job, actions = job.step(self.job, event)
+        for action in actions:
+            match action:
+                case job.BeginGeneration(number):
+                    self._act(node.GenerationBegun(number, self._ranks, at, alone=True), at)
+                case job.StopNodes(ids, signum) if OWN in ids:
+                    self._act(node.StopOrdered(signum, at), at)
+                case job.KillNodes(ids) if OWN in ids:
+                    self._act(node.KillOrdered(at), at)
+                case job.EndJob(status):
+                    self._act(node.JobEnded(status, at), at)
+                case job.ReportFailure() | job.Say():
+                    self._asked.append(action)
+
+    def _act(self, event: node.Event, at: float) -> None:
+        if self.node.phase is node.Phase.ENDED:
+            return
+        self.node, actions = node.step(self.node, event)
+        for action in actions:
+            match action:
+                case node.ReportStopping(why, signum):
+                    self._decide(job.NodeStopping(OWN, why, signum, at), at)
+                case node.ReportNotice(signum):
+                    self._decide(job.NodeNoticed(OWN, signum), at)
+                case node.Escalate(signum):
+                    self._decide(job.NodeEscalated(OWN, signum, at), at)
+                case node.ReportEnded():
+                    raised = dict(self.node.raised)
+                    exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
+                    self._decide(job.NodeEnded(OWN, exits, self.node.start_failure, at, self.node.left), at)
+                case node.Suspend():
+                    self._asked.append(action)
+                    self._decide(job.JobSuspended(at), at)
+                case node.Resume():
+                    self._asked.append(action)
+                    self._decide(job.JobResumed(at), at)
+                case _:
+                    self._asked.append(action)
+
+
+def one_node(
+    *events: node.Event, policy: Policy = POLICY, **of_job: Any
+) -> tuple[OneNode, list[node.Action | job.Action]]:
+    """The states after these events, and what the last one asked for; with none, what the start did."""
+    whole = OneNode(policy, **of_job)
+    asked = whole._asked
+    for event in events:
+        asked = whole.take(event)
+    return whole, asked
