@@ -144,6 +144,11 @@ class JobSpec:
         """The signals that mean something to the job, besides those that are always passed on."""
         return (*self.stop_signals, *self.forward_signals, *self.requeue_on)
 
+    @property
+    def ending_signals(self) -> frozenset[int]:
+        """The signals that ask the job to end."""
+        return frozenset(self.stop_signals) - frozenset(self.forward_signals)
+
     def origin(self, name: str) -> str:
         """Where the value of this field came from."""
         return self.origins.get(name, "default")

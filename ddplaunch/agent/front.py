@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch.agent import child
 from ddplaunch.agent.pipes import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, FrontPipes
+from ddplaunch.agent.signals import passed_on
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
-# passed on whatever the user said: they end nothing by themselves
-ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-_PATIENCE = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
+_STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
 
 
 def run(
@@ -31,9 +30,9 @@ def run(
 ) -> int:
     """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
 
-    `signals` are those that go to the agent besides ALWAYS and SIGTSTP; one that was ignored when the command
+    `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end. `control` is a descriptor for what the
-    agent says to whoever called for the job, a line each.
+    agent sends to a caller in Python, a line each.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -65,12 +64,6 @@ def run(
     return status
 
 
-def passed_on(signals: Iterable[int]) -> frozenset[int]:
-    """Give the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
-    wanted = {*ALWAYS, signal.SIGTSTP, *signals}
-    return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
-
-
 class _Unread(Exception):
     """Nobody reads what is left to be written, and the job was told to stop."""
 
@@ -81,6 +74,7 @@ class _Front:
     def __init__(self, agent: int, stops: Collection[int], pipes: FrontPipes) -> None:
         self._agent = agent
         self._stops = stops
+        self._pipes = pipes
         self._to_agent = pipes.signals[1]
         self._suspended = pipes.suspended[0]
         self._suspending = False
@@ -139,10 +133,10 @@ class _Front:
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
         self._answer()  # of an earlier time, too late
-        os.write(self._to_agent, bytes([MAY_STOP]))
+        self._pipes.request(MAY_STOP)
         poll = select.poll()
         poll.register(self._suspended, select.POLLIN)
-        poll.poll(_PATIENCE * 1000)
+        poll.poll(_STOP_TIMEOUT * 1000)
         return signal.SIGCONT not in self._answer()
 
     def _answer(self) -> bytes:

@@ -255,7 +255,7 @@ class Agent:
                 self._report_left(signum, sparing)
             case node.ReportEnded():
                 self._report_end(now)
-            case node.ReportStopping() | node.ReportNotice() | node.Escalate():
+            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.HoldTimeout():
                 self._link.send(action)
             case node.Suspend() | node.Resume():
                 self._link.send(action)

@@ -1,4 +1,4 @@
-"""The tie between the command that the user typed (front) and the agent: signals one way, output the other.
+"""The pipes between the command that the user typed (front) and the agent: signals and requests one way, output the other.
 
 Either side sees the other's end, whatever ended it, as the end of the stream. Interprets nothing that it carries.
 """
@@ -18,30 +18,40 @@ STDERR = b"e"
 CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
-# among the numbers of signals
-ONE_FEWER = 255  # one node of the job will not come
-MAY_STOP = 254  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
+# requests of a front: one of these bytes and another, the number of a signal for PLAIN_SIGNAL
+PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one shows no impatience
+ONE_FEWER = b"f"  # one node of the job will not come
+MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
+REQUEST = 2  # bytes
 HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
 
 
 @record
 class FrontPipes:
-    """Both ends of both ways, before the fork that leaves each process its own."""
+    """Both ends of all pipes, before the fork that leaves each process its own."""
 
     signals: tuple[int, int]  # pipe: the agent reads, the front's signal handlers write one byte a signal
+    requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
     suspended: tuple[int, int]  # pipe: the front reads, the agent answers MAY_STOP, with SIGTSTP or SIGCONT
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
 
     @classmethod
     def make(cls) -> FrontPipes:
         """Make the pipes and the socket pair."""
-        signals, suspended = os.pipe(), os.pipe()
-        for fd in (*signals, *suspended):
+        signals, requests, suspended = os.pipe(), os.pipe(), os.pipe()
+        for fd in (*signals, *requests, *suspended):
             os.set_blocking(fd, False)
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        return cls(signals, suspended, (reader, writer))
+        return cls(signals, requests, suspended, (reader, writer))
+
+    def request(self, kind: bytes, signum: int = 0) -> None:
+        """From the front, request something of the agent, if it lives."""
+        try:
+            os.write(self.requests[1], kind + bytes([signum]))
+        except OSError:  # it has ended, or so many wait that one more makes no difference
+            pass
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
@@ -51,6 +61,7 @@ class FrontPipes:
     def agent_side(self) -> None:
         """Close what belongs to the front."""
         os.close(self.signals[1])
+        os.close(self.requests[1])
         os.close(self.suspended[0])
         self.output[0].close()
 

@@ -1,6 +1,7 @@
-"""What a loop behind the front hears: signals that the front passes on or that come to it directly, the end of children.
+"""What signals mean, and how they reach a loop behind a front: passed on by it, or directly.
 
-What a signal means is decided here for the agent and for the loops of `remote` alike; what follows from it, by each of them.
+Front, agent and the loops of `remote` and `slurm` all ask here which signals are passed on, which is a copy of one that has
+come, and which escalates a stop. What follows from one is decided by each of them.
 """
 
 from __future__ import annotations
@@ -13,30 +14,38 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 
-from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, FrontPipes
+from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, PLAIN_SIGNAL, REQUEST, FrontPipes
 from ddplaunch.supervise import node
 
+# passed on whatever the user said: they end nothing by themselves
+ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 
 
+def passed_on(signals: Iterable[int]) -> frozenset[int]:
+    """Give the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
+    wanted = {*ALWAYS, signal.SIGTSTP, *signals}
+    return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
+
+
 class SignalDeduplicator:
-    """Tells who sends a signal to stop again from one that only comes twice. Pure: the time comes with the signal."""
+    """Tells a signal to stop that was sent again from one that only comes twice. Pure: the time comes with the signal."""
 
     def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
-        """`sent_again` are signals that somebody sends more than once without being impatient."""
+        """`sent_again` are signals that a scheduler sends more than once without impatience."""
         self._stops = stops
-        self._calm = sent_again | {signal.SIGHUP}  # the kernel and the shell both tell of a closed terminal
+        self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
         self._meant: dict[int, float] = {}  # when each last came that was no echo
         self._single: dict[int, tuple[bool, float]] = {}  # those that have come to one process so far: direct, when
 
     def take(self, signum: int, at: float, *, direct: bool) -> node.SignalReceived:
-        """Give the event that this signal is; one that came `direct` to this process is perhaps a copy of the front's."""
+        """Give the event that this signal is; one that came `direct` to this process, perhaps a copy of the front's, is plain."""
         is_echo = at - self._meant.get(signum, -inf) < ECHO
         if signum in self._stops and not is_echo:
             self._meant[signum] = at
         is_copy = self._is_copy(signum, at, direct)
-        escalates = not (direct or is_copy or is_echo or signum in self._calm)
+        escalates = not (direct or is_copy or is_echo or signum in self._plain)
         return node.SignalReceived(signum, at, escalates=escalates)
 
     def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
@@ -49,7 +58,7 @@ class SignalDeduplicator:
 
 
 class SignalSource:
-    """Turns signals into events, in the loop."""
+    """Turns signals, and requests of the front, into events, in the loop."""
 
     def __init__(
         self,
@@ -64,23 +73,23 @@ class SignalSource:
         one_fewer: Callable[[], None] = lambda: None,
         has_stopped: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`front_lost` is called once, when the front has ended.
+        """Prepare to take signals; `stops` are those that ask for the end, `sent_again` those that may come twice.
 
-        `one_fewer` is called for each node that, as the front knows, will not come, `has_stopped` after SIGTSTP until all
-        that is to stop has.
-        `stops` are the signals that ask for the end, `sent_again` those of which a second one means no hurry.
+        `front_lost` is called once, when the front has ended, `one_fewer` for each node that, as the front knows, will not
+        come, `has_stopped` after SIGTSTP until all that is to stop has.
         """
         self._selector = selector
         self._from_front = pipes.signals[0]
+        self._requests = pipes.requests[0]
         self._suspended = pipes.suspended[1]
         self._stops = stops
-        self._repeats = SignalDeduplicator(stops, sent_again)
+        self._deduplicator = SignalDeduplicator(stops, sent_again)
         self._feed = feed
         self._child_ended = child_ended
         self._front_lost = front_lost
         self._one_fewer = one_fewer
         self._has_stopped = has_stopped
-        self._front_waits = False  # whether it was told to stop, and is to do so last
+        self._front_waits = False  # whether it is to stop, and does so last
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals, and SIGCHLD, from now on."""
@@ -92,19 +101,20 @@ class SignalSource:
             signal.signal(signum, _nothing)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
-        self._selector.register(self._from_front, selectors.EVENT_READ, self._front_spoke)
+        self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
+        self._selector.register(self._requests, selectors.EVENT_READ, self._requested)
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, whatever is heard meanwhile."""
+        """Wait so long, whatever comes meanwhile."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for ready, _ in self._selector.select(left):
                 ready.data()
 
     def only_stops(self, stopped: Callable[[], None]) -> None:
-        """Hear the front only if it wants the end, or ends itself: there is nothing left to be signalled."""
+        """Mind the front only if it wants the end, or ends itself: there is nothing left to be signalled."""
 
-        def hear() -> None:
+        def take() -> None:
             numbers = os.read(self._from_front, 256)
             if self._stops.intersection(numbers):
                 stopped()
@@ -112,44 +122,54 @@ class SignalSource:
                 self._lose_front()
 
         if self._from_front in self._selector.get_map():
-            self._selector.modify(self._from_front, selectors.EVENT_READ, hear)
+            self._selector.modify(self._from_front, selectors.EVENT_READ, take)
 
     def _signalled(self, numbers: bytes) -> None:
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._child_ended()
             else:
-                self._came(signum, direct=True)
-        self._look_for_stop()
+                self._received(signum, direct=True)
+        self._let_front_stop()
 
-    def _front_spoke(self) -> None:
+    def _passed_on(self) -> None:
         numbers = os.read(self._from_front, 256)
         if not numbers:
             self._lose_front()
             self._feed(node.FrontLost(time.monotonic()))
         for signum in numbers:
-            if signum == ONE_FEWER:
-                self._one_fewer()
-            elif signum == MAY_STOP:
-                self._front_waits = True
-            elif signum != signal.SIGCHLD:  # the front's child is this process
-                self._came(signum, direct=False)
+            if signum != signal.SIGCHLD:  # the front's child is this process
+                self._received(signum, direct=False)
                 if signum == signal.SIGCONT or signum in self._stops:
-                    self._answer(signal.SIGCONT)
-        self._look_for_stop()
+                    self._reply(signal.SIGCONT)
+        self._let_front_stop()
 
-    def _look_for_stop(self) -> None:
+    def _requested(self) -> None:
+        requests = os.read(self._requests, 256 * REQUEST)
+        if not requests:
+            self._selector.unregister(self._requests)
+        for at in range(0, len(requests), REQUEST):
+            request = requests[at : at + 1]
+            if request == PLAIN_SIGNAL:
+                self._received(requests[at + 1], direct=True)
+            elif request == ONE_FEWER:
+                self._one_fewer()
+            elif request == MAY_STOP:
+                self._front_waits = True
+        self._let_front_stop()
+
+    def _let_front_stop(self) -> None:
         if self._front_waits and self._has_stopped():
-            self._answer(signal.SIGTSTP)
+            self._reply(signal.SIGTSTP)
 
-    def _answer(self, signum: int) -> None:
+    def _reply(self, signum: int) -> None:
         if self._front_waits:
             self._front_waits = False
             with suppress(OSError):  # the front has ended
                 os.write(self._suspended, bytes([signum]))
 
-    def _came(self, signum: int, *, direct: bool) -> None:
-        self._feed(self._repeats.take(signum, time.monotonic(), direct=direct))
+    def _received(self, signum: int, *, direct: bool) -> None:
+        self._feed(self._deduplicator.take(signum, time.monotonic(), direct=direct))
 
     def _lose_front(self) -> None:
         self._selector.unregister(self._from_front)

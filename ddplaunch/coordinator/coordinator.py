@@ -80,6 +80,8 @@ class Coordinator:
                 self.feed(job.JobSuspended(now))
             case node.Resume():
                 self.feed(job.JobResumed(now))
+            case node.HoldTimeout(held):
+                self.feed(job.TimeoutHeld(held))
             case NodeEnd(generation) if generation == self._state.generation:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
@@ -219,7 +221,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         max_restarts=spec.max_restarts,
         rdzv_timeout=spec.rdzv_timeout,
         last_call=spec.last_call,
-        timeout=spec.timeout if spec.debug_rank is None else None,  # the user of a debugger has all the time
+        timeout=spec.timeout,
         notices=frozenset(spec.requeue_on),
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import front, loop
 from ddplaunch.agent.setup import AgentSetup, JobInputs
+from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.local_link import coordinate_alone
@@ -61,7 +62,7 @@ def run(
         raise LaunchError(
             "--debug gives a worker the terminal, but stdin or stdout is none", hint="run it in a terminal"
         )
-    signals = front.passed_on(spec.signals)
+    signals = passed_on(spec.signals)
     raise_open_files()
     setup = AgentSetup(
         JobInputs(
@@ -82,7 +83,7 @@ def run(
     job = loop.AgentJob(
         policy=Policy(
             ranks=draft.ranks,
-            stop_signals=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+            stop_signals=spec.ending_signals,
             grace_period=spec.grace_period,
             debug_rank=spec.debug_rank,
             notices=frozenset(spec.requeue_on),
@@ -94,7 +95,7 @@ def run(
         requeue=_requeue(spec, env, draft),
     )
     # what takes time and delays no worker is done while they start
-    return serve(partial(loop.run, job), signals, spec.stop_signals, meanwhile=setup.tidy)
+    return serve(partial(loop.run, job), signals, spec.ending_signals, meanwhile=setup.tidy)
 
 
 def _reports_job(allocation: Allocation, draft: Plan) -> bool:

@@ -239,7 +239,7 @@ def test_who_sends_no_message_of_ours_is_shown_out_and_told_of(visit, refusals):
 
 
 def test_who_does_not_say_hello_first_has_nothing_to_say(visit, refusals):
-    for message in (STOPPING, {"type": "killing"}, ended()):
+    for message in (STOPPING, {"type": "escalate", "signum": 2}, ended()):
         visitor = visit(knows_the_key=True)
         visitor.say(message)
         visitor.is_shown_out()
@@ -274,7 +274,7 @@ def test_what_a_visitor_calls_itself_cannot_take_over_the_terminal(visit, refusa
 
 
 def test_who_was_refused_has_nothing_more_to_say(visit, refusals, nodes):
-    for message in (STOPPING, {"type": "killing"}, ended(), ended(5), hello(1)):
+    for message in (STOPPING, {"type": "escalate", "signum": 2}, ended(), ended(5), hello(1)):
         visitor = visit(knows_the_key=True)
         visitor.say(hello(1))
         visitor.hear("quit")

@@ -30,6 +30,7 @@ from ddplaunch.supervise.job.events import (
     NodeNoticed,
     NodeStopping,
     StopRequested,
+    TimeoutHeld,
 )
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.job.step import Result, begin, step
@@ -62,6 +63,7 @@ __all__ = [
     "State",
     "StopNodes",
     "StopRequested",
+    "TimeoutHeld",
     "begin",
     "step",
 ]

@@ -93,6 +93,13 @@ class JobResumed:
 
 
 @record
+class TimeoutHeld:
+    """The user debugs a worker, or does no longer."""
+
+    held: bool
+
+
+@record
 class DeadlineReached:
     """The state's deadline may have come."""
 
@@ -110,5 +117,6 @@ Event = (
     | NodeEnded
     | JobSuspended
     | JobResumed
+    | TimeoutHeld
     | DeadlineReached
 )

@@ -80,6 +80,7 @@ class State:
     notice_at: float | None = None  # when to say what is being waited for
     job_deadline: float | None = None  # when the time of the whole job is up
     suspended_at: float | None = None
+    is_debugged: bool = False  # the time of the job may be up only when the debugger is left
     status: int | None = None
 
     @property
@@ -88,9 +89,14 @@ class State:
         deadlines = [self.give_up_at, self.notice_at]
         if self.suspended_at is None or self.phase is Phase.MEETING:
             deadlines += [self.phase_deadline]
-        if self.suspended_at is None and self.phase is not Phase.STOPPING:
+        if self.has_time_limit:
             deadlines += [self.job_deadline]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    @property
+    def has_time_limit(self) -> bool:
+        """Whether the job is to stop when its time is up."""
+        return self.suspended_at is None and self.phase is not Phase.STOPPING and not self.is_debugged
 
     @property
     def taking_part(self) -> tuple[Member, ...]:

@@ -32,6 +32,7 @@ from ddplaunch.supervise.job.events import (
     NodeNoticed,
     NodeStopping,
     StopRequested,
+    TimeoutHeld,
 )
 from ddplaunch.supervise.job.seating import disagreements, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
@@ -86,6 +87,8 @@ def step(state: State, event: Event) -> Result:
             return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
         case JobResumed(at):
             return _resumed(state, at), ()
+        case TimeoutHeld(held):
+            return replace(state, is_debugged=held), ()
         case DeadlineReached(at):
             return _deadline(state, at)
 
@@ -307,7 +310,7 @@ def _status(state: State) -> int:
 def _deadline(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
-    if state.job_deadline is not None and at >= state.job_deadline and state.phase is not Phase.STOPPING:
+    if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _job_stopping(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
         if state.phase is Phase.MEETING:

@@ -91,6 +91,13 @@ class Escalate:
 
 
 @record
+class HoldTimeout:
+    """Report to the coordinator that the user debugs a worker, or does no longer: --timeout waits for that."""
+
+    held: bool
+
+
+@record
 class ReportEnded:
     """All is gone: report to the coordinator how this node's workers ended, release what they held."""
 
@@ -108,5 +115,6 @@ Action = (
     | ReportStopping
     | ReportNotice
     | Escalate
+    | HoldTimeout
     | ReportEnded
 )

@@ -13,6 +13,7 @@ from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.node.actions import (
     Escalate,
     ForwardSignal,
+    HoldTimeout,
     KillWorkers,
     ReportEnded,
     ReportNotice,
@@ -69,7 +70,8 @@ def step(state: State, event: Event) -> Result:
     """Give the state after `event` and what is to be done."""
     match event:
         case WorkerStarted(rank, _):
-            return replace(state, pending=state.pending - {rank}, alive=state.alive | {rank}), ()
+            state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
+            return state, (HoldTimeout(True),) if rank == state.policy.debug_rank else ()
         case WorkerRaised(rank, error, _):
             return replace(state, raised=(*state.raised, (rank, error))), ()
         case StartFailed(failure, at):
@@ -78,7 +80,10 @@ def step(state: State, event: Event) -> Result:
                 return counted(state, at)
             return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case WorkerExited(exit, at):
-            return _exited(replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit)), exit, at)
+            released = (HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
+            state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit))
+            state, actions = _exited(state, exit, at)
+            return state, (*actions, *released)
         case SignalReceived(signum):
             state, reported = _noted(state, signum)
             state, actions = _signalled(state, event)

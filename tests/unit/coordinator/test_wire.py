@@ -62,9 +62,9 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
     assert wire.decode_order(message, NOW) == order
 
 
-def test_that_the_job_is_suspended_concerns_no_other_host() -> None:
-    assert wire.encode_report(node.Suspend()) is None
-    assert wire.encode_report(node.Resume()) is None
+@pytest.mark.parametrize("report", [node.Suspend(), node.Resume(), node.HoldTimeout(True)], ids=repr)
+def test_only_where_the_coordinator_is_does_a_pause_stop_the_clock(report: Report) -> None:
+    assert wire.encode_report(report) is None
 
 
 def test_a_place_beyond_the_seats_is_an_error() -> None:

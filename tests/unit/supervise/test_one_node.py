@@ -363,6 +363,15 @@ def test_ctrl_c_goes_to_the_debugger_alone_and_no_deadline_runs():
         assert state.deadline is None
 
 
+def test_the_timeout_waits_for_the_debugger():
+    timed: dict[str, Any] = {"policy": DEBUG, "timeout": 60.0}
+    assert one_node(*STARTED, DeadlineReached(60.0), **timed)[1] == []
+    assert one_node(*STARTED, **timed)[0].deadline is None
+    left = (*STARTED, ended(1, 70.0))
+    assert one_node(*left, **timed)[0].deadline == 60.0
+    assert one_node(*left, DeadlineReached(70.1), **timed)[1] == [StopWorkers(SIGTERM, ALL)]
+
+
 def test_the_failure_of_another_leaves_the_debugger_alone():
     history = (*STARTED, ended(0, code=3))
     state, actions = one_node(*history, policy=DEBUG)
