@@ -2,7 +2,7 @@
 
 For training scripts it offers `init_process_group()`, `device()` and `should_stop()`; for notebooks, tests and programs
 `launch()`, which runs a function in workers, with the exceptions that it raises. They, and torch where it is needed, are
-imported when they are first asked for: `import ddplaunch` costs nothing.
+imported when they are first used: `import ddplaunch` costs nothing.
 """
 
 __version__ = "0.1.0"
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ddplaunch.worker.api.device import device
     from ddplaunch.worker.api.group import init_process_group
     from ddplaunch.worker.api.stop import should_stop
-else:  # which they must not see: to them it would say that every name is there
-    _HOMES = {
+else:  # hidden from type checkers, for which __getattr__ would make every name exist
+    _MODULES = {
         "JobError": "functions.exceptions",
         "JobTimeout": "functions.exceptions",
         "WorkerFailed": "functions.exceptions",
@@ -36,14 +36,14 @@ else:  # which they must not see: to them it would say that every name is there
     }
 
     def __getattr__(name: str) -> object:
-        """Import what is asked for, once."""
-        if name not in _HOMES:
+        """Import the name, once."""
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOMES})
+        return sorted({*globals(), *_MODULES})

@@ -1,4 +1,4 @@
-"""The command's way in: `ddplaunch` and `python -m ddplaunch`."""
+"""The entry point of `ddplaunch` and `python -m ddplaunch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddplaunch.cli import main as cli  # noqa: E402
 
 
 def main() -> NoReturn:
-    """Run the command and leave at once: to tear an interpreter down that holds nothing takes longer than to start workers."""
+    """Run the command and exit at once: an interpreter's shutdown takes longer than starting workers, and would save nothing."""
     status = cli.main()
     for stream in (sys.stdout, sys.stderr):
         try:

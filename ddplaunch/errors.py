@@ -1,4 +1,4 @@
-"""What ddplaunch says when it cannot do what it was asked to. Raised anywhere, printed once, in `cli.py`."""
+"""The error of a command that cannot be carried out: raised anywhere, printed once, in `cli/main.py`; and words for messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ddplaunch.exitcodes import USAGE
 
 
 class LaunchError(Exception):
-    """A mistake of the user or a fact of the machine, said in one sentence; never a bug of ours.
+    """A mistake of the user or a fact of the machine, in one sentence; never a bug of ours.
 
     `message` is in lower case, has no final period and names the value and where it came from;
-    `hint` says what to type instead; `status` is the exit status of the command.
+    `hint` is what to type instead; `status` is the exit status of the command.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, status: int = USAGE) -> None:
@@ -21,13 +21,18 @@ class LaunchError(Exception):
         self.status = status
 
     def render(self) -> str:
-        """The text as it stands on stderr."""
+        """The text for stderr."""
         text = f"error: {self.message}\n"
         return f"{text}\nhint: {self.hint}\n" if self.hint else text
 
 
+def count(number: int, noun: str) -> str:
+    """Count things: "1 worker", "4 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Give the word that was probably meant, None if none is like it; `cutoff` is difflib's, 1 means equal."""
+    """Give the word that was probably meant, None if none is similar; `cutoff` is difflib's, 1 means equal."""
     from difflib import get_close_matches  # only mistakes need it
 
     known = list(words)

@@ -16,7 +16,7 @@ MEANINGS: dict[str, str] = {
     "0": "every worker exited with 0",
     "1-120": "the first failing worker's own status",
     str(USAGE): "wrong usage; nothing was started",
-    str(RENDEZVOUS): "the nodes did not meet in time",
+    str(RENDEZVOUS): "the rendezvous timed out: not enough nodes joined",
     str(NODE_LOST): "a node, or the agent on it, was lost",
     str(HANG): "the job hung and was stopped",
     str(TIMEOUT): "--timeout was reached",
@@ -24,7 +24,7 @@ MEANINGS: dict[str, str] = {
     str(NOT_EXECUTABLE): "the program cannot be executed",
     str(NOT_FOUND): "the program was not found",
     "128+n": "signal n ended the first failing worker, or the job (130 Ctrl-C, 143 SIGTERM), "
-    "or all workers left after signal n of --requeue-on",
+    "or all workers exited after signal n of --requeue-on",
 }
 
 

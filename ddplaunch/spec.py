@@ -1,4 +1,4 @@
-"""What the user asked for, with every value checked and its origin kept; decides nothing and looks at no machine."""
+"""What the user asked for, with every value checked and its origin kept; decides nothing and inspects no machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StreamChoice:
 
 @record(kw_only=True)
 class Fault:
-    """Something that --chaos breaks on purpose in a simulated job."""
+    """A fault that --chaos injects into a simulated job."""
 
     kind: str  # "kill" a worker, lose a "node", "hang" a worker, "slow" one down
     target: int  # a rank; the rank of a node for "node"
@@ -69,7 +69,7 @@ class JobSpec:
     program: Program
 
     # how many, where
-    nnodes: tuple[int, int] = (1, 1)  # at least, at most
+    nnodes: tuple[int, int] = (1, 1)  # minimum, maximum
     nproc_per_node: int | str | None = None  # a number, "gpu", "cpu", "auto"; None: GPUs, else 1
     cluster: str | None = None  # "static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local"; None: discover
     hosts: str | None = None  # a list of hosts as it was given: a,b:4,rack[1-3]
@@ -85,11 +85,11 @@ class JobSpec:
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     rdzv_conf: Mapping[str, str] = NOTHING
-    rdzv_timeout: float = 600.0  # seconds in which all nodes must have met
-    last_call: float = 30.0  # seconds to wait for one more node once the least number has met
-    heartbeat_timeout: float = 10.0  # seconds of silence after which a node counts as lost
+    rdzv_timeout: float = 600.0  # seconds in which all nodes must have joined
+    last_call: float = 30.0  # seconds to wait for one more node once the minimum has joined
+    heartbeat_timeout: float = 10.0  # seconds without a heartbeat after which a node is lost
     token_file: str | None = None  # path of a file that holds the job's secret
-    no_control: bool = False  # the nodes do not talk to each other
+    no_control: bool = False  # no control channel between the nodes
     remote_python: str | None = None  # interpreter of ddplaunch on the other hosts; None: ours
     standalone: bool = False
     run_id: str | None = None
@@ -121,10 +121,10 @@ class JobSpec:
     timeout: float | None = None  # seconds the whole job may take
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
-    requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers left after one goes back into the queue
+    requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
     max_requeues: int = 10
     debug_rank: int | None = None
-    chaos: tuple[Fault, ...] = ()  # what to break, and when
+    chaos: tuple[Fault, ...] = ()  # faults to inject
 
     # output
     output: str = "prefix"  # "prefix", "raw", "collapse", "rank0", "none"
@@ -137,11 +137,11 @@ class JobSpec:
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
     origins: Mapping[str, str] = NOTHING
-    remarks: tuple[str, ...] = ()  # accepted for torchrun's sake but without effect here: why, one sentence each
+    remarks: tuple[str, ...] = ()  # options of torchrun without effect here: why, one sentence each
 
     @property
     def signals(self) -> tuple[Signals, ...]:
-        """The signals that mean something to the job, besides those that are always passed on."""
+        """The signals with an effect on the job, besides those that are always forwarded."""
         return (*self.stop_signals, *self.forward_signals, *self.requeue_on)
 
     @property
@@ -154,7 +154,7 @@ class JobSpec:
         return self.origins.get(name, "default")
 
     def asked(self, name: str, value: object) -> str:
-        """Write that this field was asked to be `value`, as it is written at its origin."""
+        """Write this field with `value` as it is written at its origin."""
         origin = self.origin(name)
         if origin.startswith("--"):
             return f"{origin} {value}"
@@ -166,5 +166,5 @@ class JobSpec:
 
 
 def default(name: str) -> Any:
-    """Give what this field of JobSpec is where nothing was asked; None for a field that always is."""
+    """Give the default of this field of JobSpec; None for a required one."""
     return fields_of(JobSpec)[name]

@@ -11,14 +11,14 @@ if TYPE_CHECKING:  # one node needs no list of hosts
 
 
 @record(kw_only=True)
-class Meeting:
-    """Where agents that somebody else starts find each other."""
+class Rendezvous:
+    """The rendezvous of agents that ddplaunch does not start itself."""
 
     addresses: tuple[str, ...]  # host names or numeric addresses of node 0, in the order to try
-    ports: tuple[int, ...]  # candidates, in order: one that is taken is walked past
-    coordinator: bool | None  # this agent is it; None: whoever finds that the address is its own
+    ports: tuple[int, ...]  # candidates, in order: one that is taken is skipped
+    coordinator: bool | None  # whether this agent is the coordinator; None: it is if the address is its host's
     listen: str | None = None  # numeric address to listen on; None: all
-    source: str | None = None  # numeric address to speak from; None: any
+    source: str | None = None  # numeric address to connect from; None: any
 
 
 @record(kw_only=True)
@@ -39,20 +39,20 @@ class Allocation:
     """The hosts that a job was given, in rank order, and our place among them."""
 
     cluster: str  # "local", "static", "slurm", ...
-    nnodes: tuple[int, int] = (1, 1)  # at least, at most
-    node_rank: int | None = 0  # None: the coordinator gives one, in order of arrival
+    nnodes: tuple[int, int] = (1, 1)  # minimum, maximum
+    node_rank: int | None = 0  # None: the coordinator assigns one, in order of arrival
     hosts: tuple[str, ...] = ()  # by node rank; (): not known
-    address: str | None  # where workers on every host find rank 0; None: the coordinator says
-    address_reason: str  # why there, in words or by the option that says so
-    port: int | None  # where they find it; None: one that is reserved when the job starts
+    address: str | None  # where workers on every host find rank 0; None: chosen by the coordinator
+    address_reason: str  # why this one: a phrase, or the option that sets it
+    port: int | None  # of rank 0; None: one that is reserved when the job starts
     port_reason: str
-    meeting: Meeting | None = None  # None: one node, or agents that we start ourselves
+    rendezvous: Rendezvous | None = None  # None: one node, or agents that we start ourselves
     start: tuple[Host, ...] = ()  # hosts on which we start the agents ourselves, in rank order
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
     task: Task | None = None
     nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
-    tasks_per_node: int | None = None  # that were asked of the cluster: workers of a node without accelerators
+    tasks_per_node: int | None = None  # requested from the cluster: workers of a node without accelerators
     requeues: int = 0  # how often the cluster has started this job again
-    sent_again: frozenset[int] = frozenset()  # signals to stop that its scheduler itself may send more than once
-    identity: str = ""  # what its agents know the job by, and no other job has: "slurm 84.0"; "" where there is nothing
+    sent_again: frozenset[int] = frozenset()  # stop signals that the scheduler may send more than once
+    identity: str = ""  # unique to the job, known to all its agents: "slurm 84.0"; "" if there is no such name
     notes: tuple[str, ...] = ()  # what a reader of the plan should know, one sentence each

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.cluster import Allocation, Meeting, Task, checks, endpoints, hostlist, local
+from ddplaunch.cluster import Allocation, Rendezvous, Task, checks, endpoints, hostlist, local
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 
 def allocate(
-    scene: ClusterFacts,
+    facts: ClusterFacts,
     cluster: str,
     hosts: Sequence[Host],
     *,
@@ -23,25 +23,25 @@ def allocate(
     here: str | None = None,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Give the job those of `hosts` that it asks for; one node that is this one needs no start.
+    """Give the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
 
-    `source` is what listed the hosts, as in a sentence. `resolvable` says that workers anywhere know the hosts by these
-    names, which they may not where only ssh does; `here` is what the cluster calls this host.
+    `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
+    to ssh only; `here` is the cluster's name for this host.
 
     Raises:
-        LaunchError: the job asks for more than there is, or says itself which node this is.
+        LaunchError: the job asks for more than there is, or --node-rank is given.
     """
-    spec = scene.spec
+    spec = facts.spec
     if spec.node_rank is not None:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}: ddplaunch starts all nodes of {source} itself, in their order",
             hint="leave --node-rank out",
         )
     found = _filtered(spec, hosts)
-    nnodes, chosen = _as_many(spec, found, source)
+    nnodes, chosen = _choose(spec, found, source)
     chosen = tuple(_with_workers(spec, host) for host in chosen)
     remarks = [*notes, *_unused(found[len(chosen) :], source)]
-    if len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or scene.hostname):
+    if len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname):
         return local.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
     port, port_reason = endpoints.port(spec)
     address, address_reason = _address(spec, chosen, source, resolvable=resolvable)
@@ -55,7 +55,7 @@ def allocate(
         port_reason=port_reason,
         start=chosen,
         starter=starter,
-        notes=(*remarks, *checks.endpoint_unused(spec, "agents that ddplaunch starts are told where to meet")),
+        notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
     )
 
 
@@ -68,34 +68,34 @@ def _filtered(spec: JobSpec, hosts: Sequence[Host]) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _as_many(spec: JobSpec, hosts: tuple[Host, ...], source: str) -> tuple[tuple[int, int], tuple[Host, ...]]:
-    """As many of the hosts as nodes were asked for, all if no number was."""
+def _choose(spec: JobSpec, hosts: tuple[Host, ...], source: str) -> tuple[tuple[int, int], tuple[Host, ...]]:
+    """As many of the hosts as nodes are asked for; all without --nnodes."""
     if not checks.nnodes_asked(spec):
         return (len(hosts), len(hosts)), hosts
-    least, most = spec.nnodes
-    if least > len(hosts):
+    min_nodes, max_nodes = spec.nnodes
+    if min_nodes > len(hosts):
         names = hostlist.compress([host.address for host in hosts])
         raise LaunchError(
-            f"{checks.asked_nnodes(spec)}, but {source} has {checks.nodes(len(hosts))}: {names}",
+            f"{checks.asked_nnodes(spec)}, but {source} has {count(len(hosts), 'node')}: {names}",
             hint=f"--nnodes {len(hosts)}, or leave it out to use all",
         )
-    chosen = hosts[:most]
-    return (least, len(chosen)), chosen
+    chosen = hosts[:max_nodes]
+    return (min_nodes, len(chosen)), chosen
 
 
 def _with_workers(spec: JobSpec, host: Host) -> Host:
-    """This host with the number of workers that was asked for, as far as its slots allow.
+    """This host with the number of workers that was asked for.
 
     Raises:
-        LaunchError: they do not.
+        LaunchError: it has fewer slots.
     """
     wanted = spec.nproc_per_node
     if wanted is None or host.slots is None:
         return host
     if isinstance(wanted, int) and wanted > host.slots:
         raise LaunchError(
-            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {host.slots} slot{'s' * (host.slots != 1)}",
-            hint=f"give it as many: {host.address}:{wanted}",
+            f"{spec.asked('nproc_per_node', wanted)}, but {host.address} has {count(host.slots, 'slot')}",
+            hint=f"list it as {host.address}:{wanted}",
         )
     return replace(host, slots=wanted if isinstance(wanted, int) else None)
 
@@ -104,10 +104,10 @@ def _address(spec: JobSpec, chosen: tuple[Host, ...], source: str, *, resolvable
     if spec.master_addr:
         return spec.master_addr, spec.origin("master_addr")
     if len(chosen) == 1:
-        return endpoints.LOOPBACK, "one node needs no other"
+        return endpoints.LOOPBACK, "a single node"
     if resolvable:
         return chosen[0].address, f"the first node of {source}"
-    return None, "node 0 says how the others reach it"
+    return None, "chosen by node 0 when the nodes have joined"
 
 
 def _is_here(host: Host, hostname: str) -> bool:
@@ -125,7 +125,7 @@ def without_slots(hosts: Sequence[Host]) -> list[Host]:
     return [replace(host, slots=None) for host in hosts]
 
 
-def met(
+def started_elsewhere(
     spec: JobSpec,
     *,
     cluster: str,
@@ -142,12 +142,12 @@ def met(
     identity: str = "",
     notes: tuple[str, ...] = (),
 ) -> Allocation:
-    """Give the allocation; `addresses` of node 0 and `port` are what the cluster says and why, and flags beat them.
+    """Give the allocation; the cluster's `addresses` of node 0 and its `port`, with their reasons, are overridden by flags.
 
-    Agents try an address that was asked for first. Of several addresses, node 0 says which the others reach.
+    Agents try the address of a flag first. Of several addresses node 0 chooses the one that the others reach.
     """
     asked = endpoints.first(spec, (spec.master_addr, "master_addr"))
-    own = (addresses[0], reason) if len(addresses) == 1 else (None, "node 0 says how the others reach it")
+    own = (addresses[0], reason) if len(addresses) == 1 else (None, "chosen by node 0 when the nodes have joined")
     address, address_reason = asked or own
     master_port, port_reason = endpoints.port(spec)
     if master_port is None and port is not None:
@@ -162,15 +162,15 @@ def met(
         address_reason=address_reason,
         port=master_port,
         port_reason=port_reason,
-        meeting=Meeting(
+        rendezvous=Rendezvous(
             addresses=tried,
             ports=tuple(candidate for candidate in ports if candidate != master_port),
             coordinator=coordinator,
-            # not what node 0 is known by outside: that may be the address of a service before it
+            # not the public address of node 0, which may be that of a service in front of it
             listen=endpoints.LOOPBACK if tried == (endpoints.LOOPBACK,) else None,
         ),
         task=task,
         nproc_per_node=nproc_per_node,
         identity=identity,
-        notes=(*notes, *checks.endpoint_unused(spec, f"the nodes meet as {cluster} says")),
+        notes=(*notes, *checks.endpoint_unused(spec, f"{cluster} determines the endpoint")),
     )

@@ -1,11 +1,11 @@
-"""What was asked against what was found. A contradiction is an error that names both; nothing is guessed."""
+"""Checks what was asked for against what was found. A contradiction is an error that names both; nothing is guessed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.spec import JobSpec
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:  # one node needs no list of hosts
 
 
 def several(spec: JobSpec) -> bool:
-    """Say whether more than one node was asked for."""
+    """Whether more than one node was asked for."""
     return spec.nnodes[1] > 1
 
 
 def nnodes_asked(spec: JobSpec) -> bool:
-    """Say whether the number of nodes was asked for."""
+    """Whether the number of nodes was asked for."""
     return spec.origin("nnodes") != "default"
 
 
@@ -28,23 +28,18 @@ def asked_nnodes(spec: JobSpec) -> str:
     return spec.asked("nnodes", write_nnodes(spec.nnodes))
 
 
-def nodes(count: int) -> str:
-    """Write a number of nodes as in a sentence."""
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
-    """Give how many nodes the job has at least and at most, where `found` agents have been started.
+    """Give the minimum and maximum number of nodes, where `found` agents have been started.
 
     Raises:
         LaunchError: another number was asked for.
     """
     if not nnodes_asked(spec):
         return found, found
-    least, most = spec.nnodes
-    if not least <= found <= most:
-        raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {nodes(found)}", hint=hint)
-    return least, found
+    min_nodes, max_nodes = spec.nnodes
+    if not min_nodes <= found <= max_nodes:
+        raise LaunchError(f"{asked_nnodes(spec)}, but {source} has {count(found, 'node')}", hint=hint)
+    return min_nodes, found
 
 
 def node_rank(spec: JobSpec, found: int, source: str) -> int:
@@ -56,13 +51,13 @@ def node_rank(spec: JobSpec, found: int, source: str) -> int:
     if spec.node_rank is not None and spec.node_rank != found:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}, but {source} says that this is node {found}",
-            hint="leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+            hint="leave --node-rank out; or add --master-addr, then only flags count",
         )
     return found
 
 
 def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
-    """See to it that each command is one worker, where `source` started one for each rank.
+    """Check that each command is one worker, where `source` started one for each rank.
 
     Raises:
         LaunchError: several workers were asked for.
@@ -72,17 +67,15 @@ def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
         raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
 
 
-def nothing_to_choose(spec: JobSpec, source: str) -> None:
-    """See to it that no hosts are to be chosen where we start none.
+def refuse_host_filters(spec: JobSpec, source: str) -> None:
+    """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why.
 
     Raises:
-        LaunchError: some are.
+        LaunchError: one of them is given.
     """
     for name in ("include", "exclude"):
         value = getattr(spec, name)
-        if value and not spec.origin(name).endswith(
-            ".toml"
-        ):  # which speaks of a list of hosts that may not be used now
+        if value and not spec.origin(name).endswith(".toml"):  # written for a list of hosts that may not be used now
             raise LaunchError(
                 f"{spec.asked(name, value)}: {source}, so there are no hosts to choose from",
                 hint="--hosts or --hostfile lists hosts",
@@ -90,12 +83,12 @@ def nothing_to_choose(spec: JobSpec, source: str) -> None:
 
 
 def endpoint_unused(spec: JobSpec, why: str) -> list[str]:
-    """Say that an endpoint has no effect, if one was given."""
+    """Note that an endpoint has no effect, if one was given."""
     return [f"{spec.asked('rdzv_endpoint', spec.rdzv_endpoint)} has no effect: {why}"] if spec.rdzv_endpoint else []
 
 
 def slots_unused(spec: JobSpec, hosts: Sequence[Host]) -> list[str]:
-    """Say that slots of a batch job do not count workers, where somebody may have meant that."""
+    """Note that slots of a batch job do not count workers, where the user may expect that."""
     slots = max((host.slots or 1 for host in hosts), default=1)
     if slots == 1 or spec.nproc_per_node is not None:
         return []

@@ -1,6 +1,6 @@
-"""Asks each kind of cluster in turn where the job is; the first that knows it answers. Pure but for `read`, which gives files.
+"""Tries each kind of cluster in turn; the first that recognises its variables wins. Pure but for `read`, which reads files.
 
-Flags come before what is found. Inside a worker only flags count: the variables there speak of the job that the worker is
+Flags come before what is found. Inside a worker only flags count: the variables there describe the job that the worker is
 part of, and a job started by it is another.
 """
 
@@ -16,8 +16,8 @@ from ddplaunch.spec import JobSpec
 
 Recogniser = Callable[[ClusterFacts], Allocation | None]
 
-# in the order in which they are asked; without any of its variables a cluster cannot be there, and is not even imported
-_SIGNS: Mapping[str, tuple[str, ...]] = {
+# in the order in which they are tried; a cluster without any of its variables is not even imported
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "slurm": ("SLURM_JOB_ID", "SLURM_JOBID"),
     "kubernetes": ("JOB_COMPLETION_INDEX", "RANK"),
     "mpi": (
@@ -39,58 +39,58 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.
     """
-    scene = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read)
-    found = _find(scene)
+    facts = ClusterFacts(spec=spec, env=env, hostname=hostname, read=read)
+    found = _find(facts)
     return _without_control(spec, found) if spec.no_control else found
 
 
-def _find(scene: ClusterFacts) -> Allocation:
-    spec = scene.spec
+def _find(facts: ClusterFacts) -> Allocation:
+    spec = facts.spec
     if spec.simulate:
         from ddplaunch.cluster import simulate
 
         return simulate.allocate(spec)
     if spec.standalone or spec.cluster == "local":
-        return local.discover(spec, scene.hostname)
+        return local.discover(spec, facts.hostname)
     if spec.cluster:
-        return _forced(scene, spec.cluster)
-    for name in _order(scene):
+        return _forced(facts, spec.cluster)
+    for name in _candidates(facts):
         recognise, _ = _recogniser(name)
-        if found := recognise(scene):
+        if found := recognise(facts):
             return found
-    found = local.discover(spec, scene.hostname)
-    return replace(found, notes=(*found.notes, *_unused_index(scene)))
+    found = local.discover(spec, facts.hostname)
+    return replace(found, notes=(*found.notes, *_unused_index(facts)))
 
 
-def _order(scene: ClusterFacts) -> list[str]:
-    """The clusters that are worth asking, in their order."""
-    names = ["ssh"] if scene.spec.hosts or scene.spec.hostfile else []
-    if checks.several(scene.spec):
+def _candidates(facts: ClusterFacts) -> list[str]:
+    """The clusters to try, in their order."""
+    names = ["ssh"] if facts.spec.hosts or facts.spec.hostfile else []
+    if checks.several(facts.spec):
         names.append("static")
-    if scene.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
+    if facts.value("TORCHELASTIC_RUN_ID"):  # set for each worker by ddplaunch and by torchrun
         return names
-    found = [name for name, signs in _SIGNS.items() if scene.value(*signs)]
+    found = [name for name, variables in _VARIABLES.items() if facts.value(*variables)]
     if {"slurm", "mpi"} <= set(found):
         from ddplaunch.cluster import mpi
 
-        if mpi.is_nearer_than_slurm(scene):
+        if mpi.started_inside_slurm(facts):
             found.remove("slurm")
     return names + found
 
 
-def _forced(scene: ClusterFacts, name: str) -> Allocation:
+def _forced(facts: ClusterFacts, name: str) -> Allocation:
     recognise, needs = _recogniser(name)
-    found = recognise(scene)
+    found = recognise(facts)
     if found is None:
-        raise LaunchError(
-            f"{scene.spec.asked('cluster', name)}: this is no job of that kind, which has {needs}",
-            hint="leave --cluster out to see what is found",
-        )
+        by_flags = name in ("ssh", "static")
+        missing = f"it needs {needs}" if by_flags else f"not inside a job of this kind, which sets {needs}"
+        hint = "leave --cluster out to see what is found"
+        raise LaunchError(f"{facts.spec.asked('cluster', name)}: {missing}", hint=hint)
     return found
 
 
 def _recogniser(name: str) -> tuple[Recogniser, str]:
-    """Give the function that knows this kind of cluster, and what it knows it by."""
+    """Give the function that recognises this kind of cluster, and by what."""
     match name:
         case "static":
             from ddplaunch.cluster import static
@@ -123,17 +123,15 @@ def _recogniser(name: str) -> tuple[Recogniser, str]:
     raise AssertionError(name)
 
 
-def _unused_index(scene: ClusterFacts) -> list[str]:
-    index = scene.value("JOB_COMPLETION_INDEX")
-    if index is None or checks.nnodes_asked(scene.spec) or scene.value("TORCHELASTIC_RUN_ID"):
+def _unused_index(facts: ClusterFacts) -> list[str]:
+    index = facts.value("JOB_COMPLETION_INDEX")
+    if index is None or checks.nnodes_asked(facts.spec) or facts.value("TORCHELASTIC_RUN_ID"):
         return []
-    return [
-        f"JOB_COMPLETION_INDEX={index} makes no node of this pod, since --nnodes is not given: it is a job of its own"
-    ]
+    return [f"JOB_COMPLETION_INDEX={index} is ignored, since --nnodes is not given: this pod is a job of its own"]
 
 
 def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
-    """The allocation of nodes that do not talk: all that they would agree on has to be known before.
+    """The allocation without a control channel: all that the nodes would agree on has to be known before.
 
     Raises:
         LaunchError: it is not.
@@ -141,16 +139,19 @@ def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
     asked = spec.origin("no_control")
     if found.start:
         raise LaunchError(
-            f"{asked}: agents that ddplaunch starts on other hosts talk to this one", hint="leave --no-control out"
+            f"{asked}: agents that ddplaunch starts on other hosts need a control channel to this one",
+            hint="leave --no-control out",
         )
-    if found.meeting is None:
+    if found.rendezvous is None:
         return found
     if found.node_rank is None:
-        raise LaunchError(f"{asked}: nobody gives this node its rank", hint="add --node-rank and --master-addr")
+        raise LaunchError(
+            f"{asked}: no coordinator assigns this node its rank", hint="add --node-rank and --master-addr"
+        )
     if found.nnodes[0] != found.nnodes[1]:
-        raise LaunchError(f"{asked}: nodes that do not talk cannot agree on their number", hint="--nnodes N")
-    # every node works these out alike
-    address = found.address or found.meeting.addresses[0]
-    port = found.port or found.meeting.ports[0]
-    reason = "nodes that do not talk cannot reserve one" if found.port is None else found.port_reason
-    return replace(found, address=address, port=port, port_reason=reason, meeting=None)
+        raise LaunchError(f"{asked}: without a control channel nodes cannot agree on their number", hint="--nnodes N")
+    # every node computes the same
+    address = found.address or found.rendezvous.addresses[0]
+    port = found.port or found.rendezvous.ports[0]
+    reason = "without a control channel none is reserved" if found.port is None else found.port_reason
+    return replace(found, address=address, port=port, port_reason=reason, rendezvous=None)

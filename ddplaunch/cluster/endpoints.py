@@ -1,4 +1,4 @@
-"""Where agents and workers meet: addresses, and ports that every agent works out alike. Pure; binds nothing, resolves no name."""
+"""Endpoints of agents and workers: addresses, and ports that every agent computes alike. Pure; binds and resolves nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ STATIC_PORT = 29500
 RESERVED = "a free one is reserved at the start"
 
 _CANDIDATES = 8
-# below what Linux hands out on its own (32768) and below torchrun's defaults; a prime number of blocks of 8 ports
+# below Linux's ephemeral ports (from 32768) and torchrun's defaults; a prime number of blocks of 8 ports
 _FIRST, _BLOCKS = 20000, 1171
 
 T = TypeVar("T")
 
 
 def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
-    """Give the first value that says something, and where that field of the spec came from."""
+    """Give the first value that is set, and the origin of that field of the spec."""
     return next(((value, spec.origin(name)) for value, name in candidates if value), None)
 
 
@@ -40,7 +40,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int | None]:
 
 
 def ports_from(base: int) -> tuple[int, ...]:
-    """Give `base` and the ports after it: where agents meet that were told one port."""
+    """Give `base` and the ports after it: the candidates of agents that were given one port."""
     return tuple(range(base, min(base + _CANDIDATES, 65536)))
 
 
@@ -67,7 +67,7 @@ def listen_on(address: str) -> str | None:
 
 
 def is_numeric(address: str) -> bool:
-    """Say whether this is an IPv4 or IPv6 address and not a name."""
+    """Whether this is an IPv4 or IPv6 address and not a name."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         socket.inet_pton(family, address.partition("%")[0])
@@ -77,7 +77,7 @@ def is_numeric(address: str) -> bool:
 
 
 def is_same_host(name: str, hostname: str) -> bool:
-    """Say whether a name that a cluster has for a host is this host's own, with or without its domain."""
+    """Whether a cluster's name for a host is this host's own, with or without its domain."""
     if is_numeric(name) or is_numeric(hostname):
         return name == hostname
     return name.partition(".")[0].lower() == hostname.partition(".")[0].lower()

@@ -1,4 +1,4 @@
-"""What discovery may look at: what was asked, the variables, the host's name, and files that variables name."""
+"""The input of discovery: the spec, the variables, the host's name, and files that variables name. Decides nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGEST = 2**32  # what Slurm counts its special steps down from
 
 @record(kw_only=True)
 class ClusterFacts:
-    """Where a command was started."""
+    """What discovery reads on the host where the command was started."""
 
     spec: JobSpec
     env: Mapping[str, str]
@@ -46,7 +46,7 @@ class ClusterFacts:
         """
         found = self.number(*names)
         if found is None:
-            raise LaunchError(f"{names[0]} is not set, though other variables say it should be", hint=NOT_HERE)
+            raise LaunchError(f"{names[0]} is not set, although other variables of the same cluster are", hint=NOT_HERE)
         return found
 
     def text_of(self, path: str, origin: str) -> str:
@@ -63,8 +63,8 @@ class ClusterFacts:
 
 
 def printable(text: str) -> str:
-    """Write the value of a variable as it can stand in a message."""
+    """Write the value of a variable as messages show it."""
     return text if text.isprintable() else ascii(text)
 
 
-NOT_HERE = "if these variables mean nothing here: --cluster local, or unset them"
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"

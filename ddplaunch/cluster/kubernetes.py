@@ -13,33 +13,33 @@ What the controllers and the usual manifests set:
 from __future__ import annotations
 
 from ddplaunch.cluster import Allocation, checks, endpoints
-from ddplaunch.cluster.allocate import met
+from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
 from ddplaunch.errors import LaunchError
 
 NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
 
 
-def discover(scene: ClusterFacts) -> Allocation | None:
+def discover(facts: ClusterFacts) -> Allocation | None:
     """Give the allocation of the pods that we are one of; None if this is no pod, or one that is a job of its own.
 
     Raises:
-        LaunchError: variables and flags contradict each other, or nothing says where node 0 is.
+        LaunchError: variables and flags contradict each other, or the address of node 0 is not known.
     """
-    spec = scene.spec
-    rank, size = _controller(scene)
-    index = scene.number("JOB_COMPLETION_INDEX")
+    spec = facts.spec
+    rank, size = _controller(facts)
+    index = facts.number("JOB_COMPLETION_INDEX")
     if rank is None and index is None:
         return None
     nodes = spec.nnodes[1] if checks.nnodes_asked(spec) else size
     if nodes is None or nodes == 1:
         return None
-    node_rank = _node_rank(scene, rank, index, nodes)
-    _check_size(scene, size, nodes)
-    checks.nothing_to_choose(spec, "the pods run already")
-    address, reason = _address(scene, node_rank)
-    port = _port(scene)
-    return met(
+    node_rank = _node_rank(facts, rank, index, nodes)
+    _check_size(facts, size, nodes)
+    checks.refuse_host_filters(spec, "the pods are running already")
+    address, reason = _address(facts, node_rank)
+    port = _port(facts)
+    return started_elsewhere(
         spec,
         cluster="kubernetes",
         nnodes=spec.nnodes if checks.nnodes_asked(spec) else (nodes, nodes),
@@ -49,18 +49,18 @@ def discover(scene: ClusterFacts) -> Allocation | None:
         port=(port, "MASTER_PORT") if port else None,
         ports=endpoints.ports_beside(spec.master_port or port or endpoints.STATIC_PORT),
         coordinator=node_rank == 0,
-        nproc_per_node=_workers(scene),
-        notes=() if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken for the number of pods",),
+        nproc_per_node=_workers(facts),
+        notes=() if checks.nnodes_asked(spec) else (f"WORLD_SIZE={size} is taken as the number of pods",),
     )
 
 
-def _node_rank(scene: ClusterFacts, rank: int | None, index: int | None, nodes: int) -> int:
+def _node_rank(facts: ClusterFacts, rank: int | None, index: int | None, nodes: int) -> int:
     """Which pod this is.
 
     Raises:
         LaunchError: one that the job does not have.
     """
-    spec = scene.spec
+    spec = facts.spec
     if rank is not None:
         found, source = checks.node_rank(spec, rank, "RANK"), "RANK"
     elif spec.node_rank is not None:
@@ -68,41 +68,41 @@ def _node_rank(scene: ClusterFacts, rank: int | None, index: int | None, nodes: 
     else:
         found, source = index or 0, "JOB_COMPLETION_INDEX"
     if found >= nodes:
-        said = checks.asked_nnodes(spec) if checks.nnodes_asked(spec) else f"WORLD_SIZE={nodes}"
-        raise LaunchError(f"{said}, but {source} says that this is node {found}", hint=NOT_HERE)
+        limit = checks.asked_nnodes(spec) if checks.nnodes_asked(spec) else f"WORLD_SIZE={nodes}"
+        raise LaunchError(f"{limit}, but {source} says that this is node {found}", hint=NOT_HERE)
     return found
 
 
-def _port(scene: ClusterFacts) -> int | None:
-    port = scene.number("MASTER_PORT")
+def _port(facts: ClusterFacts) -> int | None:
+    port = facts.number("MASTER_PORT")
     if port is not None and port > 65535:
         raise LaunchError(f"MASTER_PORT={port} is not a port", hint="unset it, or give another with --master-port")
     return port or None
 
 
-def _workers(scene: ClusterFacts) -> int | None:
-    """What the platforms that copy PyTorchJob say of the GPUs of a pod, in their manuals a number."""
-    said = scene.value("NPROC_PER_NODE") or ""
-    return int(said) if said.isascii() and said.isdigit() and 0 < len(said) < 6 and int(said) else None
+def _workers(facts: ClusterFacts) -> int | None:
+    """The number of GPUs of a pod, which platforms that copy PyTorchJob set."""
+    text = facts.value("NPROC_PER_NODE") or ""
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text) else None
 
 
-def _controller(scene: ClusterFacts) -> tuple[int | None, int | None]:
+def _controller(facts: ClusterFacts) -> tuple[int | None, int | None]:
     """The rank and the number of pods that a controller wrote, as far as it did."""
-    # RANK and WORLD_SIZE are also what every worker of every launcher has: only outside of one they speak of pods
-    if not scene.value("KUBERNETES_SERVICE_HOST") or scene.value("LOCAL_RANK"):
+    # every launcher sets RANK and WORLD_SIZE for its workers: only outside of one they count pods
+    if not facts.value("KUBERNETES_SERVICE_HOST") or facts.value("LOCAL_RANK"):
         return None, None
-    return scene.number("RANK"), scene.number("WORLD_SIZE")
+    return facts.number("RANK"), facts.number("WORLD_SIZE")
 
 
-def _check_size(scene: ClusterFacts, size: int | None, nodes: int) -> None:
-    """See to it that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them.
+def _check_size(facts: ClusterFacts, size: int | None, nodes: int) -> None:
+    """Check that WORLD_SIZE counts as many pods as nodes were asked for, or the workers on them.
 
     Raises:
         LaunchError: it does not.
     """
-    spec = scene.spec
-    least, most = spec.nnodes
-    if size is None or size == nodes or (least < most and least <= size <= most):
+    spec = facts.spec
+    min_nodes, max_nodes = spec.nnodes
+    if size is None or size == nodes or (min_nodes < max_nodes and min_nodes <= size <= max_nodes):
         return
     workers = spec.nproc_per_node
     if size == nodes * workers if isinstance(workers, int) else size % nodes == 0:
@@ -113,22 +113,22 @@ def _check_size(scene: ClusterFacts, size: int | None, nodes: int) -> None:
     )
 
 
-def _address(scene: ClusterFacts, node_rank: int) -> tuple[str, str]:
-    """Where node 0 is, and what says so.
+def _address(facts: ClusterFacts, node_rank: int) -> tuple[str, str]:
+    """The address of node 0 and its origin.
 
     Raises:
-        LaunchError: nothing does.
+        LaunchError: it is not known.
     """
-    if asked := endpoints.first(scene.spec, (scene.spec.master_addr, "master_addr")):
+    if asked := endpoints.first(facts.spec, (facts.spec.master_addr, "master_addr")):
         return asked
-    if address := scene.value("MASTER_ADDR"):
+    if address := facts.value("MASTER_ADDR"):
         return address, "MASTER_ADDR"
-    jobset, job = scene.value("JOBSET_NAME"), scene.value("REPLICATED_JOB_NAME")
+    jobset, job = facts.value("JOBSET_NAME"), facts.value("REPLICATED_JOB_NAME")
     if jobset and job:
         return f"{jobset}-{job}-0-0.{jobset}", "JOBSET_NAME and REPLICATED_JOB_NAME"
-    head = scene.hostname.removesuffix(f"-{node_rank}")
-    pod = f"{head}-0" if head != scene.hostname else "POD-0"
+    head = facts.hostname.removesuffix(f"-{node_rank}")
+    pod = f"{head}-0" if head != facts.hostname else "POD-0"
     raise LaunchError(
-        "nothing says where node 0 is: MASTER_ADDR is not set in this pod",
+        "the address of node 0 is not known: MASTER_ADDR is not set in this pod",
         hint=f"add --master-addr {pod}.SERVICE, where SERVICE is the headless service of the job (its subdomain)",
     )

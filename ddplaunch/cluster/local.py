@@ -1,4 +1,4 @@
-"""This machine alone: the cluster that is always there. Looks nothing up; the host name is an argument."""
+"""This machine alone, where no cluster is found. Resolves nothing; the host name is an argument."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from ddplaunch.cluster.endpoints import LOOPBACK, RESERVED, first, split_endpoin
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
-__all__ = ["LOOPBACK", "alone", "discover", "split_endpoint"]
-
 
 def discover(spec: JobSpec, hostname: str) -> Allocation:
-    """Give the allocation of a job about which nothing but this machine is known.
+    """Give the allocation of a job where no cluster was found.
 
     Raises:
-        LaunchError: it has several nodes, and nothing says where they are.
+        LaunchError: it has several nodes, and their hosts are not given.
     """
-    checks.nothing_to_choose(spec, "the job runs on this machine")
+    checks.refuse_host_filters(spec, "the job runs on this machine")
     if checks.several(spec):
         from ddplaunch.cluster import static  # one node needs none of it
 
@@ -37,26 +35,26 @@ def alone(
     """Give the allocation of a job that has this node and no other.
 
     Raises:
-        LaunchError: the job wants to be another node than the first.
+        LaunchError: --node-rank is not 0.
     """
     if spec.node_rank:
         raise LaunchError(
             f"{spec.asked('node_rank', spec.node_rank)}: the job has one node, and its rank is 0",
             hint="leave --node-rank out",
         )
-    # torchrun's static rendezvous meets at the endpoint itself; its other endpoints are only meeting places of agents,
-    # which one node does not need
+    # the endpoint of torchrun's static rendezvous is that of the workers; its others are for agents only, which one node
+    # does not need
     static_one = spec.rdzv_backend in (None, "static") and not spec.standalone
     endpoint_host, endpoint_port = split_endpoint(spec.rdzv_endpoint or "") if static_one else ("", None)
     address = first(spec, (endpoint_host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
     port = first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
-    unused = [] if static_one else checks.endpoint_unused(spec, "it is where several nodes would meet")
+    unused = [] if static_one else checks.endpoint_unused(spec, "it is for a job of several nodes")
     return Allocation(
         cluster=cluster,
         hosts=(host,),
         node_rank=0,
         address=address[0] if address else LOOPBACK,
-        address_reason=address[1] if address else "one node needs no other",
+        address_reason=address[1] if address else "a single node",
         port=port[0] if port else None,
         port_reason=port[1] if port else RESERVED,
         nproc_per_node=nproc_per_node,

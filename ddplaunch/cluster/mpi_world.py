@@ -1,6 +1,6 @@
 """The processes that a launcher of MPI programs started together, as one of them sees them: which of how many it is.
 
-A world of one process says nothing, and so does one that was inherited from another host.
+A world of one process counts as none, and so does one that was inherited from another host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ddplaunch.record import record
 
 @record(kw_only=True)
 class _Launcher:
-    """The variables of a launcher; several names for what versions of it call differently."""
+    """The variables of a launcher; several names where its versions differ."""
 
     name: str
     rank: str
@@ -68,7 +68,7 @@ class World:
     """Processes that were started together, and our place among them."""
 
     launcher: _Launcher
-    job: str | None  # what its processes know their job by, if anything
+    job: str | None  # the job's id, if it has one
     rank: int
     size: int
 
@@ -76,34 +76,34 @@ class World:
         return f"{self.launcher.name} with {self.size} processes"
 
 
-def find(scene: ClusterFacts) -> World | None:
+def find(facts: ClusterFacts) -> World | None:
     """Give the processes that we were started with, None if there are no others.
 
     Raises:
-        LaunchError: a variable that counts holds no number.
+        LaunchError: a variable does not hold a number.
     """
-    if (started_on := scene.value("PMIX_HOSTNAME")) and not endpoints.is_same_host(started_on, scene.hostname):
+    if (started_on := facts.value("PMIX_HOSTNAME")) and not endpoints.is_same_host(started_on, facts.hostname):
         return None  # inherited, e.g. by a batch job from the shell that submitted it
     for launcher in _LAUNCHERS:
-        rank, size = scene.number(launcher.rank), scene.number(*launcher.size)
+        rank, size = facts.number(launcher.rank), facts.number(*launcher.size)
         if rank is not None and size is not None and rank < size and size > 1:
-            return World(launcher=launcher, job=scene.value(*_JOB_NAMES), rank=rank, size=size)
+            return World(launcher=launcher, job=facts.value(*_JOB_NAMES), rank=rank, size=size)
     return None
 
 
-def on_this_node(scene: ClusterFacts, world: World) -> tuple[int, int]:
+def local_rank_and_size(facts: ClusterFacts, world: World) -> tuple[int, int]:
     """Give which of how many of the processes on this node this is.
 
     Raises:
-        LaunchError: the variables do not say it, or say that nodes have different numbers.
+        LaunchError: the variables do not tell, or nodes have different numbers.
     """
-    rank, size = scene.number(*world.launcher.local_rank), scene.number(*world.launcher.local_size)
-    nodes = scene.number(*world.launcher.nodes)
+    rank, size = facts.number(*world.launcher.local_rank), facts.number(*world.launcher.local_size)
+    nodes = facts.number(*world.launcher.nodes)
     if nodes and world.size % nodes == 0:
         size = world.size // nodes
     process = f"{world.launcher.rank} says that this is one of {world.size} processes"
     if rank is None or not size or rank >= size:
-        raise LaunchError(f"{process}, but nothing says how many of them are on this node", hint=NOT_HERE)
+        raise LaunchError(f"{process}, but not how many of them are on this node", hint=NOT_HERE)
     if world.size % size:
         raise LaunchError(
             f"{process}, and {size} of them are on this node: others have a different number",

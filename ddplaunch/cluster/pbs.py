@@ -10,38 +10,38 @@ from ddplaunch.errors import LaunchError
 NEEDS = "PBS_NODEFILE"
 
 
-def discover(scene: ClusterFacts) -> Allocation | None:
+def discover(facts: ClusterFacts) -> Allocation | None:
     """Give the allocation of the PBS job that we run in; None if we run in none.
 
     Raises:
         LaunchError: its list of hosts cannot be read, or it and the flags contradict each other.
     """
-    path = scene.value("PBS_NODEFILE")
+    path = facts.value("PBS_NODEFILE")
     if path is None:
         return None
-    found = hosts(scene, path)
-    job = f"PBS job {printable(scene.env.get('PBS_JOBID', ''))}".rstrip()
-    if len(found) > 1 and (node := scene.number("PBS_NODENUM")):
+    found = hosts(facts, path)
+    job = f"PBS job {printable(facts.env.get('PBS_JOBID', ''))}".rstrip()
+    if len(found) > 1 and (node := facts.number("PBS_NODENUM")):
         raise LaunchError(
             f"PBS_NODENUM={node}: this is not the first node of {job}, from where ddplaunch starts the agents",
             hint="call ddplaunch once, in the job script; or, once on each node: "
             f"--nnodes {len(found)} --node-rank {node} --master-addr {found[0].address}",
         )
     return allocate.allocate(
-        scene,
+        facts,
         "pbs",
         allocate.without_slots(found),
         starter="ssh",
         source=job,
-        notes=checks.slots_unused(scene.spec, found),
+        notes=checks.slots_unused(facts.spec, found),
     )
 
 
-def hosts(scene: ClusterFacts, path: str) -> tuple[Host, ...]:
+def hosts(facts: ClusterFacts, path: str) -> tuple[Host, ...]:
     """Give the hosts of the job, with their slots: the file has a line for each.
 
     Raises:
         LaunchError: the file cannot be read, or names none.
     """
     origin = f"PBS_NODEFILE={printable(path)}"
-    return hostlist.parse_hostfile(scene.text_of(path, origin), origin)
+    return hostlist.parse_hostfile(facts.text_of(path, origin), origin)

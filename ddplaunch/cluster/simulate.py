@@ -1,4 +1,4 @@
-"""Nodes that are made up, all on this machine, each with an agent and an address of its own: a job to debug."""
+"""Simulated nodes, all on this machine, each with an agent and an address of its own: a job to debug. Starts nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ddplaunch.spec import JobSpec
 
 def allocate(spec: JobSpec) -> Allocation:
     """Give a job as many nodes as it asks for."""
-    checks.nothing_to_choose(spec, "simulated nodes are on this machine")
-    most = spec.nnodes[1]
-    nodes = tuple(Host(name=f"node-{index}") for index in range(most))
+    checks.refuse_host_filters(spec, "simulated nodes are on this machine")
+    max_nodes = spec.nnodes[1]
+    nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))
     own = (endpoints.LOOPBACK, "all nodes are on this machine")
     address, address_reason = endpoints.first(spec, (spec.master_addr, "master_addr")) or own
     port, port_reason = endpoints.port(spec)
@@ -25,5 +25,5 @@ def allocate(spec: JobSpec) -> Allocation:
         port_reason=port_reason,
         start=nodes,
         starter="simulate",
-        notes=tuple(checks.endpoint_unused(spec, "simulated nodes are told where to meet")),
+        notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
     )

@@ -1,6 +1,6 @@
 """Slurm: a step that started us, once for each node or once for each rank; or an allocation in which nothing started yet.
 
-SLURM_STEP_ID alone tells them apart: a batch script has SLURM_PROCID=0 and SLURM_NTASKS=n too. HOSTNAME is the first node's
+SLURM_STEP_ID alone distinguishes them: a batch script has SLURM_PROCID=0 and SLURM_NTASKS=n too. HOSTNAME is the first node's
 everywhere, and is not read. Neither are job names, nor any file or command of Slurm: a container may have none of them.
 
 A heterogeneous job has several components, each with nodes of its own. In Slurm 22.05 a step over several of them has its
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from signal import SIGTERM
 
 from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hostlist, local
-from ddplaunch.cluster.allocate import met
+from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.errors import LaunchError
-from ddplaunch.options.token import MEETING_PORT, TASKS_PER_NODE
+from ddplaunch.errors import LaunchError, count
+from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.record import record, replace
 
 NEEDS = "SLURM_JOB_ID"
@@ -26,9 +26,9 @@ NEEDS = "SLURM_JOB_ID"
 # at the start of the grace time of a preemption and at its end: slurm.conf(5), GraceTime
 _SENT_AGAIN = frozenset({SIGTERM})
 
-# slurm.h numbers what is no step from here on: the batch script, and the shell of an interactive salloc
+# slurm.h gives these ids to what is not a step: the batch script, and the shell of an interactive salloc
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-_MOST_COMPONENTS = 128  # of a heterogeneous job: MAX_HET_JOB_COMPS in slurm.h
+_MAX_COMPONENTS = 128  # of a heterogeneous job: MAX_HET_JOB_COMPS in slurm.h
 
 
 @record(kw_only=True)
@@ -44,100 +44,100 @@ class _Step:
     local_rank: int
 
 
-def discover(scene: ClusterFacts) -> Allocation | None:
+def discover(facts: ClusterFacts) -> Allocation | None:
     """Give the allocation of the Slurm job that we run in; None if we run in none.
 
     Raises:
         LaunchError: Slurm and the flags contradict each other.
     """
-    job = scene.number("SLURM_JOB_ID", "SLURM_JOBID")
+    job = facts.number("SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
         return None
-    step = step_id(scene)
-    found = _outside(scene, job) if step is None else _inside(scene, job, step)
-    tasks = scene.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
+    step = step_id(facts)
+    found = _outside(facts, job) if step is None else _inside(facts, job, step)
+    tasks = facts.number("SLURM_NTASKS_PER_NODE" if step is None else TASKS_PER_NODE)
     return replace(
-        found, tasks_per_node=tasks or None, requeues=scene.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN
+        found, tasks_per_node=tasks or None, requeues=facts.number("SLURM_RESTART_COUNT") or 0, sent_again=_SENT_AGAIN
     )
 
 
-def step_id(scene: ClusterFacts) -> int | None:
+def step_id(facts: ClusterFacts) -> int | None:
     """Give the step whose task we are, None outside of one."""
-    step = scene.number("SLURM_STEP_ID", "SLURM_STEPID")
+    step = facts.number("SLURM_STEP_ID", "SLURM_STEPID")
     return None if step is None or step >= _FIRST_SPECIAL_STEP else step
 
 
-def job_hosts(scene: ClusterFacts) -> tuple[str, ...]:
+def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
     """Give the nodes of the job, of all its components.
 
     Raises:
-        LaunchError: the list is missing, or none.
+        LaunchError: the list is missing or malformed.
     """
-    if parts := components(scene.env):
+    if parts := components(facts.env):
         return tuple(host for part in parts for host in part)
-    return _hosts(scene.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    return _hosts(facts.env, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 
 
 def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     """Give the nodes of each component of a heterogeneous job; () for any other.
 
     Raises:
-        LaunchError: a list is missing, or none.
+        LaunchError: a list is missing or malformed.
     """
     text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
     size = int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else 0
-    if not 0 < size <= _MOST_COMPONENTS:
+    if not 0 < size <= _MAX_COMPONENTS:
         raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=NOT_HERE)
     names = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))
 
 
-def _outside(scene: ClusterFacts, job: int) -> Allocation:
+def _outside(facts: ClusterFacts, job: int) -> Allocation:
     """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
     return allocate.allocate(
-        scene,
+        facts,
         "slurm",
-        [Host(name=name) for name in job_hosts(scene)],
+        [Host(name=name) for name in job_hosts(facts)],
         starter="srun",
         source=f"Slurm job {job}",
-        here=scene.value("SLURMD_NODENAME"),
+        here=facts.value("SLURMD_NODENAME"),
     )
 
 
-def _inside(scene: ClusterFacts, job: int, number: int) -> Allocation:
-    step = _step(scene, job, number)
-    count = len(step.hosts)
-    checks.nothing_to_choose(scene.spec, f"{step.name} runs already")
+def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
+    step = _step(facts, job, number)
+    number_of_nodes = len(step.hosts)
+    checks.refuse_host_filters(facts.spec, f"{step.name} is running already")
     hint = (
-        f"leave --nnodes out, or start as many: srun --nodes {scene.spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
+        f"leave --nnodes out, or start as many: srun --nodes {facts.spec.nnodes[1]} --ntasks-per-node 1 ddplaunch ..."
     )
-    nnodes = checks.nnodes(scene.spec, count, step.name, hint=hint)
-    node_rank = checks.node_rank(scene.spec, step.node, "SLURM_NODEID")
+    nnodes = checks.nnodes(facts.spec, number_of_nodes, step.name, hint=hint)
+    node_rank = checks.node_rank(facts.spec, step.node, "SLURM_NODEID")
     if step.tasks == 1:
-        return local.alone(scene.spec, step.hosts[0], cluster="slurm")
+        return local.alone(facts.spec, step.hosts[0], cluster="slurm")
     once_per_node = set(step.per_node) == {1}
     if not once_per_node:
-        checks.one_worker(scene.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    own = (step.hosts[0] if count > 1 else endpoints.LOOPBACK,)
-    # tasks were put on nodes as somebody listed them: only the coordinator itself knows that rank 0 is on its node
-    anywhere = not once_per_node and scene.value("SLURM_DISTRIBUTION") == "arbitrary"
-    told = scene.number(MEETING_PORT)
-    return met(
-        scene.spec,
+        checks.one_worker(facts.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
+    own = (step.hosts[0] if number_of_nodes > 1 else endpoints.LOOPBACK,)
+    # tasks were placed in an order of the user's: only the coordinator itself knows that rank 0 is on its node
+    anywhere = not once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
+    port = facts.number(RDZV_PORT)
+    return started_elsewhere(
+        facts.spec,
         cluster="slurm",
-        nnodes=nnodes if once_per_node else (count, count),
+        nnodes=nnodes if once_per_node else (number_of_nodes, number_of_nodes),
         node_rank=node_rank,
         hosts=step.hosts,
-        addresses=step.hosts if anywhere and count > 1 else own,
-        reason=f"the first node of {step.name}" if count > 1 else "one node needs no other",
-        ports=endpoints.ports_of(job, number) if told is None else endpoints.ports_from(told),
+        addresses=step.hosts if anywhere and number_of_nodes > 1 else own,
+        reason=f"the first node of {step.name}" if number_of_nodes > 1 else "a single node",
+        ports=endpoints.ports_of(job, number) if port is None else endpoints.ports_from(port),
         coordinator=(step.node if once_per_node else step.rank) == 0,
-        task=None if once_per_node else _task(scene, step),
-        identity=f"slurm {job}.{number}" if told is None else "",
+        task=None if once_per_node else _task(facts, step),
+        identity=f"slurm {job}.{number}" if port is None else "",
     )
 
 
-def _task(scene: ClusterFacts, step: _Step) -> Task:
+def _task(facts: ClusterFacts, step: _Step) -> Task:
     return Task(
         rank=step.rank,
         world_size=step.tasks,
@@ -145,33 +145,33 @@ def _task(scene: ClusterFacts, step: _Step) -> Task:
         local_world_size=step.per_node[step.node],
         node_rank=step.node,
         nnodes=len(step.hosts),
-        node_cpus=scene.number("SLURM_CPUS_ON_NODE"),
+        node_cpus=facts.number("SLURM_CPUS_ON_NODE"),
     )
 
 
-def _step(scene: ClusterFacts, job: int, number: int) -> _Step:
+def _step(facts: ClusterFacts, job: int, number: int) -> _Step:
     """Read the variables of a task.
 
     Raises:
         LaunchError: they contradict each other.
     """
-    named = _hosts(scene.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    tasks = scene.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-    layout = scene.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"
+    named = _hosts(facts.env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    tasks = facts.needed("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    layout = facts.value("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(named)})"
     counts = hostlist.counts(layout, "SLURM_STEP_TASKS_PER_NODE")
-    hosts, per_node = _in_order(components(scene.env), named, counts)
+    hosts, per_node = _in_order(components(facts.env), named, counts)
     step = _Step(
         name=f"step {number} of Slurm job {job}",
         hosts=hosts,
         tasks=tasks,
         per_node=per_node,
-        node=scene.needed("SLURM_NODEID"),
-        rank=scene.needed("SLURM_PROCID"),
-        local_rank=scene.needed("SLURM_LOCALID"),
+        node=facts.needed("SLURM_NODEID"),
+        rank=facts.needed("SLURM_PROCID"),
+        local_rank=facts.needed("SLURM_LOCALID"),
     )
     if len(step.per_node) != len(hosts) or sum(step.per_node) != tasks or step.node >= len(hosts) or step.rank >= tasks:
         raise LaunchError(
-            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {checks.nodes(len(hosts))}, "
+            f"the variables of {step.name} contradict each other: {tasks} tasks, {layout} on {count(len(hosts), 'node')}, "
             f"and this is task {step.rank} on node {step.node}",
             hint=NOT_HERE,
         )
@@ -186,7 +186,7 @@ def _in_order(
     if len(counts) != len(hosts) or not places.keys() >= set(hosts):
         return hosts, counts
     pairs = sorted(zip(hosts, counts, strict=True), key=lambda pair: places[pair[0]])
-    return tuple(host for host, _ in pairs), tuple(count for _, count in pairs)
+    return tuple(host for host, _ in pairs), tuple(tasks for _, tasks in pairs)
 
 
 def _hosts(env: Mapping[str, str], *names: str) -> tuple[str, ...]:

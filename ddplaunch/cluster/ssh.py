@@ -8,21 +8,21 @@ from ddplaunch.cluster.facts import ClusterFacts
 NEEDS = "--hosts or --hostfile"
 
 
-def discover(scene: ClusterFacts) -> Allocation | None:
+def discover(facts: ClusterFacts) -> Allocation | None:
     """Give the allocation of the hosts that were listed; None if none were.
 
     Raises:
         LaunchError: the list is wrong, or contradicts the other flags.
     """
-    spec = scene.spec
+    spec = facts.spec
     if spec.hosts:
         source = spec.asked("hosts", spec.hosts)
         found = hostlist.parse_hosts(spec.hosts, spec.origin("hosts"))
     elif spec.hostfile:
         source = spec.hostfile
         asked = spec.asked("hostfile", spec.hostfile)
-        found = hostlist.parse_hostfile(scene.text_of(spec.hostfile, asked), spec.hostfile)
+        found = hostlist.parse_hostfile(facts.text_of(spec.hostfile, asked), spec.hostfile)
     else:
         return None
-    # what ssh knows by a name of ~/.ssh/config, workers may not
-    return allocate.allocate(scene, "ssh", found, starter="ssh", source=source, resolvable=False)
+    # a name from ~/.ssh/config is one that workers may not resolve
+    return allocate.allocate(facts, "ssh", found, starter="ssh", source=source, resolvable=False)

@@ -1,12 +1,12 @@
-"""Agents that the user starts on each node, and tells by flags (or torchrun's PET_* variables) where to meet.
+"""Agents that the user starts on each node, with their rendezvous in flags (or torchrun's PET_* variables).
 
-torchrun's two kinds: static, where each is told its rank and all meet beside MASTER_ADDR:MASTER_PORT; and c10d, where they meet
-at an endpoint and get ranks in the order of arrival. etcd is refused: there is no client for it here.
+torchrun's two kinds: static, where each is given its rank and they use a port beside MASTER_ADDR:MASTER_PORT; and c10d, where
+they use an endpoint and get ranks in the order of arrival. etcd is refused: there is no client for it here.
 """
 
 from __future__ import annotations
 
-from ddplaunch.cluster import Allocation, Meeting, checks, endpoints
+from ddplaunch.cluster import Allocation, Rendezvous, checks, endpoints
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
@@ -14,68 +14,68 @@ from ddplaunch.spec import JobSpec
 NEEDS = "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"
 
 
-def discover(scene: ClusterFacts) -> Allocation | None:
+def discover(facts: ClusterFacts) -> Allocation | None:
     """Give the allocation that flags describe completely; None if they do not.
 
     Raises:
         LaunchError: the rendezvous is of a kind that does not exist here.
     """
-    spec = scene.spec
+    spec = facts.spec
     if not checks.several(spec):
         return None
     _check_rank(spec)
     if spec.rdzv_endpoint and (spec.rdzv_backend or "").startswith("etcd"):
         raise LaunchError(
-            f"{spec.asked('rdzv_backend', spec.rdzv_backend)}: agents do not meet through etcd here",
+            f"{spec.asked('rdzv_backend', spec.rdzv_backend)}: etcd is not supported",
             hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
         )
     if spec.rdzv_endpoint and spec.rdzv_backend != "static" and (spec.node_rank is None or spec.rdzv_backend == "c10d"):
         return _at_endpoint(spec)
     if spec.node_rank is not None and (spec.master_addr or spec.rdzv_endpoint):
-        checks.nothing_to_choose(spec, "each node is started by hand")
-        return _told(spec, scene.hostname, spec.node_rank)
+        checks.refuse_host_filters(spec, "each node is started by hand")
+        return _static(spec, facts.hostname, spec.node_rank)
     return None
 
 
 def _check_rank(spec: JobSpec) -> None:
-    most = spec.nnodes[1]
-    if spec.node_rank is not None and spec.node_rank >= most:
+    max_nodes = spec.nnodes[1]
+    if spec.node_rank is not None and spec.node_rank >= max_nodes:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {most - 1}, since {checks.asked_nnodes(spec)}",
+            f"{spec.asked('node_rank', spec.node_rank)}: ranks go from 0 to {max_nodes - 1}, since {checks.asked_nnodes(spec)}",
             hint="give each node a rank of its own, from 0 on",
         )
 
 
 def incomplete(spec: JobSpec, hostname: str) -> Allocation:
-    """Give the allocation of node 0 that was told no address, where nothing else says where this is.
+    """Give the allocation of node 0 where no address is given.
 
     Raises:
-        LaunchError: this is not node 0, or nothing says which node it is.
+        LaunchError: this is not node 0, or the rank of this node is not given.
     """
     if spec.node_rank == 0:
-        return _told(spec, hostname, 0)
+        return _static(spec, hostname, 0)
     nodes = checks.asked_nnodes(spec)
     if spec.node_rank is not None:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)}: nothing says where node 0 is",
+            f"{spec.asked('node_rank', spec.node_rank)}: the address of node 0 is not given",
             hint="add --master-addr HOST, the name or the address of node 0",
         )
     if spec.master_addr or spec.rdzv_endpoint:
-        told = "master_addr" if spec.master_addr else "rdzv_endpoint"
+        name = "master_addr" if spec.master_addr else "rdzv_endpoint"
         raise LaunchError(
-            f"{nodes} and {spec.asked(told, getattr(spec, told))}: nothing says which of the nodes this is",
-            hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let the nodes count themselves: "
+            f"{nodes} and {spec.asked(name, getattr(spec, name))}: the rank of this node is not given",
+            hint=f"add --node-rank: 0 on node 0, {spec.nnodes[1] - 1} on the last; or let node 0 assign the ranks: "
             f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
         )
-    most = spec.nnodes[1]
+    max_nodes = spec.nnodes[1]
     raise LaunchError(
-        f"{nodes}: nothing says where the other nodes are, and which of them this is",
+        f"{nodes}: neither the hosts nor the rank of this node are given",
         hint="\n".join((
-            "there are four ways to say it:",
-            f"  over ssh:         ddplaunch --hosts {_example(most)} SCRIPT",
-            f"  in a Slurm job:   srun --nodes {most} --ntasks-per-node 1 ddplaunch SCRIPT",
-            f"  on each by hand:  ddplaunch --nnodes {most} --node-rank 0 --master-addr HOST SCRIPT",
-            f"  on this machine:  ddplaunch --nnodes {most} --simulate SCRIPT",
+            "give them in one of four ways:",
+            f"  over ssh:         ddplaunch --hosts {_example(max_nodes)} SCRIPT",
+            f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch SCRIPT",
+            f"  on each by hand:  ddplaunch --nnodes {max_nodes} --node-rank 0 --master-addr HOST SCRIPT",
+            f"  on this machine:  ddplaunch --nnodes {max_nodes} --simulate SCRIPT",
         )),
     )  # fmt: skip
 
@@ -85,18 +85,18 @@ def _example(nodes: int) -> str:
 
 
 def _at_endpoint(spec: JobSpec) -> Allocation:
-    """torchrun's c10d: the agents meet at the endpoint, and node 0 says there where the workers do."""
+    """torchrun's c10d: the endpoint is that of the agents, and node 0 chooses that of the workers."""
     host, port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
-    checks.nothing_to_choose(spec, "each node is started by hand")
+    checks.refuse_host_filters(spec, "each node is started by hand")
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,
         node_rank=spec.node_rank,
         address=None,
-        address_reason="node 0 says how the others reach it",
+        address_reason="chosen by node 0 when the nodes have joined",
         port=None,
         port_reason=endpoints.RESERVED,
-        meeting=Meeting(
+        rendezvous=Rendezvous(
             addresses=(host,),
             ports=endpoints.ports_from(port or endpoints.C10D_PORT),
             coordinator=_is_coordinator(spec),
@@ -107,20 +107,20 @@ def _at_endpoint(spec: JobSpec) -> Allocation:
 
 
 def _is_coordinator(spec: JobSpec) -> bool | None:
-    """Whether this is node 0, by its rank or by torchrun's is_host; None: the address will tell.
+    """Whether this is node 0, by its rank or by torchrun's is_host; None: decided by the address.
 
     Raises:
         LaunchError: the two contradict each other.
     """
     by_rank = None if spec.node_rank is None else spec.node_rank == 0
-    said = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
-    if by_rank is not None and said is not None and said != by_rank:
+    by_setting = {"1": True, "0": False}.get(spec.rdzv_conf.get("is_host", ""))
+    if by_rank is not None and by_setting is not None and by_setting != by_rank:
         raise LaunchError(
-            f"{spec.asked('node_rank', spec.node_rank)} and is_host={int(said)} in {spec.origin('rdzv_conf')} contradict "
-            "each other: the host where all meet is node 0",
+            f"{spec.asked('node_rank', spec.node_rank)} and is_host={int(by_setting)} in {spec.origin('rdzv_conf')} contradict "
+            "each other: the host of the endpoint is node 0",
             hint="leave one of them out",
         )
-    return by_rank if said is None else said
+    return by_rank if by_setting is None else by_setting
 
 
 def _ignored(spec: JobSpec) -> list[str]:
@@ -128,19 +128,17 @@ def _ignored(spec: JobSpec) -> list[str]:
     given = [(name, getattr(spec, name)) for name in ("master_addr", "master_port")]
     where = spec.asked("rdzv_endpoint", spec.rdzv_endpoint)
     return [
-        f"{spec.asked(name, value)} has no effect: at {where}, node 0 says where the workers meet"
-        for name, value in given
-        if value
+        f"{spec.asked(name, value)} has no effect: with {where} node 0 chooses it" for name, value in given if value
     ]
 
 
-def _told(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
-    """torchrun's static rendezvous: each node is told its rank, and the address of node 0."""
-    # an endpoint wins over address and port there
+def _static(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
+    """torchrun's static rendezvous: each node is given its rank, and the address of node 0."""
+    # there an endpoint wins over address and port
     host, endpoint_port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
     address = endpoints.first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
     port = endpoints.first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
-    meeting_address = address[0] if address else hostname
+    rendezvous_address = address[0] if address else hostname
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,
@@ -149,10 +147,10 @@ def _told(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
         address_reason=address[1] if address else "this is node 0",
         port=port[0] if port else None,
         port_reason=port[1] if port else endpoints.RESERVED,
-        meeting=Meeting(
-            addresses=(meeting_address,),
+        rendezvous=Rendezvous(
+            addresses=(rendezvous_address,),
             ports=endpoints.ports_beside(port[0] if port else endpoints.STATIC_PORT),
             coordinator=node_rank == 0,
-            listen=endpoints.listen_on(meeting_address),
+            listen=endpoints.listen_on(rendezvous_address),
         ),
     )

@@ -1,4 +1,4 @@
-"""What agents of different nodes say to each other, and how: frames and handshake are pure, the rest are sockets in a loop.
+"""The control channel between agents of different nodes: frames and handshake are pure, the rest are sockets in a loop.
 
 Knows nothing of jobs but the messages' types: bytes in, bytes out. Imported only for a job of several nodes.
 """

@@ -1,4 +1,4 @@
-"""The way to the coordinator: tries everywhere it may be until it answers. Resolves no names."""
+"""Connects to the coordinator: tries all its candidate addresses until one answers. Resolves no names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 
-from ddplaunch.control.greeting import PATIENCE, Greeting
+from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Client, Key
 from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import Sockaddr, endpoint_of, error_of, prepare, words
+from ddplaunch.control.tcp import Sockaddr, describe, endpoint_of, error_of, prepare
 
-CONNECT = 2.0  # seconds for a target to show that something of ours is there
-STAGGER = 0.25  # seconds until the next target is tried beside one that has not answered yet (RFC 8305)
+CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes
+STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
-GROWTH = 1.25  # of the pause from round to round: whoever waited for the other side is at most a quarter of that late
+GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
 LONGEST_PAUSE = 1.0  # seconds
 
 Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
@@ -25,7 +25,7 @@ Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrin
 class Dialer:
     """Attempts to reach one coordinator, in the loop.
 
-    `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `aim` is called again.
+    `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called again.
     `refused` gets each endpoint that failed, and why. Both are called from the loop and from `expire` only.
     """
 
@@ -59,7 +59,7 @@ class Dialer:
         soonest = min((attempt.deadline for attempt in self._attempts), default=inf)
         return None if (found := min(soonest, self._next)) == inf else found
 
-    def aim(self, targets: Sequence[Target]) -> None:
+    def set_targets(self, targets: Sequence[Target]) -> None:
         """Try these targets, in this order, until one answers, in place of any before; `deadline` is at once."""
         self.stop()
         self._targets = tuple(targets)
@@ -93,7 +93,7 @@ class Dialer:
             try:
                 sock = self._connect(family, address)
             except OSError as error:
-                failed.append((endpoint_of(address), words(error)))
+                failed.append((endpoint_of(address), describe(error)))
             else:
                 attempt = _Attempt(sock, address, self._selector, now, won=self._won, lost=self._lost, key=self._key)
                 self._attempts.add(attempt)
@@ -164,28 +164,28 @@ class _Attempt:
 
     @property
     def deadline(self) -> float:
-        """A ddplaunch that answers gets the time that it would give us; a stranger's silence is not worth as much."""
-        return self._began + (PATIENCE if self._greeting and self._greeting.heard else CONNECT)
+        """A peer that answers has the whole handshake timeout; one that sends nothing is given up earlier."""
+        return self._began + (HANDSHAKE_TIMEOUT if self._greeting and self._greeting.received_any else CONNECT_TIMEOUT)
 
     def time_out(self) -> None:
         """Give up."""
         self.discard()
         if self._greeting is None:
-            self._lost(self, f"no answer in {CONNECT:g} s")
-        elif self._greeting.heard:
-            self._lost(self, f"did not say who it is in {PATIENCE:g} s")
+            self._lost(self, f"no answer in {CONNECT_TIMEOUT:g} s")
+        elif self._greeting.received_any:
+            self._lost(self, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
         else:
-            self._lost(self, f"took the connection, but said nothing in {CONNECT:g} s")
+            self._lost(self, f"accepted the connection, but sent nothing in {CONNECT_TIMEOUT:g} s")
 
     def discard(self) -> None:
-        """Close without a word to anybody."""
+        """Close, without calling back."""
         self._selector.unregister(self._sock)
         self._sock.close()
 
     def _connected(self) -> None:
         if error := error_of(self._sock):
             self.discard()
-            self._lost(self, words(error))
+            self._lost(self, describe(error))
             return
         self._selector.unregister(self._sock)
         self._greeting = Greeting(
@@ -198,16 +198,16 @@ class _Attempt:
         )
 
 
-def answers(key: Key, targets: Sequence[Target], patience: float = 1.0) -> bool:
-    """Whether a coordinator of this job answers at one of these addresses; waits at most `patience` seconds."""
+def answers(key: Key, targets: Sequence[Target], timeout: float = 1.0) -> bool:
+    """Whether a coordinator of this job answers at one of these addresses; waits at most `timeout` seconds."""
     found: list[Peer] = []
     with selectors.DefaultSelector() as selector:
-        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=patience)
-        dialer.aim(targets)
-        give_up = time.monotonic() + patience
-        while not found and (now := time.monotonic()) < give_up:
+        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=timeout)
+        dialer.set_targets(targets)
+        deadline = time.monotonic() + timeout
+        while not found and (now := time.monotonic()) < deadline:
             dialer.expire(now)
-            until = min(dialer.deadline or give_up, give_up)
+            until = min(dialer.deadline or deadline, deadline)
             for ready, _ in selector.select(max(0.0, until - time.monotonic())):
                 ready.data()
         dialer.stop()

@@ -1,20 +1,20 @@
 """A stream of bytes cut into frames: a length word, as many bytes of payload, a signature once there is a key.
 
-Packs, buffers and cuts; it opens no socket, knows no key and looks into no payload. A frame above the limit is refused by
-its length word alone, so that what waits here never grows beyond one frame.
+Packs, buffers and cuts; it opens no socket, knows no key and parses no payload. A frame above the limit is refused by
+its length word alone, so that the buffer never grows beyond one frame.
 """
 
 from __future__ import annotations
 
-LIMIT_UNKNOWN = 4 << 10  # bytes of payload that somebody may send who has not proven anything
-LIMIT = 4 << 20  # bytes of payload that a peer may send
+LIMIT_UNAUTHENTICATED = 4 << 10  # bytes of payload that an unauthenticated peer may send
+LIMIT = 4 << 20  # bytes of payload that an authenticated peer may send
 SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives
 
 _WORD = 4  # bytes of the length word, big-endian
 
 
 class FrameError(Exception):
-    """What the other side did wrong, as it reads after its name."""
+    """What the other side did wrong, as a predicate."""
 
 
 def pack(payload: bytes, signature: bytes = b"") -> bytes:
@@ -25,17 +25,17 @@ def pack(payload: bytes, signature: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """The receiving end of a stream. At first it takes what a stranger may send: short frames without a signature."""
+    """The receiving end of a stream. At first it takes what an unauthenticated peer may send: short, unsigned frames."""
 
     __slots__ = ("_buffer", "_limit", "_signature")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._limit = LIMIT_UNKNOWN
+        self._limit = LIMIT_UNAUTHENTICATED
         self._signature = 0
 
     def trust(self) -> None:
-        """Take, from the next frame on, what an authenticated peer may send: long frames that bear a signature."""
+        """Take, from the next frame on, what an authenticated peer may send: long, signed frames."""
         self._limit = LIMIT
         self._signature = SIGNATURE
 

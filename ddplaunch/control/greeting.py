@@ -1,4 +1,4 @@
-"""A connection on which the sides still have to prove that they know the key; it ends as a peer or as a reason.
+"""A connection during the handshake, in which both sides prove that they know the key; it becomes a peer, or fails.
 
 Sends no more than the handshake's payloads, which an empty socket always takes, and buffers no more than one short frame.
 """
@@ -9,12 +9,12 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from ddplaunch.control.frames import LIMIT_UNKNOWN, Decoder, FrameError, pack
-from ddplaunch.control.handshake import STRANGER, Handshake, Refused, Session
+from ddplaunch.control.frames import LIMIT_UNAUTHENTICATED, Decoder, FrameError, pack
+from ddplaunch.control.handshake import NOT_DDPLAUNCH, Handshake, Refused, Session
 from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import CLOSED, Sockaddr, host_of, words
+from ddplaunch.control.tcp import CLOSED, Sockaddr, describe, host_of
 
-PATIENCE = 5.0  # seconds from accept to the end of the handshake
+HANDSHAKE_TIMEOUT = 5.0  # seconds from accept to the end of the handshake
 
 
 class Greeting:
@@ -31,7 +31,7 @@ class Greeting:
         failed: Callable[[str], None],
     ) -> None:
         self.address = host_of(address)
-        self.heard = False  # whether the other side has said anything
+        self.received_any = False  # whether the other side has sent anything
         self._sock = sock
         self._selector = selector
         self._handshake = handshake
@@ -40,40 +40,40 @@ class Greeting:
         self._failed = failed
         selector.register(sock, selectors.EVENT_READ, self._ready)
         if handshake.opening:
-            self._say(handshake.opening)
+            self._send(handshake.opening)
 
     def discard(self) -> None:
-        """Close without a word to anybody."""
+        """Close, without calling back."""
         self._selector.unregister(self._sock)
         self._sock.close()
 
     def _ready(self) -> None:
         try:
-            session = self._listen()
+            session = self._receive()
         except BlockingIOError:
             return
         except OSError as error:
-            self._fail(words(error))
+            self._fail(describe(error))
         except FrameError:
-            self._fail(STRANGER)
+            self._fail(NOT_DDPLAUNCH)
         except Refused as refused:
             if refused.reply:
-                self._say(refused.reply)
+                self._send(refused.reply)
             self._fail(refused.reason)
         else:
             if session:
                 self._open(session)
 
-    def _listen(self) -> Session | None:
-        data = self._sock.recv(LIMIT_UNKNOWN)
+    def _receive(self) -> Session | None:
+        data = self._sock.recv(LIMIT_UNAUTHENTICATED)
         if not data:
             raise Refused(CLOSED)
-        self.heard = True
+        self.received_any = True
         self._decoder.feed(data)
         while (payload := self._decoder.take()) is not None:
             step = self._handshake.receive(payload)
             if step.reply:
-                self._say(step.reply)
+                self._send(step.reply)
             if step.session:
                 return step.session
         return None
@@ -83,13 +83,13 @@ class Greeting:
         self._decoder.trust()
         peer = Peer(self._sock, self.address, self._selector, session, self._decoder)
         self._opened(peer)
-        peer.deliver()  # what came in one piece with the last word of the handshake
+        peer.deliver()  # frames that were received together with the end of the handshake
 
-    def _say(self, payload: bytes) -> None:
+    def _send(self, payload: bytes) -> None:
         try:
             self._sock.send(pack(payload))
         except OSError:
-            pass  # the connection is broken, of which recv() tells, or the other side has to wait in vain
+            pass  # the connection is broken, which recv() reports, or the other side times out
 
     def _fail(self, reason: str) -> None:
         self.discard()

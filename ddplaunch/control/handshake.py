@@ -1,15 +1,15 @@
-"""How two agents prove to each other that they know the key of the job, and sign what they say from then on.
+"""How two agents prove to each other that they know the key of the job, and sign their messages from then on.
 
-Payloads in, payloads out: it opens no socket and knows no time. The listening side speaks first, so that a client can tell
-a ddplaunch from a stranger's service, and a stranger gets no more than a number that was never used before:
+Payloads in, payloads out: it opens no socket and knows no time. The listening side sends first, so that a client can tell
+ddplaunch from another service, and an unauthenticated client gets no more than a nonce:
 
     server: {"ddplaunch": 1, "nonce": ...}
     client: {"ddplaunch": 1, "nonce": ..., "proof": ...}
     server: {"proof": ...}  or  {"refused": "key"}
 
-A proof is a MAC with the job's key over the protocol's number, the role of who proves, and both nonces: neither a replay nor
-a reflection of one is any good. The payload of each later frame is signed with a key of this connection and direction,
-together with its number in the sequence. It refuses to encrypt: what agents say may be read on the network, but not altered.
+A proof is a MAC with the job's key over the protocol's number, the role of the prover, and both nonces: neither a replay nor
+a reflection of one is valid. The payload of each later frame is signed with a key of this connection and direction,
+together with its number in the sequence. It refuses to encrypt: messages may be read on the network, but not altered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddplaunch.control.frames import SIGNATURE, FrameError, pack
 from ddplaunch.record import record
 
 PROTOCOL = 1
-STRANGER = "is no ddplaunch"
+NOT_DDPLAUNCH = "is not ddplaunch"
 WRONG_KEY = "wrong token, or another job"
 UNPROVEN = "does not know the token"
 
@@ -35,7 +35,7 @@ _Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Key(bytes):
-    """What all agents of a job know and nobody else does; shows itself nowhere."""
+    """The secret of all agents of a job; its repr does not show it."""
 
     def __repr__(self) -> str:
         return "Key(...)"
@@ -44,13 +44,13 @@ class Key(bytes):
 
 
 def key(token: str | None, job: str) -> Key:
-    """Make the job's key; without a token everybody who knows the job's name has it."""
+    """Make the job's key; without a token it follows from the job's name."""
     secret = b"no token" if token is None else b"token " + token.encode("utf-8", "surrogateescape")
     return Key(_mac(secret, b"ddplaunch", job.encode("utf-8", "surrogateescape")))
 
 
 class Refused(Exception):
-    """Why the other side is not one of ours, as it reads after its name; `reply` is to be sent before closing."""
+    """Why the other side is refused, as a predicate; `reply` is to be sent before closing."""
 
     def __init__(self, reason: str, reply: bytes | None = None) -> None:
         super().__init__(reason)
@@ -79,7 +79,7 @@ class Session:
         """Give the payload of the next frame as `Decoder.take` gave it.
 
         Raises:
-            FrameError: it was altered, replayed or moved, or is of somebody else.
+            FrameError: it was altered, replayed or reordered, or is from another sender.
         """
         payload = frame[:-SIGNATURE]
         expected = hmac_digest(self._receive_key, self._received.to_bytes(8) + payload, "sha256")[:SIGNATURE]
@@ -91,7 +91,7 @@ class Session:
 
 @record
 class Reply:
-    """What follows from a payload: one to send, and a session if the handshake is over."""
+    """The result of a payload: one to send, and a session if the handshake is complete."""
 
     reply: bytes | None = None
     session: Session | None = None
@@ -107,10 +107,10 @@ class Server:
         self.opening: bytes | None = _encode(_Challenge(ddplaunch=protocol, nonce=self._nonce))  # to be sent at once
 
     def receive(self, payload: bytes) -> Reply:
-        """Judge the client's answer.
+        """Check the client's answer.
 
         Raises:
-            Refused: it is none of ours.
+            Refused: the other side is not an agent of this job.
         """
         _check_version(payload, self._protocol)
         answer = _decode(_ANSWER, payload)
@@ -132,10 +132,10 @@ class Client:
         self.opening: bytes | None = None
 
     def receive(self, payload: bytes) -> Reply:
-        """Judge what the server says, first its challenge, then its verdict.
+        """Check what the server sends, first its challenge, then its verdict.
 
         Raises:
-            Refused: it is none of ours.
+            Refused: the other side is not an agent of this job.
         """
         if self._proofs is None:
             return self._answer(payload)
@@ -150,7 +150,7 @@ class Client:
         try:
             _check_version(payload, self._protocol)
         except Refused as refused:
-            if refused.reason != STRANGER:  # so that the other side can say it too
+            if refused.reason != NOT_DDPLAUNCH:  # so that the other side can report it too
                 refused.reply = _encode(_Version(ddplaunch=self._protocol))
             raise
         challenge = _decode(_CHALLENGE, payload)
@@ -182,7 +182,7 @@ def _mac(secret: bytes, *parts: bytes) -> bytes:
 
 
 class _Version(msgspec.Struct):
-    """What the first payload of either side holds in every protocol to come, whatever else it holds."""
+    """The part of each side's first payload that all future protocols keep."""
 
     ddplaunch: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
@@ -215,14 +215,14 @@ def _parse(decoder: msgspec.json.Decoder[_S], payload: bytes) -> _S:
         return decoder.decode(payload)
     # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8, which msgspec lets through
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Refused(STRANGER) from None
+        raise Refused(NOT_DDPLAUNCH) from None
 
 
 def _decode(decoder: msgspec.json.Decoder[_S], payload: bytes) -> _S:
-    """Take a payload only as this module writes it: with JSON's many ways to say the same, altered bytes could pass."""
+    """Take a payload only as this module writes it: with JSON's many spellings of one value, altered bytes could pass."""
     parsed = _parse(decoder, payload)
     if _encode(parsed) != payload:
-        raise Refused(STRANGER)
+        raise Refused(NOT_DDPLAUNCH)
     return parsed
 
 

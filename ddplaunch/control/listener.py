@@ -1,4 +1,4 @@
-"""Where the coordinator is to be found. Whoever cannot prove that it belongs to the job costs the others nothing."""
+"""The coordinator's listening socket. An unauthenticated connection cannot delay or starve the others."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from ddplaunch.control.greeting import PATIENCE, Greeting
+from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, listen, prepare, words
+from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, listen, prepare
 
-ACCEPTS = 64  # connections that are taken between two looks at everything else
-PAUSE = 1.0  # seconds without accepting when the system has no more to give
-MOST_REFUSALS = 20  # that are told; a port scanner does not fill a log
+ACCEPTS = 64  # connections that are accepted in one turn of the loop
+ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
+MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 
 _GONE_ALREADY = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
 
 
 class Listener:
-    """A listening socket in the loop, and the connections that have not said yet who they are.
+    """A listening socket in the loop, and the connections that are not authenticated yet.
 
-    `opened` gets each authenticated peer, which is its owner's from then on; it may close without a word, if the other side
-    had two ways here and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
+    `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side connected
+    to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
     loop and from `expire` only.
 
     Raises:
@@ -42,7 +42,7 @@ class Listener:
         refused: Callable[[str, str], None],
         user_timeout: float,
         backlog: int = 1024,
-        most_half_open: int = 256,
+        max_half_open: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selector = selector
@@ -50,12 +50,12 @@ class Listener:
         self._opened = opened
         self._refused = refused
         self._user_timeout = user_timeout
-        self._most_half_open = most_half_open
+        self._max_half_open = max_half_open
         self._clock = clock
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
         self._resume: float | None = None  # when to accept again
         self._closed = False
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._sock = listen(address, ports, backlog)
         self.port: int = self._sock.getsockname()[1]
         selector.register(self._sock, selectors.EVENT_READ, self._accept)
@@ -70,18 +70,18 @@ class Listener:
         return min((deadline for deadline in (first, self._resume) if deadline is not None), default=None)
 
     def expire(self, now: float) -> None:
-        """Drop who has not said in time who it is; accept again after a pause."""
+        """Drop connections whose handshake takes too long; accept again after a pause."""
         for greeting, deadline in list(self._half_open.items()):
             if now < deadline:
                 break
             if greeting in self._half_open:  # `refused` may have closed all
-                self._drop(greeting, f"did not say who it is in {PATIENCE:g} s")
+                self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
         if self._resume is not None and now >= self._resume:
             self._resume = None
             self._selector.register(self._sock, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Listen no more, and drop who has not said who it is. Peers stay."""
+        """Stop listening, and drop unauthenticated connections. Peers stay open."""
         if self._closed:
             return
         self._closed = True
@@ -102,10 +102,10 @@ class Listener:
             except OSError as error:
                 if error.errno in _GONE_ALREADY:
                     continue
-                # no more files, or no memory: the connection stays in the backlog, which would wake us without end
+                # out of files or memory: the connection stays in the backlog, and the socket readable, which would be a busy loop
                 self._selector.unregister(self._sock)
-                self._resume = self._clock() + PAUSE
-                self.tell("new connections", words(error))
+                self._resume = self._clock() + ACCEPT_PAUSE
+                self.report_refusal("new connections", describe(error))
                 return
             try:
                 prepare(sock, self._user_timeout)
@@ -123,22 +123,22 @@ class Listener:
 
         def failed(reason: str) -> None:
             del self._half_open[greeting]
-            # who only looked whether anybody listens, or took another way, was refused nothing
-            if greeting.heard or reason not in (CLOSED, RESET):
-                self.tell(greeting.address, reason)
+            # a port probe, or a peer that took another address, was not refused
+            if greeting.received_any or reason not in (CLOSED, RESET):
+                self.report_refusal(greeting.address, reason)
 
         greeting = Greeting(sock, address, self._selector, Server(self._key), opened=opened, failed=failed)
-        self._half_open[greeting] = self._clock() + PATIENCE
-        if len(self._half_open) > self._most_half_open:
-            self._drop(next(iter(self._half_open)), "too many connections that do not say who they are")
+        self._half_open[greeting] = self._clock() + HANDSHAKE_TIMEOUT
+        if len(self._half_open) > self._max_half_open:
+            self._drop(next(iter(self._half_open)), "too many unauthenticated connections")
 
     def _drop(self, greeting: Greeting, reason: str) -> None:
         del self._half_open[greeting]
         greeting.discard()
-        self.tell(greeting.address, reason)
+        self.report_refusal(greeting.address, reason)
 
-    def tell(self, address: str, reason: str) -> None:
-        """Tell `refused`, as far as that is worth it."""
-        if (address, reason) not in self._told and len(self._told) < MOST_REFUSALS:
-            self._told.add((address, reason))
+    def report_refusal(self, address: str, reason: str) -> None:
+        """Report to `refused`, each pair once and at most MAX_REFUSALS of them."""
+        if (address, reason) not in self._reported and len(self._reported) < MAX_REFUSALS:
+            self._reported.add((address, reason))
             self._refused(address, reason)

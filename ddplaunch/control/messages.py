@@ -1,6 +1,6 @@
-"""What agents and the coordinator say to each other, as typed values. Pure: bytes to values and back, nothing else.
+"""The messages between agents and the coordinator, as typed values. Pure: bytes to values and back, nothing else.
 
-Whatever does not fit its type exactly is refused: a message is either right or it is an error. Times are CLOCK_MONOTONIC
+Whatever does not fit its type exactly is refused. Times are CLOCK_MONOTONIC
 seconds of the host that sends them. Sizes are bounded twice: by the frame, and here by the type.
 """
 
@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
 class NodeFacts(Struct, frozen=True):
-    """What the nodes should have in common; "" where it is not known."""
+    """What should be equal on all nodes; "" where it is not known."""
 
     ddplaunch: Line
     python: Line
@@ -35,7 +35,7 @@ class Seat(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """An agent to the coordinator: who it is and what it brings."""
+    """An agent to the coordinator: its identity and its resources."""
 
     place: Number | None  # the node rank it has been given; None: any
     seat: Seat
@@ -67,23 +67,23 @@ class Stopping(Struct, frozen=True, tag="stopping"):
 
 
 class Noticed(Struct, frozen=True, tag="noticed"):
-    """An agent to the coordinator: a signal came that announces the end."""
+    """An agent to the coordinator: it received a signal that announces the end."""
 
     signum: Annotated[int, Meta(ge=1, le=64)]
 
 
 class Escalate(Struct, frozen=True, tag="escalate"):
-    """An agent to the coordinator: the user who stops the job does not want to wait."""
+    """An agent to the coordinator: kill now, a further stop signal was received."""
 
     signum: Annotated[int, Meta(ge=1, le=64)]
 
 
 class Watch(Struct, frozen=True, tag="watch"):
-    """A command that has started the agents to the coordinator: it has no workers, but speaks for the user."""
+    """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
 
 
 class Forward(Struct, frozen=True, tag="forward"):
-    """Pass this signal on to the workers: from such a command to the coordinator, from there to the agents."""
+    """Forward this signal to the workers: from such a front to the coordinator, from there to the agents."""
 
     signum: Annotated[int, Meta(ge=1, le=64)]
 
@@ -163,19 +163,19 @@ class Quit(Struct, frozen=True, tag="quit"):
 
     status: Annotated[int, Meta(ge=0, le=255)]
     why: Line
-    words: Text  # for people; "" if there is nothing to say
-    requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should go back into the queue
-    is_watched: bool = False  # a command that has started the agents is there and sees to that, not node 0
+    words: Text  # for the user; "" if there is none
+    requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should be requeued
+    is_watched: bool = False  # a front that has started the agents is connected and does that, not node 0
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """The coordinator to an agent: say that you are there."""
+    """The coordinator to an agent: a heartbeat, to be answered."""
 
     sent: Seconds
 
 
 class Pong(Struct, frozen=True, tag="pong"):
-    """An agent to the coordinator: it is there, and its clock says `at`."""
+    """An agent to the coordinator: the answer, at `at` by its clock."""
 
     sent: Seconds  # as it came
     at: Seconds

@@ -1,4 +1,4 @@
-"""An authenticated connection in the agent's loop. Never blocks, starts no thread, counts no heartbeats, keeps no clock."""
+"""An authenticated connection in the agent's loop. Never blocks, starts no thread, counts no heartbeats, has no clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from ddplaunch.control.frames import Decoder, FrameError
 from ddplaunch.control.handshake import Session
-from ddplaunch.control.tcp import CLOSED, host_of, words
+from ddplaunch.control.tcp import CLOSED, describe, host_of
 
-FULL = 8 << 20  # bytes waiting for a peer above which it is given up
-CHUNK = 1 << 16  # bytes read or sent at once, so that a talkative peer leaves time for the others
-LAST_LOOKS = 64  # chunks that are thrown away when a connection is closed; a flood is not waited out
+MAX_QUEUED = 8 << 20  # bytes waiting for a peer above which it is given up
+CHUNK = 1 << 16  # bytes read or sent at once, so that a busy peer leaves time for the others
+MAX_DISCARDED = 64  # chunks that are discarded when a connection is closed; more are not waited for
 
 DOES_NOT_READ = "does not read"
 
@@ -21,8 +21,8 @@ class Peer:
     """The other side of an authenticated connection.
 
     Its owner sets `received` and `closed` as soon as it gets the peer. Both are called from the loop only, never from within
-    `send` or `close`; `closed` is called once, and not after `close`. What the other side had said before the connection
-    broke is still received, even if sending fails already.
+    `send` or `close`; `closed` is called once, and not after `close`. What the other side had sent before the connection
+    broke is still received, even if sending already fails.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Peer:
     ) -> None:
         self.address = address  # of the other side, numeric
         self.local_address = host_of(sock.getsockname())
-        self.received: Callable[[bytes], None] = _ignore
-        self.closed: Callable[[str], None] = _ignore
+        self.received: Callable[[bytes], None] = lambda payload: None  # until the owner sets it
+        self.closed: Callable[[str], None] = lambda reason: None
         self._sock = sock
         self._selector = selector
         self._session = session
@@ -50,13 +50,13 @@ class Peer:
         return not self._queue
 
     def send(self, payload: bytes) -> None:
-        """Send a payload of at most `frames.LIMIT` bytes; into the void if the connection is broken or closed."""
+        """Send a payload of at most `frames.LIMIT` bytes; drop it if the connection is broken or closed."""
         if self._broken or not self._open:
             return
         frame = self._session.seal(payload)
         if self._queue:
             self._queue += frame
-            if len(self._queue) > FULL:
+            if len(self._queue) > MAX_QUEUED:
                 self._break(DOES_NOT_READ)
             return
         try:
@@ -64,24 +64,24 @@ class Peer:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            self._break(words(error))
+            self._break(describe(error))
             return
         if sent < len(frame):
             self._queue += frame[sent:]
             self._selector.modify(self._sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
 
     def close(self) -> None:
-        """Send what waits as far as the socket takes it at once, and close.
+        """Send what is queued as far as the socket takes it at once, and close.
 
-        Who wants to be sure that the last words arrive waits until the other side closes.
+        To be sure that the last frames arrive, wait until the other side closes.
         """
         if not self._open:
             return
         self._flush()
         try:
             self._sock.shutdown(socket.SHUT_WR)
-            # to close a socket that holds unread data is a reset, which may overtake our last words
-            for _ in range(LAST_LOOKS):
+            # to close a socket that holds unread data is a reset, which may overtake our last frames
+            for _ in range(MAX_DISCARDED):
                 if not self._sock.recv(CHUNK):
                     break
         except OSError:
@@ -111,7 +111,7 @@ class Peer:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end(words(error))
+            self._end(describe(error))
             return
         if data:
             self._decoder.feed(data)
@@ -128,12 +128,12 @@ class Peer:
         except BlockingIOError:
             return
         except OSError as error:
-            self._break(words(error))
+            self._break(describe(error))
             return
         self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
 
     def _break(self, reason: str) -> None:
-        """Give up sending. The loop hears of the shutdown and tells the owner, who may be in the midst of anything now."""
+        """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
         self._broken = reason
         if self._queue:
             self._queue.clear()
@@ -152,7 +152,3 @@ class Peer:
         self._queue.clear()
         self._selector.unregister(self._sock)
         self._sock.close()
-
-
-def _ignore(_: object) -> None:
-    """Stands in until the owner has said what to do."""

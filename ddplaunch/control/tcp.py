@@ -1,4 +1,4 @@
-"""What is the same for all sockets of the channel: options, how one is bound, addresses and errors in words."""
+"""Common to all sockets of the channel: options, binding, addresses and errors as text. Knows no protocol."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Sockaddr = tuple[Any, ...]  # as getaddrinfo gives it: address, port, for IPv6 a
 def prepare(sock: socket.socket, user_timeout: float) -> None:
     """Never block; send at once; give up when sent data stays unacknowledged for `user_timeout` seconds.
 
-    What was lost is sent again each second, where the kernel can do that: else it pauses for twice as long each time, so
-    that a connection which worked again after 7 of 10 seconds would be silent for 12.
+    Lost segments are sent again each second, where the kernel can do that: else it doubles the pause each time, so that
+    a connection which worked again after 7 of 10 seconds would send nothing for 12.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -40,13 +40,13 @@ def host_of(address: Sockaddr) -> str:
 
 
 def endpoint_of(address: Sockaddr) -> str:
-    """Address and port as people write them."""
+    """Address and port as they are usually written."""
     host = host_of(address)
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
 
 
-def words(error: OSError) -> str:
-    """Say what became of a connection."""
+def describe(error: OSError) -> str:
+    """Give the error of a connection as text."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return RESET
     return (error.strerror or str(error)).lower()
@@ -56,7 +56,7 @@ def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.so
     """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
 
     Raises:
-        LaunchError: none of them is to be had, or the address is not of this node.
+        LaunchError: none of them is free, or the address is not of this node.
     """
     reasons: dict[int, str] = {}
     for port in ports:
@@ -68,16 +68,16 @@ def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.so
             sock.close()
             if error.errno == errno.EADDRNOTAVAIL:
                 raise LaunchError(
-                    f"{address} is not an address of this node, and agents were to meet there",
+                    f"{address} is not an address of this node, but the agents' endpoint",
                     hint="`ip address` lists the addresses of this node",
                 ) from None
-            reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else words(error)
+            reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else describe(error)
         else:
             sock.setblocking(False)
             return sock
     where = "" if address is None else f" at {address}"
     raise LaunchError(
-        f"no free port{where} for agents to meet: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
+        f"no free port{where} for the agents: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
         hint="choose another with --rdzv-endpoint HOST:PORT, or with --master-port",
     )
 
@@ -90,13 +90,13 @@ def _socket(address: str | None) -> tuple[socket.socket, str]:
 
 
 def error_of(sock: socket.socket) -> OSError | None:
-    """What became of a connect() that could not finish at once; None: it is connected."""
+    """The error of a connect() that could not finish at once; None: it is connected."""
     number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     try:
         if not number and sock.getsockname() == sock.getpeername():
-            # where nobody listens, a port of the ephemeral range may be lent to the very socket that wants to reach it
+            # where no socket listens, the kernel may assign the ephemeral port to the very socket that connects to it
             number = errno.ECONNREFUSED
-            # gone at once, or the port would be kept from who is to listen there
+            # release the port at once, or the process that is to listen there could not bind it
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError as error:  # it is connected no more
         return error

@@ -53,7 +53,7 @@ class Connections:
             refused=refused,
             user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is ours to say
             backlog=4096,
-            most_half_open=max(64, 2 * terms.max_nodes),
+            max_half_open=max(64, 2 * terms.max_nodes),
             clock=clock,
         )
         self.port = self._listener.port
@@ -97,7 +97,7 @@ class Connections:
         """Close a connection, and tell that it is gone."""
         connection = self._connections.get(id)
         if connection is not None and not connection.made_sense:  # nobody else knows of it
-            self._listener.tell(connection.peer.address, reason)
+            self._listener.report_refusal(connection.peer.address, reason)
         self.drop(id)
         self._gone(id, reason)
 

@@ -14,7 +14,7 @@ from platform import python_version
 from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
-from ddplaunch.cluster import Allocation, Meeting
+from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
 from ddplaunch.control.handshake import Key, key
@@ -45,7 +45,7 @@ class JoinRequest:
     spec: JobSpec
     allocation: Allocation
     draft: Plan
-    meeting: Meeting
+    meeting: Rendezvous
     key: Key
     facts: messages.NodeFacts
 
@@ -56,7 +56,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
     Raises:
         LaunchError: the token cannot be read.
     """
-    meeting = allocation.meeting
+    meeting = allocation.rendezvous
     assert meeting is not None
     # without a token this is all that tells a job from another that meets on the same host; agents that we start have one
     port = "" if allocation.start else str(meeting.ports[0])
@@ -142,7 +142,7 @@ def _listen(
     return listen(ports)  # or the error says which ports are taken
 
 
-def _target(meeting: Meeting, port: int) -> Target:
+def _target(meeting: Rendezvous, port: int) -> Target:
     """Where another agent on this host would listen."""
     address = meeting.listen or "127.0.0.1"
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))

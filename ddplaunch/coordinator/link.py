@@ -60,7 +60,16 @@ class ForwardToAll:
     signum: int
 
 
-Report = node.ReportStopping | node.ReportNotice | node.Escalate | node.Suspend | node.Resume | NodeEnd | ForwardToAll
+Report = (
+    node.ReportStopping
+    | node.ReportNotice
+    | node.Escalate
+    | node.HoldTimeout
+    | node.Suspend
+    | node.Resume
+    | NodeEnd
+    | ForwardToAll
+)
 
 
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules

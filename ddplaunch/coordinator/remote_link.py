@@ -93,7 +93,7 @@ class RemoteLink(Link):
                 self._problem = f"{answer.host}: {answer.error}"
                 self._resolve_at = self._clock() + RESOLVE_AGAIN
         if targets:
-            self._dialer.aim(targets)
+            self._dialer.set_targets(targets)
 
     def _refused(self, endpoint: str, reason: str) -> None:
         if reason != CONNECTION_REFUSED or self._problem == NO_ANSWER:  # the most telling one is kept

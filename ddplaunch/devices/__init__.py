@@ -1,4 +1,4 @@
-"""The accelerators and CPUs of this node, found without importing torch and without creating a CUDA context."""
+"""The accelerators and CPUs of this node. Refuses to import torch, to create a CUDA context and to change anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Device:
 
 @record(kw_only=True)
 class Core:
-    """One physical core: its hardware threads and where it sits."""
+    """One physical core: its hardware threads and its place in the topology."""
 
     cpus: tuple[int, ...]  # logical CPUs, lowest first
     numa_node: int

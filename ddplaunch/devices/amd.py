@@ -1,4 +1,4 @@
-"""The AMD devices that a process started here could use: the kernel's KFD topology, seen through ROCm's variables."""
+"""The AMD devices that a process started here could use: the kernel's KFD topology, narrowed by ROCm's variables."""
 
 from __future__ import annotations
 

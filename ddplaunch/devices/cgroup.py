@@ -53,7 +53,7 @@ def _folders(mounts: list[_Mount], path: str) -> Iterator[str]:
     for mount in mounts:
         top = mount.top.rstrip("/")
         inside = path == mount.top or path.startswith(f"{top}/")
-        # a mount that shows another part of the tree: its top is all that we can see of what holds us
+        # a mount of another part of the tree: its top is all that is visible of our ancestors
         below = path[len(top) :].strip("/") if inside else ""
         parts = below.split("/") if below else []
         for length in range(len(parts), -1, -1):

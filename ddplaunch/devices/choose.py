@@ -34,7 +34,7 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | Non
             )
         if len(matches) > 1:
             several = " and ".join(_uuid(device) for device in matches)
-            raise LaunchError(f"{asked}: {entry} may be {several}", hint="more digits of the UUID")
+            raise LaunchError(f"{asked}: {entry} may be {several}", hint="give more digits of the UUID")
         if matches[0] in chosen:
             raise LaunchError(
                 f"{asked}: device {entry} is named twice",
@@ -61,7 +61,7 @@ def _uuid(device: Device) -> str:
 def _have(hardware: Hardware) -> str:
     last = len(hardware.devices) - 1
     have = f"0-{last}" if last else "0 alone"
-    # a user who thinks in the machine's numbers is wrong just here
+    # a user who counts all of the machine's devices makes this mistake
     narrowed = hardware.device_source == hardware.visible_variable
     return f"{have}, counted within {hardware.visible_variable}" if narrowed else have
 

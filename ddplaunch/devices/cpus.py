@@ -1,4 +1,4 @@
-"""The CPUs this process may really use and how they sit on the machine; binds nothing."""
+"""The CPUs that this process may use and their topology; binds nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODES = "/sys/devices/system/node"
 def usable(root: Root, affinity: Collection[int]) -> tuple[tuple[int, ...], float | None]:
     """Give the CPUs of `affinity` (from sched_getaffinity), ascending, and the cgroups' quota in CPUs, None: no quota.
 
-    A cpuset of ours needs no look of its own: the kernel has already cut the affinity down to it.
+    Our cpuset need not be read: the kernel has already restricted the affinity to it.
     """
     return tuple(sorted(affinity)), cpu_quota(root)
 
@@ -23,7 +23,7 @@ def usable(root: Root, affinity: Collection[int]) -> tuple[tuple[int, ...], floa
 def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
     """Give the physical cores that hold `cpus`, each with only those of its threads, in the order of their lowest one.
 
-    What sysfs does not tell is taken as simple: no sibling threads, package 0, NUMA node 0, one cache per package.
+    Defaults for what sysfs does not tell: no sibling threads, package 0, NUMA node 0, one cache per package.
     """
     numa_nodes = {
         cpu: number(node.removeprefix("node"), 0)
@@ -41,7 +41,7 @@ def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
         siblings = read_cpulist(root, f"{topology}/thread_siblings_list")
         threads = tuple(thread for thread in siblings if thread in cpus) or (cpu,)
         placed.update(threads)
-        # -1: the firmware does not say
+        # -1: the firmware does not tell
         package = max(0, number(read(root, f"{topology}/physical_package_id"), 0))
         if cpu not in caches:
             sharing = _sharing_cache(root, cpu) or (first_of_package.setdefault(package, cpu), cpu)

@@ -1,6 +1,6 @@
-"""The discrete Intel GPUs that a process started here could use, seen through ZE_AFFINITY_MASK.
+"""The discrete Intel GPUs that a process started here could use, narrowed by ZE_AFFINITY_MASK.
 
-It passes over the graphics unit of an Intel processor: nobody means that by "one worker per GPU".
+Ignores the integrated graphics of an Intel processor, which users do not mean by "one worker per GPU".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
     """Give the devices in torch's order, None if there is no discrete Intel GPU.
 
     Level Zero takes each tile of a card for a device (ZE_FLAT_DEVICE_HIERARCHY=FLAT, its default) or each card
-    (COMPOSITE). In the mask "1.0" is a tile of a card; such an entry is taken at its word.
+    (COMPOSITE). In the mask "1.0" is a tile of a card; such an entry is not checked.
     Source: the Level Zero programming guide, "Environment variables" and "Affinity mask".
     """
     devices = _gpus(root, by_tile=env.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") != "COMPOSITE")

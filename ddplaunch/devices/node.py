@@ -1,4 +1,4 @@
-"""What this node is and has, as far as a job needs to know: looked at once, before anything is decided."""
+"""Inspects this node as far as a job needs to know: once, before anything is decided. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ddplaunch.spec import JobSpec
 
 
 def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
-    """Look at this node; `divided_by` is how many simulated nodes share it.
+    """Inspect this node; `divided_by` is how many simulated nodes share it.
 
     Raises:
         LaunchError: a device that was asked for is not there.
     """
-    hardware = probe({**env, **dict(spec.env)})  # the workers' variables say what they will see
+    hardware = probe({**env, **dict(spec.env)})  # the workers' variables determine what they will see
     if divided_by > 1:
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
     devices = choose(hardware, spec.devices, asked=spec.asked("devices", ",".join(spec.devices or ())))
@@ -31,7 +31,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         hardware=hardware,
         devices=devices,
         cores=cpus.cores("/", hardware.cpus) if bound else (),
-        # only a choice between backends asks what torch was built with
+        # only the choice of a backend needs it
         build=torch_build(spec) if devices and spec.backend == "auto" else None,
         python=our_python(),
         mps_control=_mps_control(env) if spec.mps else None,
@@ -41,12 +41,12 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
 
 
 def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
-    """The torch that the workers would import, as far as its files tell."""
+    """The torch that the workers would import, as its files describe it."""
     return torchbuild.find(spec.program.python or our_python(), our_python())
 
 
 def _mps_control(env: Mapping[str, str]) -> str | None:
-    import shutil  # 5 ms, and few jobs ask
+    import shutil  # 5 ms, and few jobs need it
 
     return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
 

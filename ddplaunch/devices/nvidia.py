@@ -1,11 +1,11 @@
-"""The NVIDIA devices that a process started here could use: NVML or /proc, seen through CUDA_VISIBLE_DEVICES."""
+"""The NVIDIA devices that a process started here could use: from NVML or /proc, narrowed by CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.devices import Device, Hardware, nvml
-from ddplaunch.devices.gpu import Gpu, Instance
+from ddplaunch.devices.nvml import Gpu, Instance
 from ddplaunch.devices.sysfs import Root, exists, names, number, read
 from ddplaunch.devices.visible import listed
 from ddplaunch.errors import LaunchError
@@ -141,7 +141,7 @@ def _left_out(gpus: Sequence[Gpu]) -> tuple[str, ...]:
     notes = []
     for index, gpu in enumerate(gpus):
         if gpu.lost:
-            notes.append(f"GPU {index} is left out: NVML says that it is lost (nvidia-smi --gpu-reset, or reboot)")
+            notes.append(f"GPU {index} is left out: NVML reports it as lost (nvidia-smi --gpu-reset, or reboot)")
         elif gpu.instances == ():
             notes.append(f"GPU {index} is left out: it is in MIG mode and has no instance")
     return tuple(notes)

@@ -1,6 +1,6 @@
-"""What NVIDIA's management library (NVML) says about the GPUs of this machine; creates no CUDA context.
+"""The GPUs of this machine as NVIDIA's management library (NVML) reports them; creates no CUDA context.
 
-The one home of pynvml: import this module only where there is an NVIDIA driver, since pynvml takes 20 ms.
+The only module that imports pynvml: import it only where there is an NVIDIA driver, since pynvml takes 20 ms.
 It knows nothing of CUDA_VISIBLE_DEVICES, as NVML itself does not.
 """
 
@@ -11,11 +11,33 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # it ships no annotations
 
-from ddplaunch.devices.gpu import Gpu, Instance
+from ddplaunch.record import record
+
+
+@record(kw_only=True)
+class Instance:
+    """One MIG instance of a GPU."""
+
+    uuid: str  # "MIG-..."
+    alias: str | None = None  # as drivers before R470 wrote it: MIG-<GPU UUID>/<GPU instance>/<compute instance>
+    name: str | None = None
+    memory: int | None = None  # bytes
+
+
+@record(kw_only=True)
+class Gpu:
+    """One GPU before CUDA_VISIBLE_DEVICES is applied: one that this process may open, or could open if it were not lost."""
+
+    uuid: str | None = None  # "GPU-..."
+    name: str | None = None
+    memory: int | None = None  # bytes
+    pci: str | None = None  # sysfs form in lower case
+    instances: tuple[Instance, ...] | None = None  # None: MIG is off
+    lost: bool = False  # fell off the bus; needs a reset
 
 
 class NvmlError(Exception):
-    """NVML cannot be used; the text says why."""
+    """NVML cannot be used; the text is the reason."""
 
 
 class NvmlMissingError(NvmlError):
@@ -25,7 +47,7 @@ class NvmlMissingError(NvmlError):
 def read() -> tuple[Gpu, ...]:
     """Give the GPUs in NVML's order, which is that of their PCI addresses.
 
-    A GPU that a device cgroup keeps from us is left out without a gap: CUDA does not count it either.
+    A GPU that a device cgroup denies is left out without a gap: CUDA does not count it either.
 
     Raises:
         NvmlError: the library or the driver is missing or does not work.
@@ -89,7 +111,7 @@ def _memory(handle: Any) -> int | None:
 
 
 def _answer(question: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers, None if it has no answer: what one GPU or driver cannot tell must not hide the GPU."""
+    """The result of a query, None if it fails: a missing detail must not hide the GPU."""
     try:
         return question(*arguments)
     except pynvml.NVMLError:

@@ -12,7 +12,7 @@ from ddplaunch.record import replace
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
 _AMD = "/sys/class/kfd"
-_INTEL = "/sys/class/drm"  # other vendors' cards are there too
+_INTEL = "/sys/class/drm"  # cards of other vendors are listed there too
 
 
 def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
@@ -32,7 +32,7 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
 
 
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Ask the vendors whose drivers are here; the modules of the others are not even imported."""
+    """Probe for the vendors whose drivers are present; the modules of the others are not imported."""
     found = None
     if _nvidia_is_here(env, root):
         from ddplaunch.devices import nvidia
@@ -50,7 +50,7 @@ def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
 
 
 def _nvidia_is_here(env: Mapping[str, str], root: Root) -> bool:
-    """Looked up instead of tried: where there is no driver, pynvml and a failing dlopen would cost milliseconds."""
+    """Whether a driver is present: without one, importing pynvml and a failing dlopen would take milliseconds."""
     folders = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
     return any(exists(root, path) for path in _NVIDIA) or any(
         exists("/", f"{folder}/libnvidia-ml.so.1") for folder in folders

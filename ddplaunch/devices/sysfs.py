@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
 
-_MOST_DIGITS = 5  # Linux has fewer than 100,000 CPUs everywhere; a garbled range must not fill the memory
+_MAX_DIGITS = 5  # Linux has fewer than 100,000 CPUs; a malformed range must not fill the memory
 
 
 def read(root: Root, path: str) -> str | None:
@@ -72,6 +72,6 @@ def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
 
 def _natural(text: str) -> int:
     # int() alone would take "+1", " 1" and "1_0"
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise ValueError(f"not a list of CPUs: {text!r}")
     return int(text)

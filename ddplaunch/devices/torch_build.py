@@ -21,7 +21,7 @@ class TorchBuild:
 
 
 def find(python: str, our_python: str) -> TorchBuild | None:
-    """Give the build of the torch that the interpreter at `python` would import, None if there is none to be seen.
+    """Give the build of the torch that the interpreter at `python` would import, None if none is found.
 
     `python` and `our_python` (that of this process) are paths. For another interpreter its own site-packages are
     looked at, not PYTHONPATH, .pth files or the user's site.
@@ -53,15 +53,15 @@ def _build(package: str | None) -> TorchBuild | None:
     if package is None or text is None:
         return None
     # __version__ = '2.13.0+cpu'   cuda: Optional[str] = None
-    said = dict(re.findall(r"""^(\w+)\s*(?::[^=\n]*)?=\s*['"]([^'"]*)['"]""", text, re.MULTILINE))
-    if "__version__" not in said:
+    assigned = dict(re.findall(r"""^(\w+)\s*(?::[^=\n]*)?=\s*['"]([^'"]*)['"]""", text, re.MULTILINE))
+    if "__version__" not in assigned:
         return None
-    cuda, hip = said.get("cuda"), said.get("hip")
+    cuda, hip = assigned.get("cuda"), assigned.get("hip")
     return TorchBuild(
-        version=said["__version__"],
+        version=assigned["__version__"],
         cuda=cuda,
         hip=hip,
-        xpu=said.get("xpu"),
+        xpu=assigned.get("xpu"),
         nccl=bool(cuda or hip) and (_nccl_beside(package) or _nccl_inside(package)),
     )
 
@@ -114,21 +114,21 @@ def _site_folders(python: str) -> Iterator[str]:
 
 
 def _of_venv(prefix: str, settings: str) -> Iterator[str]:
-    said = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", settings, re.MULTILINE))
+    assigned = dict(re.findall(r"^\s*([\w-]+)\s*=\s*(.*?)\s*$", settings, re.MULTILINE))
     # uv writes version_info
-    number = re.match(r"3\.\d+", said.get("version") or said.get("version_info", ""))
+    number = re.match(r"3\.\d+", assigned.get("version") or assigned.get("version_info", ""))
     for lib in ("lib", "lib64"):
         names = [f"python{number[0]}"] if number else _names(os.path.join(prefix, lib))
         yield from (os.path.join(prefix, lib, name, "site-packages") for name in names if name.startswith("python3"))
-    if number and said.get("include-system-site-packages", "").lower() == "true" and "home" in said:
-        yield from _site_folders(os.path.join(said["home"], f"python{number[0]}"))
+    if number and assigned.get("include-system-site-packages", "").lower() == "true" and "home" in assigned:
+        yield from _site_folders(os.path.join(assigned["home"], f"python{number[0]}"))
 
 
 def _of_prefix(prefix: str, real_python: str) -> Iterator[str]:
     number = re.search(r"python(3\.\d+)$", real_python)
     for lib in ("lib", "lib64"):
         for name in [f"python{number[1]}"] if number else _names(os.path.join(prefix, lib)):
-            # os.py is what Python itself goes by when it looks for its prefix
+            # Python itself finds its prefix by os.py
             if name.startswith("python3.") and os.path.exists(os.path.join(prefix, lib, name, "os.py")):
                 yield os.path.join(prefix, lib, name, "site-packages")
                 yield os.path.join(prefix, "local", lib, name, "dist-packages")

@@ -1,6 +1,6 @@
-"""Reads a visibility variable (CUDA_VISIBLE_DEVICES and its kin) as the runtime will read it; pure.
+"""Reads a visibility variable such as CUDA_VISIBLE_DEVICES as the runtime will read it; pure.
 
-It never raises: what the runtime would ignore is ignored here too, and said.
+It never raises: what the runtime would ignore is ignored here too, and reported.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation:
     found = discover(spec, env, socket.gethostname(), read=_read)
-    if found.meeting is None or token.find(spec, env) is not None:
+    if found.rendezvous is None or token.find(spec, env) is not None:
         return found
     return replace(found, notes=(*found.notes, _UNAUTHENTICATED))
 

@@ -55,7 +55,7 @@ def run(
         LaunchError: nothing was started.
     """
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
-    several = allocation.meeting is not None and not spec.no_control
+    several = allocation.rendezvous is not None and not spec.no_control
     if draft.master_port and 0 in draft.ranks:
         port.reserve(draft.master_port).release()
     if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):

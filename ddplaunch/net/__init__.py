@@ -1,1 +1,1 @@
-"""Addresses, names and ports of this host. Speaks no protocol. psutil lives here and nowhere else."""
+"""Addresses, names and ports of this host. Speaks no protocol. The only package that imports psutil."""

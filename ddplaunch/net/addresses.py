@@ -1,4 +1,4 @@
-"""The addresses of this host and the interfaces that have them. Asks the kernel only: it looks up no names, sends no packets."""
+"""The addresses of this host and the interfaces that have them. Reads the kernel only: resolves no names, sends nothing."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def is_loopback(address: str) -> bool:
 
 
 def usable_addresses() -> tuple[str, ...]:
-    """Give this host's addresses that another one may reach, the likeliest first.
+    """Give this host's addresses that other hosts may reach, the likeliest first.
 
     That is the one from which the default route is used, IPv4 before IPv6, then those of network cards and the like,
     then those of bridges, which mostly lead to containers of this host. Loopback and link-local addresses are left out,
     and those of interfaces that are down.
     """
-    import psutil  # as below
+    import psutil  # slow, as below
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     usable = [

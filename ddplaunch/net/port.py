@@ -1,4 +1,4 @@
-"""A TCP port that is ours until we let go of it. Listens to nothing and accepts nobody."""
+"""Reserves a TCP port until it is released. Never listens, never accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.errors import LaunchError
 class Reservation:
     """A port that is bound with SO_REUSEADDR but not listened on.
 
-    Strangers cannot get it, not even as an ephemeral port, while the TCPStore of rank 0, which sets SO_REUSEADDR too,
+    Other processes cannot bind it, nor get it as an ephemeral port, while the TCPStore of rank 0, which sets SO_REUSEADDR too,
     still binds it and listens there (checked with torch 2.13, its libuv and its legacy server).
     """
 
@@ -20,7 +20,7 @@ class Reservation:
         self.port: int = bound.getsockname()[1]
 
     def release(self) -> None:
-        """Let the port go."""
+        """Release the port."""
         self._bound.close()
 
 
@@ -40,13 +40,13 @@ def reserve(port: int = 0) -> Reservation:
                 f"--master-port {port}: this user may not bind it", hint="a port above 1023, or no --master-port at all"
             ) from None
         raise LaunchError(
-            f"--master-port {port} is taken{_by_whom(port)}",
+            f"--master-port {port} is taken{_holder(port)}",
             hint="leave --master-port out: ddplaunch then reserves a free one",
         ) from None
     return Reservation(bound)
 
 
-def _by_whom(port: int) -> str:
+def _holder(port: int) -> str:
     """Name the process that holds a port, as far as this user may see it."""
     import psutil  # 20 ms, and only an error needs it
 
@@ -76,9 +76,9 @@ def for_all_addresses() -> socket.socket:
 
 
 def bind(sock: socket.socket, address: str, port: int) -> None:
-    """Bind, and set SO_REUSEADDR only then: with it we would sit down on a port that another job has reserved.
+    """Bind, and set SO_REUSEADDR only then: set before, it would bind a port that another job has reserved.
 
-    Afterwards it lets in who is meant to share the port, and keeps what accepted sockets leave behind from the next job's way.
+    Set afterwards, it lets sockets that set it too share the port, and the next job bind it despite sockets in TIME_WAIT.
 
     Raises:
         OSError: the port is taken, or may not be bound.
@@ -86,7 +86,7 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
     try:
         sock.bind((address, port))
     except OSError as error:
-        # connections of an earlier job that the kernel has not forgotten are nobody's; a reservation is not listed
+        # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
         if error.errno != errno.EADDRINUSE or not is_listed(port):
             raise
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

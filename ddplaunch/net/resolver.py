@@ -1,4 +1,4 @@
-"""Looks up host names in a child, since getaddrinfo may take a minute. Has no deadline: whoever asked closes it."""
+"""Looks up host names in a child, since getaddrinfo may take a minute. Has no timeout: the caller closes it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CHUNK = 65536  # bytes
 
 @record
 class Answer:
-    """What became of one query."""
+    """The result of one query."""
 
     host: str
     port: int
     targets: tuple[Target, ...] = ()  # in the order in which they are to be tried (RFC 6724)
-    error: str = ""  # why there is none, in getaddrinfo's words
+    error: str = ""  # why there is none, as getaddrinfo reports it
 
 
 class Resolver:
@@ -63,7 +63,7 @@ class Resolver:
 
     @property
     def pid(self) -> int | None:
-        """Our child, which nobody else is to reap; None without one."""
+        """The pid of the child, which only this object may reap; None without one."""
         return self._pid
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Resolver:
             return
         self._selector.unregister(self._pipe)
         os.close(self._pipe)
-        # what has nothing more to say may still be on its way out: we never wait for it
+        # a child that has closed the pipe may still be exiting: never wait for it
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._pid = None
@@ -101,7 +101,7 @@ def _answer(host: str, port: int, found: Any) -> Answer:
 
 
 def _numeric(host: str) -> Sequence[Target] | str:
-    """Read a numeric address, which never blocks; or say why not."""
+    """Read a numeric address, which never blocks; or give the reason why not."""
     return _look_up(host, socket.AI_NUMERICHOST)
 
 
@@ -114,8 +114,8 @@ def _look_up(host: str, flags: int = 0) -> Sequence[Target] | str:
     except OSError as error:
         return error.strerror or str(error)
     except ValueError:  # beyond ASCII, and a label is empty or too long
-        return "no host name can be written so"
-    # a line that stands twice in /etc/hosts is found twice
+        return "not a valid host name"
+    # a line that is in /etc/hosts twice is found twice
     return tuple(dict.fromkeys((int(family), sockaddr) for family, _, _, _, sockaddr in found))
 
 
@@ -123,11 +123,11 @@ def _fork(hosts: Iterable[str]) -> tuple[int, int]:
     """Start a child that looks these up; give its pid and the pipe that it writes to.
 
     Raises:
-        OSError: the machine has no room for another process or pipe.
+        OSError: the machine cannot create another process or pipe.
     """
     us = os.getpid()
     ours, its = os.pipe2(os.O_CLOEXEC)
-    # blocked in the child for good: only SIGKILL is meant for it, and a handler of ours would write to our wakeup pipe
+    # blocked in the child until it exits: only SIGKILL is meant for it, and a handler of ours would write to our wakeup pipe
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -143,18 +143,18 @@ def _fork(hosts: Iterable[str]) -> tuple[int, int]:
 
 
 def _serve(parent: int, hosts: Iterable[str], pipe: int) -> NoReturn:
-    """Be the child: look up, write the answers, end."""
+    """Run in the child: look up, write the answers, exit."""
     try:
         die_with_parent(parent)
         _close_all_but(pipe)
         with open(pipe, "wb") as file:
             file.write(json.dumps({host: _look_up(host) for host in hosts}).encode())
     finally:
-        os._exit(0)  # without an answer, our parent knows
+        os._exit(0)  # the parent sees that there is no answer
 
 
 def _close_all_but(keep: int) -> None:
-    """Let go of what we inherited: somebody may wait for the end of it, or for its port."""
+    """Close inherited descriptors: another process may wait for the end of a pipe, or for a port."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd != keep:
             try:

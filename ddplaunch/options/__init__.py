@@ -1,1 +1,1 @@
-"""The options of the command: one table, from which flags, variables, keys of files, help and argv are derived."""
+"""The options of the command: one table, which gives flags, variables, keys of files, help and argv. Reads no machine."""

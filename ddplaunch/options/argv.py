@@ -1,4 +1,4 @@
-"""Writes a JobSpec back to the words of a command line, for an agent that is started elsewhere. Pure."""
+"""Writes a JobSpec back to the arguments of a command line, for an agent on another host. Pure."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from ddplaunch.spec import JobSpec, ProgramKind, default
 
 
 def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str]:
-    """Write all that differs from the defaults or was given; what was without effect is left out.
+    """Write all that differs from the defaults or was given; options without effect are left out.
 
-    So are the fields of JobSpec in `without`: what concerns only the place where the command was typed.
+    So are the fields of JobSpec in `without`: those that concern only the host where the command was typed.
     """
-    words: list[str] = []
+    arguments: list[str] = []
     for option in OPTIONS:
         if option.target in ("env", "verbosity") or option.name == "shutdown_timeout":
             continue  # written below; written as --grace-period
         value = getattr(spec, option.target, None)
-        if value is None or option.target in without or not _is_worth(spec, option.target, value):
+        if value is None or option.target in without or not _is_needed(spec, option.target, value):
             continue
         if not option.is_flag:
-            words.append(f"{option.flag}={option.write(value)}")
+            arguments.append(f"{option.flag}={option.write(value)}")
         elif value:
-            words.append(option.flag)
+            arguments.append(option.flag)
     if "env" not in without:
-        words += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
+        arguments += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
     if "verbosity" not in without:
-        words += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
+        arguments += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
     program = spec.program
-    words += {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["--module"], ProgramKind.COMMAND: ["--no-python"]}[
+    arguments += {ProgramKind.SCRIPT: [], ProgramKind.MODULE: ["--module"], ProgramKind.COMMAND: ["--no-python"]}[
         program.kind
     ]
     if program.python:
-        words.append(f"--python={program.python}")
-    # the mark keeps a script that is called like a verb or an option from being taken for one
-    return [*words, "--", program.target, *program.args]
+        arguments.append(f"--python={program.python}")
+    # without "--" a script that is named like a verb or an option would be taken for one
+    return [*arguments, "--", program.target, *program.args]
 
 
-def _is_worth(spec: JobSpec, name: str, value: Any) -> bool:
+def _is_needed(spec: JobSpec, name: str, value: Any) -> bool:
     return name in spec.origins or value != default(name)
 
 
-def from_argv(words: Sequence[str]) -> tuple[list[Given], tuple[str, ...]]:
+def from_argv(arguments: Sequence[str]) -> tuple[list[Given], tuple[str, ...]]:
     """Give the options of a command line as `to_argv` makes it, and the program with its arguments."""
     by_flag = {option.flag: option for option in OPTIONS}
-    end = words.index("--")
+    end = arguments.index("--")
     given = []
-    for word in words[:end]:
-        flag, _, text = word.partition("=")
+    for argument in arguments[:end]:
+        flag, _, text = argument.partition("=")
         option = by_flag[flag]
         given.append(
             Given(option=option, text="1" if option.is_flag else text, source=Source.COMMAND_LINE, origin=flag)
         )
-    return given, tuple(words[end + 1 :])
+    return given, tuple(arguments[end + 1 :])

@@ -1,4 +1,4 @@
-"""Takes options that stand as keywords in a call of Python, as a command line would have them. Parses no value."""
+"""Reads options from the keyword arguments of a Python call, written as on a command line. Parses no value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch.options.table import BY_NAME
 
 
 def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
-    """Take keywords; None means that the option is not there. `call` is the name of what they were given to.
+    """Read keyword arguments; None means that the option is not given. `call` is the name of the function.
 
     Raises:
         TypeError: there is no such option, or a value of this type is not one of the option's.
@@ -29,7 +29,7 @@ def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Give
 
 
 def _texts(option: Option, value: object, call: str) -> list[str]:
-    """The value as a command line would have it."""
+    """The value as it is written on a command line."""
     match value:
         case bool() if option.is_flag:
             return ["1" if value else "0"]
@@ -57,7 +57,7 @@ def _texts(option: Option, value: object, call: str) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """A number of seconds with no more digits than a time has, and any other as Python writes it."""
+    """A number rounded to milliseconds, as times are; one that rounds to 0 as Python writes it."""
     rounded = round(value, 3)
     return f"{rounded:.3f}".rstrip("0").rstrip(".") if rounded or not value else repr(value)
 

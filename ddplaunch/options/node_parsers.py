@@ -1,4 +1,4 @@
-"""The grammars of values about nodes: how many, where they meet, what is to break. Pure, as `values` is; resolves no name."""
+"""The grammars of values about nodes: their number, endpoints, injected faults. Pure, as `parsers` is; resolves no name."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FAULT_HINT = "type for example kill:5@2s: what, the rank, and the time after th
 def nnodes(value: str) -> tuple[int, int]:
     """Read N or MIN:MAX."""
     low, colon, high = value.partition(":")
-    least, most = digits(low), digits(high if colon else low)
-    if not least or not most:
+    min_nodes, max_nodes = digits(low), digits(high if colon else low)
+    if not min_nodes or not max_nodes:
         raise BadValue("expected a number of nodes, or MIN:MAX")
-    if least > most:
-        raise BadValue(f"the least number of nodes is above the greatest, {most}", hint=f"type {most}:{least}")
-    return least, most
+    if min_nodes > max_nodes:
+        raise BadValue("MIN exceeds MAX", hint=f"type {max_nodes}:{min_nodes}")
+    return min_nodes, max_nodes
 
 
 def write_nnodes(nodes: tuple[int, int]) -> str:
-    """Write the least and the greatest number of nodes so that `nnodes` reads the same."""
-    least, most = nodes
-    return str(most) if least == most else f"{least}:{most}"
+    """Write the minimum and maximum number of nodes so that `nnodes` reads the same."""
+    min_nodes, max_nodes = nodes
+    return str(max_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
 
 
 def host(value: str) -> str:
-    """Read a host name or an address without a port; an IPv6 address may stand in brackets, as in torchrun."""
+    """Read a host name or an address without a port; an IPv6 address may be in brackets, as in torchrun."""
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if bare.count(":") == 1:
         raise BadValue("expected a host without a port", hint="the port has an option of its own: --master-port")
@@ -52,7 +52,7 @@ def endpoint(value: str) -> str | None:
 
 
 def rendezvous_settings(value: str) -> dict[str, str]:
-    """Read torchrun's KEY=VALUE,KEY=VALUE and check those that mean something here; is_host becomes 1 or 0. Empty: none."""
+    """Read torchrun's KEY=VALUE,KEY=VALUE and check those that have an effect here; is_host becomes 1 or 0. Empty: none."""
     result = _pairs(value)
     for key, parse in (
         ("join_timeout", positive_duration),
@@ -84,7 +84,7 @@ def faults(value: str) -> tuple[Fault, ...]:
     """Read faults, separated by commas.
 
     Raises:
-        BadValue: one of them is none.
+        BadValue: one of them is malformed.
     """
     return tuple(_fault(part.strip()) for part in value.split(","))
 

@@ -1,4 +1,4 @@
-"""What an option is, and a value of it as it was written somewhere. Pure; the options themselves stand in `table.py`."""
+"""What an option is, and a value of it with its origin. Pure; the options themselves are in `table.py`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Option:
     short: str = ""
     field: str | None = None  # of JobSpec; None: of the same name
     is_flag: bool = False
-    optional: str | None = None  # the value it has where none is given: no choice of its, or no number, follows
+    optional: str | None = None  # its value where none is given, as in `--debug SCRIPT`
     repeatable: bool = False  # every value counts, not only the last
     listed: bool = False  # values stand between commas; a file may hold an array
-    choices: tuple[str, ...] = ()  # words to complete and to correct
+    choices: tuple[str, ...] = ()  # for completion and spelling hints
     path: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
     pet: bool = False  # torchrun reads PET_NAME
-    variable: bool = True  # we read DDPLAUNCH_NAME; not where it would be taken for something else
-    foreign: str = ""  # a variable of torch's that means the same
+    variable: bool = True  # DDPLAUNCH_NAME is read; not where that name has another meaning
+    foreign: str = ""  # a variable of torch with the same meaning
     no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
 
     @property
@@ -79,7 +79,7 @@ class Option:
 
 @record(kw_only=True)
 class Given:
-    """A value of an option as it was written, with the place."""
+    """A value of an option as it was written, with its origin."""
 
     option: Option
     text: str
@@ -91,7 +91,7 @@ class Given:
         return self.spelled(self.text) + (f" in {self.origin}" if self.source <= Source.FILE else "")
 
     def spelled(self, text: str) -> str:
-        """How this text would be written there."""
+        """This text as it is written at that origin."""
         if self.source <= Source.FILE:
             return f"{self.option.key} = {self.quote}{text}{self.quote}"
         if self.source is Source.CALL:
@@ -103,10 +103,10 @@ class Given:
         return self.origin if self.option.is_flag else f"{self.origin} {text}"
 
     def value(self) -> Any:
-        """Give what the text means.
+        """Parse the text.
 
         Raises:
-            LaunchError: it means nothing.
+            LaunchError: it is not a valid value.
         """
         try:
             return self.option.parse(self.text)

@@ -1,4 +1,4 @@
-"""The grammars of single values: text in, value out. Pure; knows neither which option a text belongs to nor its source."""
+"""The grammars of single values: text in, value out. Pure; knows neither the option nor the origin of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from signal import Signals
 from ddplaunch.spec import StreamChoice, Streams
 
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
-_FOREVER = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far beyond it, seconds would not be written as they are read
+_TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot write seconds back as they were read
 _DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
 _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
@@ -17,7 +17,7 @@ _NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
 
 
 class BadValue(ValueError):
-    """What was expected instead of this text, with a hint if the text shows what was meant."""
+    """What was expected instead of this text, with a hint if the intended value can be guessed."""
 
     def __init__(self, expected: str, *, hint: str | None = None) -> None:
         super().__init__(expected)
@@ -36,7 +36,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def quoted(names: Sequence[str]) -> str:
-    """Write names as in a sentence: "a", "b" or "c"."""
+    """Write names as an enumeration: "a", "b" or "c"."""
     marked = [f'"{name}"' for name in names]
     return marked[0] if len(marked) == 1 else f"{', '.join(marked[:-1])} or {marked[-1]}"
 
@@ -77,14 +77,14 @@ def name(value: str) -> str:
 
 
 def path(value: str) -> str:
-    """Take any path; whether it exists is not asked here."""
+    """Take any path; whether it exists is not checked."""
     if not value or "\0" in value:
         raise BadValue("expected a path")
     return value
 
 
 def switch(value: str) -> bool:
-    """Read a flag that stands in a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
+    """Read a flag's value from a variable or a setting; torchrun reads 1 and 0, and letters in --rdzv-conf."""
     match value.lower():
         case "1" | "true" | "t" | "yes" | "y" | "on":
             return True
@@ -94,7 +94,7 @@ def switch(value: str) -> bool:
 
 
 def nproc_per_node(value: str) -> int | str:
-    """Read how many workers: a number, or what to count."""
+    """Read the number of workers: a number, or what to count."""
     if value == "xpu":  # torchrun's word for Intel GPUs
         return "gpu"
     if value in ("gpu", "cpu", "auto"):
@@ -116,10 +116,10 @@ def duration(value: str) -> float:
     else:
         raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
     days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
-    # counted in milliseconds, so that the sum is exact and written back as it was read
+    # in milliseconds, so that the sum is exact and is written back as it was read
     milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
-    if milliseconds >= _FOREVER:
+    if milliseconds >= _TOO_LONG:
         raise BadValue("expected less than 30 years")
     return milliseconds / 1000
 
@@ -132,13 +132,13 @@ def positive_duration(value: str) -> float:
     return seconds
 
 
-def duration_from(least: float) -> Callable[[str], float]:
-    """Make the parser of a time, as seconds, that is not below `least` seconds."""
+def duration_from(low: float) -> Callable[[str], float]:
+    """Make the parser of a time, as seconds, that is not below `low` seconds."""
 
     def parse(value: str) -> float:
         seconds = duration(value)
-        if seconds < least:
-            raise BadValue(f"expected at least {write_duration(least)}")
+        if seconds < low:
+            raise BadValue(f"expected at least {write_duration(low)}")
         return seconds
 
     return parse
@@ -175,7 +175,7 @@ def streams(value: str) -> StreamChoice:
                 hint="type for example 0:3,1:2",
             )
         if rank in chosen:
-            raise BadValue(f"local rank {rank} stands there twice")
+            raise BadValue(f"local rank {rank} is listed twice")
         chosen[rank] = masks[mask]
     return StreamChoice(by_local_rank=chosen)
 
@@ -198,7 +198,7 @@ def local_ranks(value: str) -> frozenset[int] | None:
 
 
 def needles(value: str) -> tuple[str, ...]:
-    """Read texts separated by commas; two commas stand for a comma in a text. Empty means none."""
+    """Read texts separated by commas; a comma in a text is doubled. Empty means none."""
     if not value:
         return ()
     found = tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(","))
@@ -221,7 +221,7 @@ def devices(value: str) -> tuple[str, ...]:
         if index is None and not re.fullmatch(_UUID, token):
             raise BadValue("expected device indices or UUIDs such as 0,2 or GPU-8932f937")
         if token in found:
-            raise BadValue(f"device {token} stands there twice")
+            raise BadValue(f"device {token} is listed twice")
         found.append(token)
     return tuple(found)
 
@@ -246,12 +246,12 @@ def signals(value: str) -> tuple[Signals, ...]:
 
 
 def notices(value: str) -> tuple[Signals, ...]:
-    """Read signals that may announce the end of a job; those that say something else to a process may not."""
+    """Read signals that may announce the end of a job; not those with another meaning to processes."""
     found = signals(value)
     for signum in found:
         if signum in (Signals.SIGCONT, Signals.SIGTSTP, Signals.SIGWINCH):
             raise BadValue(
-                f"{signum.name} is no notice of the end", hint="name what your job asks Slurm for: USR1, TERM"
+                f"{signum.name} cannot announce the end", hint="name what your job asks Slurm for: USR1, TERM"
             )
     return found
 
@@ -289,6 +289,6 @@ def variable(value: str) -> tuple[str, str]:
     if not equals:
         raise BadValue(
             "expected NAME=VALUE",
-            hint=f"type `{name}=...`; a variable of the environment you call from reaches the workers by itself",
+            hint=f"type `{name}=...`; workers inherit the environment anyway",
         )
     return name, content

@@ -1,4 +1,4 @@
-"""What was given, settled and checked: a JobSpec. Looks at no machine; reads the files of --env-file and nothing else."""
+"""Resolves and checks what was given: a JobSpec. Inspects no machine; reads the files of --env-file and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.record import fields_of, record
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
-# set for each worker from its place: a value for all of them would be wrong for all but one
+# these differ from worker to worker: one value for all would be wrong for all but one
 _OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
@@ -24,15 +24,15 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
 @record(kw_only=True)
-class Settled:
-    """A value that counts, with what was written."""
+class Resolved:
+    """A value that has taken precedence, with what was written."""
 
     given: Given
     value: Any
 
 
 @record(kw_only=True)
-class Rivals:
+class Conflict:
     """Two options that mean the same thing or exclude each other; the one from the higher source wins."""
 
     names: tuple[str, str]
@@ -40,105 +40,105 @@ class Rivals:
     agree: Callable[[Any, Any], bool] = lambda first, second: False
 
 
-_RIVALS = (
-    Rivals(
+_CONFLICTS = (
+    Conflict(
         names=("grace_period", "shutdown_timeout"),
         hint="both say how long a stop may take: leave one out",
         agree=lambda grace, shutdown: bool(grace == shutdown),
     ),
-    Rivals(
+    Conflict(
         names=("gpus_per_worker", "workers_per_gpu"),
         hint="a worker has several GPUs, or several workers share one: leave one out",
     ),
-    Rivals(
+    Conflict(
         names=("virtual_local_rank", "pin"),
         hint="--virtual-local-rank shows each worker its own device only: leave --pin out",
         agree=lambda virtual, pin: bool(pin == "visible"),
     ),
-    Rivals(
+    Conflict(
         names=("cpu_bind", "numa_binding"),
         hint="both bind the workers to CPUs: leave one out",
         agree=lambda bind, numa: bool(bind == "none"),
     ),
-    Rivals(names=("quiet", "verbose"), hint="leave one out"),
-    Rivals(names=("module", "no_python"), hint="a module is run by python: leave one out"),
-    Rivals(names=("module", "run_path"), hint="SCRIPT is a module's name or a file's path: leave one out"),
-    Rivals(names=("no_python", "python"), hint="a command is run without an interpreter: leave one out"),
-    Rivals(names=("mps", "simulate"), hint="simulated nodes would each start it for the same GPUs: leave one out"),
-    Rivals(
+    Conflict(names=("quiet", "verbose"), hint="leave one out"),
+    Conflict(names=("module", "no_python"), hint="a module is run by python: leave one out"),
+    Conflict(names=("module", "run_path"), hint="SCRIPT is a module's name or a file's path: leave one out"),
+    Conflict(names=("no_python", "python"), hint="a command is run without an interpreter: leave one out"),
+    Conflict(names=("mps", "simulate"), hint="each simulated node would start MPS for the same GPUs: leave one out"),
+    Conflict(
         names=("no_python", "sharing_strategy"), hint="the strategy is set inside python: --no-python runs a command"
     ),
-    Rivals(names=("hosts", "hostfile"), hint="both say which hosts there are: leave one out"),
-    Rivals(names=("include", "exclude"), hint="name the hosts to use or those not to use: leave one out"),
+    Conflict(names=("hosts", "hostfile"), hint="both say which hosts there are: leave one out"),
+    Conflict(names=("include", "exclude"), hint="name the hosts to use or those not to use: leave one out"),
     *(
-        Rivals(names=("simulate", name), hint="all simulated nodes are on this machine: leave one out")
+        Conflict(names=("simulate", name), hint="all simulated nodes are on this machine: leave one out")
         for name in ("hosts", "hostfile", "node_rank")
     ),
-    Rivals(
+    Conflict(
         names=("simulate", "cluster"),
         hint="all simulated nodes are on this machine: leave --cluster out",
         agree=lambda simulate, cluster: bool(cluster == "local"),
     ),
     *(
-        rivals
+        conflict
         for name in ("hosts", "hostfile")
-        for rivals in (
-            Rivals(
+        for conflict in (
+            Conflict(
                 names=(name, "cluster"),
                 hint="on hosts that you name, agents are started over ssh: leave one out",
                 agree=lambda hosts, cluster: bool(cluster == "ssh"),
             ),
-            Rivals(names=(name, "node_rank"), hint="hosts that you name have the ranks of their order: leave one out"),
-            Rivals(names=("standalone", name), hint="--standalone means one node, this one: leave one out"),
+            Conflict(names=(name, "node_rank"), hint="hosts that you name have ranks in their order: leave one out"),
+            Conflict(names=("standalone", name), hint="--standalone means one node, this one: leave one out"),
         )
     ),
 )
 
 
 def job_spec(given: Iterable[Given], program: Sequence[str]) -> JobSpec:
-    """Settle what was given, in any order, into the job that runs `program`: SCRIPT and its arguments.
+    """Resolve what was given, in any order, into the job that runs `program`: SCRIPT and its arguments.
 
     Raises:
-        LaunchError: a value means nothing, or two of them do not go together.
+        LaunchError: a value is not valid, or two of them do not go together.
     """
     given = sorted(given, key=lambda one: one.source)
     env = _environment([one for one in given if one.option.target == "env"])
     last = {one.option.name: one for one in given if one.option.target != "env"}
-    settled = {name: Settled(given=one, value=one.value()) for name, one in last.items()}
-    for name in [name for name, one in settled.items() if one.value is False]:
-        del settled[name]  # a flag that a variable or a file sets to 0 is not there
-    for rivals in _RIVALS:
-        _settle(settled, rivals)
-    timeouts = _timeouts(settled)
-    _check_together(settled)
+    resolved = {name: Resolved(given=one, value=one.value()) for name, one in last.items()}
+    for name in [name for name, one in resolved.items() if one.value is False]:
+        del resolved[name]  # a variable or a file has set the flag to 0
+    for conflict in _CONFLICTS:
+        _drop_lower(resolved, conflict)
+    timeouts = _timeouts(resolved)
+    _check_together(resolved)
     if not program:
         raise LaunchError(
             "there is no SCRIPT to run", hint="ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"
         )
-    fields = {one.given.option.target: one for one in settled.values() if one.given.option.target in _FIELDS}
+    fields = {one.given.option.target: one for one in resolved.values() if one.given.option.target in _FIELDS}
     origins = {name: one.given.origin for name, one in fields.items()}
     if env:
         origins["env"] = ", ".join(dict.fromkeys(one.origin for one in given if one.option.target == "env"))
     values = {name: one.value for name, one in fields.items()}
     for name, (value, origin) in timeouts.items():
         values[name], origins[name] = value, origin
-    values["verbosity"] = ("verbose" in settled) - ("quiet" in settled)
+    values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
     return JobSpec(
-        program=_program(settled, program),
+        program=_program(resolved, program),
         env=tuple(env.items()),
         origins=origins,
-        remarks=tuple(_remarks(settled)),
+        remarks=tuple(_remarks(resolved)),
         **values,
     )
 
 
 def _environment(given: Sequence[Given]) -> dict[str, str]:
-    """Variables for the workers: of files first, since --env wins over --env-file, whichever comes later."""
+    """The workers' variables: of files first, since --env wins over --env-file, whichever comes later."""
     merged: dict[str, str] = {}
     for one in sorted(given, key=lambda one: (one.source, one.option.name == "env")):
         found = [one.value()] if one.option.name == "env" else _read_env_file(one)
         for name, value in found:
-            if name == TOKEN:  # without its value, which nobody should see
+            if name == TOKEN:  # the message must not show its value
                 raise LaunchError(
                     f"{one.origin}: {TOKEN} is a secret that workers do not get",
                     hint=f"set {TOKEN} where you call ddplaunch, or put the secret into a file: --token-file FILE",
@@ -166,28 +166,28 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
         raise LaunchError(str(error), hint="each line is NAME=VALUE, a # comment or empty") from None
 
 
-def _settle(settled: dict[str, Settled], rivals: Rivals) -> None:
-    """Drop the lower one of two rivals.
+def _drop_lower(resolved: dict[str, Resolved], conflict: Conflict) -> None:
+    """Drop the option from the lower source.
 
     Raises:
-        LaunchError: neither is lower, and they say different things.
+        LaunchError: both have the same source, and different meanings.
     """
-    first, second = (settled.get(name) for name in rivals.names)
-    if first is None or second is None or rivals.agree(first.value, second.value):
+    first, second = (resolved.get(name) for name in conflict.names)
+    if first is None or second is None or conflict.agree(first.value, second.value):
         return
     if first.given.source != second.given.source:
-        del settled[min(first, second, key=lambda one: one.given.source).given.option.name]
+        del resolved[min(first, second, key=lambda one: one.given.source).given.option.name]
     else:
-        raise _not_together(first, second, rivals.hint)
+        raise _not_together(first, second, conflict.hint)
 
 
-def _timeouts(settled: dict[str, Settled]) -> dict[str, tuple[float, str]]:
-    """Take those of torchrun's settings that have a field of their own: its value and its origin.
+def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
+    """Take those settings of torchrun that have a field of their own: its value and its origin.
 
     Raises:
-        LaunchError: --rdzv-timeout says something else.
+        LaunchError: --rdzv-timeout has another value.
     """
-    conf, ours, backend = (settled.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
+    conf, ours, backend = (resolved.get(name) for name in ("rdzv_conf", "rdzv_timeout", "rdzv_backend"))
     if conf is None:
         return {}
     found = {}
@@ -205,52 +205,56 @@ def _timeouts(settled: dict[str, Settled]) -> dict[str, tuple[float, str]]:
             )
     if last_call := conf.value.get("last_call_timeout"):
         found["last_call"] = (duration(last_call), conf.given.origin)
-    # what is said by --rdzv-timeout now must not stand in the way of it when the job is written back
+    # else these would conflict with --rdzv-timeout when the job is written back to arguments
     rest = {key: value for key, value in conf.value.items() if key not in keys}
-    settled["rdzv_conf"] = Settled(given=conf.given, value=rest)
+    resolved["rdzv_conf"] = Resolved(given=conf.given, value=rest)
     return found
 
 
-def _check_together(settled: Mapping[str, Settled]) -> None:
-    forwarded, stopping = settled.get("forward_signals"), settled.get("signals_to_handle")
-    stops = (
-        stopping.value if stopping else ()
-    )  # of those that stop by default, one that is to be forwarded no longer does
+def _check_together(resolved: Mapping[str, Resolved]) -> None:
+    forwarded, stopping = resolved.get("forward_signals"), resolved.get("signals_to_handle")
+    stops = stopping.value if stopping else ()  # one that stops by default may be forwarded instead
     if forwarded and (both := [signum.name for signum in forwarded.value if signum in stops]):
         raise LaunchError(
             f"{forwarded.given}: {both[0]} stops the job",
             hint=f"name the signals that stop it without {both[0]}: --signals-to-handle "
             + ",".join(signum.name for signum in stops if signum.name != both[0]),
         )
-    standalone, nodes, endpoint = (settled.get(name) for name in ("standalone", "nnodes", "rdzv_endpoint"))
-    least, most = nodes.value if nodes else default("nnodes")
-    if standalone and nodes and most > 1:
+    standalone, nodes, endpoint = (resolved.get(name) for name in ("standalone", "nnodes", "rdzv_endpoint"))
+    min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
+    if standalone and nodes and max_nodes > 1:
         raise _not_together(standalone, nodes, "--standalone means one node: leave one out")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
     if standalone and endpoint and endpoint.value and not _names_this_machine(endpoint.value):
-        raise _not_together(standalone, endpoint, "--standalone means one node, which meets nobody: leave one out")
-    alone, restarts = settled.get("no_control"), settled.get("max_restarts")
-    if alone and nodes and least < most:
-        raise _not_together(alone, nodes, "nodes that do not talk cannot agree on their number: leave one out")
-    if alone and restarts and restarts.value and (most > 1 or "hosts" in settled or "hostfile" in settled):
-        raise _not_together(alone, restarts, "nodes that do not talk cannot start again together: leave one out")
-    notices = settled.get("requeue_on")
-    if alone and notices:
+        raise _not_together(standalone, endpoint, "--standalone means one node, without a rendezvous: leave one out")
+    no_control, restarts = resolved.get("no_control"), resolved.get("max_restarts")
+    if no_control and nodes and min_nodes < max_nodes:
         raise _not_together(
-            alone, notices, "nodes that do not talk cannot know that all workers have left: leave one out"
+            no_control, nodes, "without a control channel nodes cannot agree on their number: leave one out"
         )
-    if chaos := settled.get("chaos"):
-        if "simulate" not in settled:
-            raise LaunchError(f"{chaos.given}: only simulated nodes are broken on purpose", hint="add --simulate")
+    if no_control and restarts and restarts.value and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved):
+        raise _not_together(
+            no_control, restarts, "without a control channel nodes cannot restart together: leave one out"
+        )
+    notices = resolved.get("requeue_on")
+    if no_control and notices:
+        raise _not_together(
+            no_control,
+            notices,
+            "without a control channel no node knows when all workers have exited: leave one out",
+        )
+    if chaos := resolved.get("chaos"):
+        if "simulate" not in resolved:
+            raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
         for fault in chaos.value:
-            if fault.kind == "node" and fault.target >= most:
+            if fault.kind == "node" and fault.target >= max_nodes:
                 raise LaunchError(
-                    f"{chaos.given}: there is no node {fault.target}, since the job has {most}",
+                    f"{chaos.given}: there is no node {fault.target}, since the job has {max_nodes}",
                     hint="ranks of nodes count from 0; --nnodes says how many there are",
                 )
 
 
-def _not_together(first: Settled, second: Settled, hint: str) -> LaunchError:
+def _not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:
     return LaunchError(f"{first.given} and {second.given} do not go together", hint=hint)
 
 
@@ -258,26 +262,30 @@ def _names_this_machine(endpoint: str) -> bool:
     return endpoint in _LOCAL_HOSTS or endpoint.rpartition(":")[0] in _LOCAL_HOSTS
 
 
-def _program(settled: Mapping[str, Settled], words: Sequence[str]) -> Program:
-    python = settled.get("python")
+def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Program:
+    python = resolved.get("python")
     kind = ProgramKind.SCRIPT
-    if "module" in settled:
+    if "module" in resolved:
         kind = ProgramKind.MODULE
-    elif "no_python" in settled and "run_path" not in settled:  # torchrun: --run-path wins
+    elif "no_python" in resolved and "run_path" not in resolved:  # torchrun: --run-path wins
         kind = ProgramKind.COMMAND
-    return Program(kind=kind, target=words[0], args=tuple(words[1:]), python=python.value if python else None)
+    return Program(kind=kind, target=arguments[0], args=tuple(arguments[1:]), python=python.value if python else None)
 
 
-def _remarks(settled: Mapping[str, Settled]) -> Iterable[str]:
-    for one in settled.values():
+def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
+    for one in resolved.values():
         if one.given.option.no_effect:
             yield f"{one.given} has no effect: {one.given.option.no_effect}"
-    if (most := settled.get("max_requeues")) and "requeue_on" not in settled:
-        yield f"{most.given} has no effect: --requeue-on says after which signals a job goes back into the queue"
-    backend = settled.get("rdzv_backend")
+    if (requeues := resolved.get("max_requeues")) and "requeue_on" not in resolved:
+        yield f"{requeues.given} has no effect: --requeue-on says after which signals a job is requeued"
+    backend = resolved.get("rdzv_backend")
     if backend and backend.value.startswith("etcd"):
-        yield f"{backend.given} has no effect: no etcd server is asked"
-    if conf := settled.get("rdzv_conf"):
+        yield f"{backend.given} has no effect: etcd is not used"
+    if conf := resolved.get("rdzv_conf"):
         for key in (key for key in conf.value if key not in _MEANT):
-            why = "--heartbeat-timeout says when a node is lost" if key in _HEARTBEATS else "torch's store is not asked"
+            why = (
+                "--heartbeat-timeout says when a node is lost"
+                if key in _HEARTBEATS
+                else "torch's rendezvous is not used"
+            )
             yield f"{key} in {conf.given} has no effect: {why}"

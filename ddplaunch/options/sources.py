@@ -1,4 +1,4 @@
-"""Collects what was given: flags, variables and configuration files, lowest first. Parses no value and settles no conflict."""
+"""Collects what was given: flags, variables and configuration files, lowest first. Parses no value, resolves no conflict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
-    """Take PET_*, DDPLAUNCH_* and those of torch's variables that mean an option; an empty one counts as not set."""
+    """Take PET_*, DDPLAUNCH_* and torch's variables that have an option; an empty one counts as not set."""
     for option in OPTIONS:
         for name, source in option.variables:
             if text := env.get(name, "").strip():
@@ -42,7 +42,7 @@ def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
 
 
 def from_files(folder: str) -> Iterator[Given]:
-    """Take the nearest pyproject.toml with our table and the nearest ddplaunch.toml, in this folder or above it.
+    """Take the nearest pyproject.toml with a [tool.ddplaunch] table and the nearest ddplaunch.toml, in this folder or above it.
 
     Raises:
         LaunchError: a file cannot be read, or holds what is not an option.
@@ -70,13 +70,13 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
-                return None  # in a folder like /tmp anybody could leave one, and it may name the interpreter
+                return None  # any user could leave one in a folder like /tmp, and it may name the interpreter
             content = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if source is Source.PYPROJECT:
-            return None  # other tools' file: it may well hold nothing for us
+            return None  # it is for other tools too, and may have no table for us
         raise LaunchError(f"cannot read {shown}: {error.strerror}") from None
     if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
         return None
@@ -108,13 +108,13 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
         seen[option.name] = key
         for text, quote in _texts(option, value, shown):
             is_path = text and option.path and (option.path != "command" or "/" in text)
-            # as the file means it, wherever we are started
+            # relative to the file, not to the working directory
             meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
             yield Given(option=option, text=meant, source=source, origin=shown, quote=quote)
 
 
 def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:
-    """The value as a command line would have it, each with the quote that it has in the file.
+    """The value as it is written on a command line, each with its quote in the file.
 
     Raises:
         LaunchError: a value of this type is not one of the option's.

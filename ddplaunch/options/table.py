@@ -1,4 +1,4 @@
-"""Every option, once. Data only: what it does with a value is in `values.py`, what several mean together in `settings.py`."""
+"""Every option, once. Data only: the grammars of values are in `parsers.py`, how options combine in `resolve.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUPERVISION = "Supervision"
 _OUTPUT = "Output"
 _DEBUGGING = "Debugging"
 _NODES = "Several nodes"
-_TORCHRUN = "For torchrun's sake"
+_TORCHRUN = "Compatibility with torchrun"
 
 GROUPS = (_HOW_MANY, _PROGRAM, _DEVICES, _GROUP, _SUPERVISION, _OUTPUT, _DEBUGGING, _NODES, _TORCHRUN)
 
@@ -69,25 +69,25 @@ OPTIONS: tuple[Option, ...] = (
            example="cores", help="Bind each worker to CPUs near its device: none, cores or numa."),
     Option(name="numa_binding", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_NUMA_BINDINGS),
            choices=_NUMA_BINDINGS, example="node",
-           help="torchrun's way to bind to CPUs: node, socket, exclusive or core-complex."),
+           help="torchrun's CPU binding: node, socket, exclusive or core-complex."),
 
     Option(name="backend", group=_GROUP, metavar="NAME", parse=parsers.one_of(*_BACKENDS), choices=_BACKENDS,
            example="gloo", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
     Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=parsers.init_method,
-           choices=("env", "tcp"), example="env", help="How the workers meet; sets DDPLAUNCH_INIT_METHOD."),
+           choices=("env", "tcp"), example="env", help="How the workers find each other; sets DDPLAUNCH_INIT_METHOD."),
     Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, parse=node_parsers.host, example="10.0.0.1",
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=parsers.number(0, 65535), example="29500",
-           help="Port to meet at: MASTER_PORT. Not given, or 0: a free one is reserved."),
+           help="Port of rank 0: MASTER_PORT. Not given, or 0: a free one is reserved."),
     Option(name="sharing_strategy", group=_GROUP, metavar="HOW", parse=parsers.one_of(*_SHARING), choices=_SHARING,
            example="file_system",
            help="How torch.multiprocessing shares CPU tensors between processes: file_descriptor (torch's default) keeps "
                 "a file open for each, file_system keeps names in /dev/shm instead."),
 
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3",
-           help="How often all workers are started anew after a failure."),
+           help="How often all workers are restarted after a failure."),
     Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration, write=parsers.write_duration,
-           example="30s", help="From the signal to stop until the kill: 90, 90s, 15m or 1h30m."),
+           example="30s", help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m."),
     Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
            foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, write=parsers.write_duration, example="30",
            help="torchrun's name for --grace-period."),
@@ -98,13 +98,13 @@ OPTIONS: tuple[Option, ...] = (
            help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),
     Option(name="signals_to_handle", group=_SUPERVISION, metavar="LIST", pet=True, parse=parsers.signals, listed=True,
            write=parsers.write_signals, field="stop_signals", example="SIGTERM,SIGINT",
-           help="Signals that stop the job; each reaches the workers as it came."),
+           help="Signals that stop the job; each is forwarded to the workers."),
     Option(name="requeue_on", group=_SUPERVISION, metavar="LIST", parse=parsers.notices, listed=True,
            write=parsers.write_signals, example="SIGUSR1",
-           help="Signals that announce the end of a Slurm job: once all workers have left after one of them and none has "
-                "failed, the job goes back into the queue, and the exit status is 128 + the signal."),
+           help="Signals that announce the end of a Slurm job: once all workers have exited after one of them and none has "
+                "failed, the job is requeued, and the exit status is 128 + the signal."),
     Option(name="max_requeues", group=_SUPERVISION, parse=parsers.number(0), example="10",
-           help="How often a job may go back into the queue, Slurm's own requeues counted: 10, if it is not given."),
+           help="How often a job may be requeued, Slurm's own requeues included: 10, if it is not given."),
 
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", help="What the workers print is shown with the rank before each line (prefix), as it is "
@@ -127,9 +127,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
            help="Name of this run and of its folder. Not given: date, time and four digits."),
     Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
-           help="ddplaunch itself says nothing but errors."),
+           help="ddplaunch itself prints errors only."),
     Option(name="verbose", short="-v", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
-           help="ddplaunch says more about what it decides and does."),
+           help="ddplaunch prints more about what it decides and does."),
 
     Option(name="debug", group=_DEBUGGING, metavar="[RANK]", parse=parsers.number(0), optional="0", field="debug_rank",
            variable=False, example="0",
@@ -142,7 +142,7 @@ OPTIONS: tuple[Option, ...] = (
                 "divide: each gets its part of the accelerators; share: all use all of them."),
     Option(name="chaos", group=_DEBUGGING, metavar="LIST", parse=node_parsers.faults, write=node_parsers.write_faults,
            listed=True, example="kill:5@2s,node:1@3s",
-           help="With --simulate: what to break, and how long after the start, to see what the job does then. kill, hang "
+           help="With --simulate: faults to inject, and how long after the start, to see how the job reacts. kill, hang "
                 "or slow and a rank, or node and the rank of a node: kill:5@2s,node:1@3s,hang:2@1s,slow:0@500ms."),
 
     Option(name="nnodes", group=_NODES, metavar="N|MIN:MAX", pet=True, parse=node_parsers.nnodes, example="2",
@@ -160,18 +160,18 @@ OPTIONS: tuple[Option, ...] = (
            example="/opt/venv/bin/python",
            help="The interpreter that has ddplaunch on those hosts. Not given: the same path as here."),
     Option(name="cluster", group=_NODES, metavar="NAME", parse=parsers.one_of(*_CLUSTERS), choices=_CLUSTERS,
-           example="slurm", help="Where the nodes come from, if it is not found out right: static, slurm, kubernetes, mpi, "
+           example="slurm", help="The cluster that the nodes are from, if it is not detected: static, slurm, kubernetes, mpi, "
                                  "pbs, lsf, ssh or local."),
     Option(name="node_rank", group=_NODES, pet=True, parse=parsers.number(0), example="0",
            help="Rank of this node, where you start ddplaunch on each node yourself."),
     Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, parse=node_parsers.host, example="10.0.0.2",
            help="Address of this node for the others."),
     Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=parsers.switch,
-           help="One node, and a port of its own: what ddplaunch does for one node anyway."),
+           help="One node with a free port: the default for one node."),
     Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
            choices=_RENDEZVOUS, example="c10d", help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
     Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, parse=node_parsers.endpoint,
-           example="10.0.0.1:29500", help="Where the nodes meet: an address of node 0."),
+           example="10.0.0.1:29500", help="The endpoint of the rendezvous: an address of node 0."),
     Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
     Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration,
@@ -184,17 +184,17 @@ OPTIONS: tuple[Option, ...] = (
                 "is not."),
     Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from(1),
            write=parsers.write_duration, example="30s",
-           help="A node that is silent for so long is lost: exit status 122, unless MIN nodes are left."),
+           help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
-           help="A file with the secret by which the nodes know each other, where you start ddplaunch on each yourself; "
+           help="A file with the secret that authenticates the nodes, where you start ddplaunch on each yourself; "
                 "or the variable DDPLAUNCH_TOKEN. Over ssh and in Slurm one is made."),
     Option(name="no_control", group=_NODES, is_flag=True, parse=parsers.switch,
-           help="The nodes do not talk to each other: a failure on one does not stop the others."),
+           help="No control channel between the nodes: a failure on one does not stop the others."),
 
     Option(name="run_path", group=_TORCHRUN, is_flag=True, pet=True, parse=parsers.switch,
            no_effect="a script is run as a file anyway", help="SCRIPT is a file's path, even with --no-python."),
     Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
-           example="0.1", no_effect="nothing is polled, the end of a worker is seen at once",
+           example="0.1", no_effect="nothing is polled: ddplaunch is notified when a worker ends",
            help="How often torchrun looks at its workers."),
     Option(name="start_method", group=_TORCHRUN, metavar="NAME", pet=True, parse=parsers.one_of(*_START_METHODS),
            choices=_START_METHODS, example="spawn", no_effect="every worker is a fresh process",

@@ -1,4 +1,4 @@
-"""The secret by which the agents of a job know each other, where the user gave one. It stands in no JobSpec and no message."""
+"""The secret that authenticates the agents of a job, where the user gives one. It is in no JobSpec and no message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
 VARIABLE = "DDPLAUNCH_TOKEN"
-# no secrets, but as private: what a step in Slurm that ddplaunch has started is told besides
-MEETING_PORT = "DDPLAUNCH_MEETING_PORT"  # where its agents meet
-TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # what the batch script has asked for, which is not the step's own number
-_LONGEST = 4096  # bytes; a file that is longer is probably another one
+# not secret, but for agents only as well: set for a Slurm step that ddplaunch starts
+RDZV_PORT = "DDPLAUNCH_RDZV_PORT"  # of the agents' rendezvous
+TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
+_MAX_SIZE = 4096  # bytes; a longer file is probably not a token
 
 
 def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
@@ -20,26 +20,26 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     Raises:
         LaunchError: the file cannot be read or holds no secret, or file and variable hold different ones.
     """
-    said = env.get(VARIABLE, "").strip() or None
+    from_variable = env.get(VARIABLE, "").strip() or None
     origin = spec.origin("token_file")
-    if spec.token_file is None or (said and origin.endswith(".toml")):
-        return said
+    if spec.token_file is None or (from_variable and origin.endswith(".toml")):
+        return from_variable
     asked = spec.asked("token_file", spec.token_file)
-    kept = _read(spec.token_file, asked)
-    if said and said != kept and not origin.startswith("--"):
+    from_file = _read(spec.token_file, asked)
+    if from_variable and from_variable != from_file and not origin.startswith("--"):
         raise LaunchError(f"{asked} and {VARIABLE} hold different secrets", hint="unset one of them")
-    return kept
+    return from_file
 
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that workers may see: all but those that agents have from whoever started them."""
-    return {name: value for name, value in env.items() if name not in (VARIABLE, MEETING_PORT, TASKS_PER_NODE)}
+    """Give the variables that workers may see: all but those that are for agents only."""
+    return {name: value for name, value in env.items() if name not in (VARIABLE, RDZV_PORT, TASKS_PER_NODE)}
 
 
 def _read(path: str, asked: str) -> str:
     try:
         with open(path, "rb") as file:
-            content = file.read(_LONGEST + 1)
+            content = file.read(_MAX_SIZE + 1)
         secret = content.decode().strip()
     except OSError as error:
         raise LaunchError(f"{asked}: {(error.strerror or str(error)).lower()}") from None
@@ -47,6 +47,6 @@ def _read(path: str, asked: str) -> str:
         raise LaunchError(f"{asked}: the file is not UTF-8 text") from None
     if not secret:
         raise LaunchError(f"{asked}: the file is empty", hint="openssl rand -hex 32 > FILE")
-    if len(content) > _LONGEST:
-        raise LaunchError(f"{asked}: the file is longer than {_LONGEST} bytes")
+    if len(content) > _MAX_SIZE:
+        raise LaunchError(f"{asked}: the file is longer than {_MAX_SIZE} bytes")
     return secret

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from ddplaunch.output.streams import Stream
 
-WAIT = 0.25  # seconds a line waits for the other ranks to say the same
-MOST_HELD = 16 * 2**20  # bytes; beyond it the oldest lines no longer wait
+WAIT = 0.25  # seconds a line waits for the same line of other ranks
+MAX_HELD = 16 * 2**20  # bytes; beyond it the oldest lines no longer wait
 
 Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrote this block of whole lines
 
@@ -27,7 +27,7 @@ class Collapse:
     """Lines of all ranks, in order of first appearance, each held until no other rank can join it.
 
     A rank joins the oldest equal line behind its own last one on that stream: so its lines keep their order, and a
-    line that it wrote twice is shown twice. A rank that is already past a line, or has ended, is not waited for.
+    line that it wrote twice is shown twice. A rank that has written a later line, or has ended, is not waited for.
     """
 
     def __init__(self, writers: Iterable[tuple[int, Stream]]) -> None:
@@ -47,7 +47,7 @@ class Collapse:
 
     @property
     def deadline(self) -> float | None:
-        """When flush wants to be called; None: nothing waits."""
+        """When to call flush; None: nothing waits."""
         return self._entries[self._oldest].at + WAIT if self._entries else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float) -> list[Group]:
@@ -96,7 +96,7 @@ class Collapse:
         key: tuple[Stream, list[int]] | None = None
         while self._entries:
             entry = self._entries[self._oldest]
-            if reached[entry.stream] < self._oldest and at < entry.at + WAIT and self._held <= MOST_HELD:
+            if reached[entry.stream] < self._oldest and at < entry.at + WAIT and self._held <= MAX_HELD:
                 break
             self._forget(entry)
             entry.ranks.sort()

@@ -1,7 +1,7 @@
-"""From what the workers of a node write to what the command writes: the console's side of the pipes.
+"""Turns what the workers of a node write into what the console shows.
 
-Pure: bytes and times in, bytes out. It opens, reads and writes no file, decodes nothing, and never holds a line longer
-than it says in `deadline`.
+Pure: bytes and times in, bytes out. It opens, reads and writes no file, decodes nothing, and never holds a line
+beyond `deadline`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
 from ddplaunch.output.prefix import Prefixes
-from ddplaunch.output.streams import Chunks, ShownWorker, Stream, use_colour
+from ddplaunch.output.streams import Chunks, ShownWorker, Stream
 
 if TYPE_CHECKING:
     from ddplaunch.output.collapse import Collapse, Group
 
-__all__ = ["MODES", "Display", "ShownWorker", "Stream", "use_colour"]
-
-MODES = ("prefix", "raw", "collapse", "rank0", "none")
+__all__ = ["Display", "Stream"]
 
 
-class _Untouched:
-    """The only worker on the console, without a prefix: every byte at once, as if it had the console itself."""
+class _RawReader:
+    """The only worker on the console, without a prefix: every byte at once, unchanged."""
 
     __slots__ = ("_close_line", "_midline")
 
     deadline = None
 
     def __init__(self, *, terminal: bool) -> None:
-        self._close_line = terminal  # else our next words, or the shell's, would stand in the worker's last line
+        self._close_line = terminal  # else our next message, or the shell's prompt, would follow the worker's last line
         self._midline = False
 
     def feed(self, data: bytes, at: float) -> bytes:
@@ -45,7 +43,7 @@ class _Untouched:
 
 
 _Writer = tuple[int, Stream]
-_Reader = Lines | LoneLines | _Untouched
+_Reader = Lines | LoneLines | _RawReader
 
 
 class Display:
@@ -70,7 +68,7 @@ class Display:
         template: str | None = None,
         world_size: int | None = None,
     ) -> None:
-        """Show all workers of this node, `ranks`, hidden ones included, in one of MODES.
+        """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
 
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
         replaces the prefix (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE); `world_size` is the job's, None: `ranks` are all.
@@ -81,7 +79,7 @@ class Display:
         self._shown = shown
         self._terminal = terminal
         self._bare = mode in ("raw", "rank0")
-        # what other nodes show may stand on the same console, so one worker here need not be alone there
+        # other nodes may share the console, so a single worker of this node need not be the only one there
         here = world_size is None or len(ranks) >= world_size
         self._alone = len(shown) == 1 and (mode == "rank0" or here)
         self._streams: dict[_Writer, _Reader] = {}
@@ -112,7 +110,7 @@ class Display:
         reader = self._reader(rank, stream)
         if reader is None:
             return []
-        del self._streams[rank, stream]  # a worker that is started again gets a new one
+        del self._streams[rank, stream]  # a restarted worker gets a new one
         self._waiting.pop((rank, stream), None)
         chunks = self._show(rank, stream, reader.end(), at)
         if self._collapse is not None:
@@ -120,7 +118,7 @@ class Display:
         return chunks
 
     def deadline(self) -> float | None:
-        """When flush wants to be called, monotonic seconds; None: not before the next feed."""
+        """When to call flush, monotonic seconds; None: not before the next feed."""
         times = [at for reader in self._waiting.values() if (at := reader.deadline) is not None]
         if self._collapse is not None and self._collapse.deadline is not None:
             times.append(self._collapse.deadline)
@@ -144,7 +142,7 @@ class Display:
             if not self._alone:
                 reader = Lines()
             elif self._bare:
-                reader = _Untouched(terminal=stream in self._terminal)
+                reader = _RawReader(terminal=stream in self._terminal)
             else:
                 reader = LoneLines(self._prefixes[stream].of((rank,)))
             self._streams[rank, stream] = reader

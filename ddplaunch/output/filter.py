@@ -1,4 +1,4 @@
-"""The lines of a stream that hold one of some words, as torchrun's --duplicate-stdout-filters copies them to a file."""
+"""The lines of a stream that contain a given text, as torchrun's --duplicate-stdout-filters copies them to a file. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class LineFilter:
-    """Let through the lines that contain any needle; case counts, no patterns.
+    """Pass on the lines that contain any needle; case-sensitive, no patterns.
 
     As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
     carriage return ends a line too, and each line comes out with a newline.

@@ -1,12 +1,12 @@
-"""From what one stream of a worker wrote, in pieces of any size, to whole lines. Works on bytes; decodes nothing."""
+"""Joins what one stream of a worker wrote, in pieces of any size, into whole lines. Works on bytes; decodes nothing."""
 
 from __future__ import annotations
 
 from ddplaunch.output.prefix import RESET, Prefix
 from ddplaunch.output.screen import Screen, moves, split_unfinished
 
-LONGEST = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
-UPDATE_INTERVAL = 10.0  # seconds between two looks at a progress bar that has not ended
+MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
+UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 
 
@@ -14,7 +14,7 @@ class Lines:
     """One stream among several on the same console: gives out whole lines only.
 
     Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
-    lasts is shown as a line each UPDATE_INTERVAL at most, so that people see it move.
+    has not ended is shown as a line each UPDATE_INTERVAL at most, if it moves.
     """
 
     __slots__ = ("_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
@@ -28,7 +28,7 @@ class Lines:
 
     @property
     def deadline(self) -> float | None:
-        """When flush wants to be called; None: not before the next feed."""
+        """When to call flush; None: not before the next feed."""
         return min((at for at in (self._settle_at, self._update_at) if at is not None), default=None)
 
     def feed(self, data: bytes, at: float) -> bytes:
@@ -41,7 +41,7 @@ class Lines:
         end = data.rfind(b"\n") + 1
         whole = self._take() + data[:end] if end and self._rest else data[:end]
         self._rest += data[end:]
-        return whole if len(self._rest) <= LONGEST else whole + self._take() + b"\n"
+        return whole if len(self._rest) <= MAX_LINE else whole + self._take() + b"\n"
 
     def _take(self) -> bytes:
         text = bytes(self._rest)
@@ -51,7 +51,7 @@ class Lines:
     def _draw(self, data: bytes, at: float) -> bytes:
         screen = self._screen or Screen()
         block = screen.feed(self._take() + data)
-        if screen.longest > LONGEST:
+        if screen.longest > MAX_LINE:
             block += screen.end()
             screen = Screen()
         if not screen.holds_lines:
@@ -81,8 +81,8 @@ class Lines:
             if not self._screen.drawing:
                 self._update_at = None
         if self._update_at is not None and at >= self._update_at:
-            self._update_at = None  # until the bar moves: one that stands still is told once
-            block += self._screen.glance()
+            self._update_at = None  # until the bar moves: one that does not is shown once
+            block += self._screen.snapshot()
         self._keep(self._screen)
         return block
 
@@ -96,7 +96,7 @@ class Lines:
 
 
 class LoneLines:
-    """The only worker on the console, with a prefix: whole lines, but a progress bar passes at once and stays a bar."""
+    """The only worker on the console, with a prefix: whole lines, but a progress bar is passed on at once and stays a bar."""
 
     __slots__ = ("_before", "_between", "_open", "_rest", "_unfinished")
 
@@ -105,7 +105,7 @@ class LoneLines:
     def __init__(self, prefix: Prefix) -> None:
         """Give each line this prefix, and each state of a bar."""
         self._before = prefix.text
-        # a part that has passed cannot be looked at again for colours left on, so each line ends them
+        # a part that was passed on cannot be searched for colours left on, so each line resets them
         self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text
         self._rest = bytearray()  # of the line that has not ended, as long as it has no carriage return
         self._open = False  # a part of the line has been passed on
@@ -115,7 +115,7 @@ class LoneLines:
         """Take a piece; return what is to be written."""
         data, self._unfinished = split_unfinished(self._unfinished + data)
         data = data.replace(b"\r\n", b"\n")
-        at_once = self._open or b"\r" in data or len(self._rest) + len(data) > LONGEST
+        at_once = self._open or b"\r" in data or len(self._rest) + len(data) > MAX_LINE
         end = len(data) if at_once else data.rfind(b"\n") + 1
         if not end:
             self._rest += data

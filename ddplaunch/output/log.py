@@ -1,7 +1,7 @@
-"""One worker's log file with an upper size: the beginning and the end stay, the middle goes.
+"""One worker's log file with an upper size: the beginning and the end are kept, the middle is dropped.
 
 Nothing is buffered here: what `write` took is in the file, even if this process is killed the moment after. It never
-raises for what the system says: a log that cannot be written any more keeps the reason in `error` and takes no more.
+raises OSError: a log that cannot be written any more keeps the reason in `error` and takes no more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _File:
         self.midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
 
     def append(self, data: bytes) -> None:
-        """Write all of it; after an OSError `size` says how far it came."""
+        """Write all of it; after an OSError `size` tells how much was written."""
         view = memoryview(data)
         while view:
             written = os.write(self.fd, view)
@@ -42,14 +42,14 @@ class _File:
         return start if self.size and not self.midline else start + max(0, room)
 
     def remove(self) -> None:
-        """Close and unlink, whether or not somebody else removed the name."""
+        """Close and unlink, if the name still exists."""
         os.close(self.fd)
         with suppress(FileNotFoundError):
             os.unlink(self.path)
 
 
 class BoundedLog:
-    """A log of at most `limit` bytes, plus a line that says how many are missing.
+    """A log of at most `limit` bytes, plus a line with the number of those left out.
 
     The first half of the limit goes to the file itself, what follows to segments beside it, PATH.tail-1, PATH.tail-2
     and so on, each at most a sixth of the limit; only the last two exist. `close` appends them to the file: so
@@ -107,7 +107,7 @@ class BoundedLog:
         self._files.append(_File(f"{self.path}.tail-{self._segments}"))
 
     def close(self) -> None:
-        """Bring the end back into the file, and say what is missing where."""
+        """Append the segments to the file, and note what is missing where."""
         try:
             self._join()
         except OSError as error:  # segments that could not be joined stay where they are

@@ -1,4 +1,4 @@
-"""The words before a worker's line: whose line it is, in which colour. Knows whole lines only; decodes nothing."""
+"""The prefix of a worker's line: its rank, in its colour. Knows whole lines only; decodes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HUES = ("36", "35", "32", "94", "33", "95")
 STYLES = _HUES + tuple(f"4;{hue}" for hue in _HUES)
 SEVERAL = "1"  # bold: a line of several ranks has no colour of its own
 
-_REMEMBERED = 1024  # prefixes of groups of ranks; a job that makes more of them computes some anew
+_MAX_CACHED = 1024  # prefixes of groups of ranks; a job that makes more of them computes some anew
 
 
 class Prefix:
@@ -25,8 +25,8 @@ class Prefix:
     __slots__ = ("_next", "coloured", "text")
 
     def __init__(self, text: bytes, style: str | None = None) -> None:
-        """Take the text as it stands; `style` is an SGR code, None: no colour."""
-        # the reset comes first so that whatever came before, also from elsewhere, cannot colour the prefix
+        """Take the text unchanged; `style` is an SGR code, None: no colour."""
+        # the reset comes first so that no earlier output can colour the prefix
         self.text = text if style is None else b"\x1b[0;%bm%b%b" % (style.encode(), text, RESET)
         self._next = b"\n" + self.text
         self.coloured = style is not None
@@ -34,7 +34,7 @@ class Prefix:
     def add(self, block: bytes) -> bytes:
         """Put the prefix before each line of a block of whole lines; each ends with a newline."""
         if self.coloured and ESCAPE in block:
-            # a colour that the worker left on would run into our next words or the shell's prompt
+            # a colour that the worker left on would colour our next message or the shell's prompt
             lines = [line + RESET if ESCAPE in line else line for line in block[:-1].split(b"\n")]
             return b"".join((self.text, self._next.join(lines), b"\n"))
         return b"".join((self.text, block[:-1].replace(b"\n", self._next), b"\n"))
@@ -43,7 +43,7 @@ class Prefix:
 class Prefixes:
     """The prefixes of a job on one stream, for any group of its ranks.
 
-    Texts behind prefixes begin in one column: the padding stands after the bracket, so that `[3] ` finds rank 3
+    Texts behind prefixes begin in one column: the padding is after the bracket, so that `[3] ` finds rank 3
     in a job of any size. A template makes the text alone, without padding, as torchrun's
     TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE does (string.Template; role_name, rank, local_rank; unknown names stay;
     empty: none).
@@ -64,7 +64,7 @@ class Prefixes:
         """The prefix of these ranks; ascending."""
         found = self._made.get(ranks)
         if found is None:
-            if len(self._made) >= _REMEMBERED:
+            if len(self._made) >= _MAX_CACHED:
                 self._made.clear()
             found = self._made[ranks] = self._make(ranks)
         return found
@@ -76,9 +76,7 @@ class Prefixes:
     def _text(self, ranks: tuple[int, ...]) -> str:
         if not self._template:
             return f"[{compress(ranks)}]".ljust(self._width) + " "
-        from string import (
-            Template,  # builds regular expressions that a job without a template never needs
-        )
+        from string import Template  # compiles regular expressions that few jobs need
 
         return Template(self._template).safe_substitute(
             role_name=self._workers[ranks[0]].role,

@@ -1,4 +1,4 @@
-"""What a terminal would show of a worker that redraws its lines: a few rows and a cursor, as progress bars use them.
+"""A terminal for a worker that redraws its lines: a few rows and a cursor, as progress bars use them.
 
 Understands carriage return, newline, cursor up, and erase; drops the other movements; keeps colours. It does not know
 columns: text after a carriage return replaces the row.
@@ -14,7 +14,7 @@ _TOKEN = rb"(\r|\n|" + _CSI + rb")"
 _UNFINISHED = rb"(?:\r|\x1b(?:\[[0-9;?]{0,16})?)\Z"
 _UNFINISHED_LENGTH = 18  # bytes of the longest
 
-_DEEPEST = 32  # rows; nobody nests more bars, and each row above the cursor holds a line back
+_MAX_ROWS = 32  # programs do not nest more bars, and each row above the cursor holds a line back
 
 
 def moves(data: bytes) -> bool:
@@ -23,7 +23,7 @@ def moves(data: bytes) -> bool:
 
 
 def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
-    """Cut off a carriage return or an escape sequence at the very end: what comes next decides what it means."""
+    """Cut off a carriage return or an escape sequence at the very end: its meaning depends on what follows."""
     end = data[-_UNFINISHED_LENGTH:]
     if b"\r" not in end and b"\x1b" not in end:
         return data, b""
@@ -50,7 +50,7 @@ class Screen:
 
     @property
     def drawing(self) -> bool:
-        """Whether there is a bar whose progress may be told."""
+        """Whether there is a bar whose progress may be shown."""
         return self._drawing
 
     @property
@@ -105,23 +105,23 @@ class Screen:
         if kind in b"AF":
             up = int(argument) if argument.isdigit() else 1
             self._climbed += up
-            self._depth = min(max(self._depth, self._climbed), _DEEPEST)
+            self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
             self._row = max(0, self._row - up)
             self._at_start = True
         elif kind == b"J" or (kind == b"K" and (argument == b"2" or self._at_start)):
             self._rows[self._row].clear()
 
     def settle(self) -> bytes:
-        """Make lines of the rows above the cursor: it did not come back in time, so the bars were left."""
+        """Make lines of the rows above the cursor: it did not come back in time, so the bars are complete."""
         lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._row])
         del self._rows[: self._row]
         self._row = self._depth = 0
         if self._at_start and not self._rows[0].strip():
-            self._rows[0].clear()  # what an erased bar left: spaces
+            self._rows[0].clear()  # spaces, from erasing a bar
             self._drawing = False
         return lines
 
-    def glance(self) -> bytes:
+    def snapshot(self) -> bytes:
         """The lowest row of the bar as a line, empty if the bar is erased."""
         row = next((row for row in reversed(self._rows[self._row :]) if row.strip()), b"")
         return bytes(row) + b"\n" if row else b""

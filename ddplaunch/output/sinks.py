@@ -1,13 +1,14 @@
-"""Where a worker's bytes go: its log, the end of it kept for the failure report, and the display."""
+"""Writes a worker's bytes to its log, its last part kept for the failure report, and to the display."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ddplaunch.output.display import Display, Stream
+from ddplaunch.output.display import Display
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.output.prefix import Prefix
+from ddplaunch.output.streams import Stream
 
 if TYPE_CHECKING:
     from ddplaunch.output.filter import LineFilter
@@ -63,7 +64,7 @@ class Output:
         self._show(self._display.feed(rank, stream, data, at))
 
     def ended(self, rank: int, stream: Stream, at: float) -> None:
-        """Take note that nothing more will come."""
+        """Note that the stream has ended."""
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
@@ -97,7 +98,7 @@ class Output:
 
     @property
     def deadline(self) -> float | None:
-        """When the display wants to show what it holds back."""
+        """When to call flush."""
         return self._display.deadline()
 
     def flush(self, at: float) -> None:

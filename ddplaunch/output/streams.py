@@ -23,7 +23,7 @@ Chunks = list[tuple[Stream, bytes]]  # what to write where, in this order
 
 @record(kw_only=True)
 class ShownWorker:
-    """A worker of this node as the console knows it."""
+    """A worker of this node as the console shows it."""
 
     rank: int
     local_rank: int
@@ -33,14 +33,14 @@ class ShownWorker:
 
 @record(kw_only=True)
 class Screen:
-    """What the command's output goes to, here or where it was typed."""
+    """The streams of the command's console: which are terminals, which get colours."""
 
     terminals: frozenset[Stream]
     colour: frozenset[Stream]
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Screen:
-        """Look at our own stdout and stderr."""
+        """Inspect our own stdout and stderr."""
         terminals = frozenset(stream for stream, fd in ((Stream.OUT, 1), (Stream.ERR, 2)) if os.isatty(fd))
         return cls(
             terminals=terminals,

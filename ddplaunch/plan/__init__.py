@@ -1,4 +1,4 @@
-"""PLAN: the decided job, as values. `plan/make.py` makes it, `ddplaunch plan` shows it, the agent obeys it."""
+"""PLAN: the decided job, as values. `make.py` makes it, `ddplaunch plan` shows it, the agent carries it out. Starts nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WorkerPlan:
     """One worker before it is started: who it is, what it runs and what it owns.
 
     `variables` is what ddplaunch sets for the whole job; `plan/variables.py` adds what each generation sets.
-    The caller's environment lies below both.
+    Both override the caller's environment.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Plan:
     interpreter: str | None  # that runs the program; None: it is no Python program
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
     requeues: int = 0  # how often the cluster has started this job again
-    reasons: Mapping[str, str] = NOTHING  # decided value -> why, in words
+    reasons: Mapping[str, str] = NOTHING  # decided value -> why
     notes: tuple[str, ...] = ()  # what a reader of the plan should know
 
     @property

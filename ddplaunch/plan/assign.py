@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddplaunch.cluster import Task
 from ddplaunch.devices import Device, Hardware
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
@@ -21,11 +21,11 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
     """
     if each := spec.gpus_per_worker:
         if workers * each > len(devices):
-            raise too_few(spec, workers, devices)
+            raise too_few_devices(spec, workers, devices)
         return tuple(tuple(devices[i * each : (i + 1) * each]) for i in range(workers))
     if sharing := spec.workers_per_gpu:
         if workers > sharing * len(devices):
-            raise _toomany(spec, workers, devices)
+            raise _too_many_workers(spec, workers, devices)
         return tuple((devices[i // sharing],) for i in range(workers))
     # a job for the CPUs touches no accelerator
     if not devices or spec.nproc_per_node == "cpu":
@@ -36,15 +36,15 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
 def of_task(task: Task, devices: Sequence[Device]) -> Owned:
     """Give the one worker of a command that was started for each rank its device.
 
-    Where the cluster shows each command its own devices only, the local rank counts on and says nothing.
+    Where the cluster shows each command its own devices only, the local rank is not an index of them.
     """
     if not devices:
         return ((),)
     return ((devices[task.local_rank % len(devices)],),) if len(devices) > 1 else ((devices[0],),)
 
 
-def too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
-    """Say that there are not enough devices for --gpus-per-worker."""
+def too_few_devices(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+    """Make the error that there are not enough devices for --gpus-per-worker."""
     each = spec.gpus_per_worker or 1
     fit = len(devices) // each
     hint = f"--gpus-per-worker {len(devices)}" if devices else "leave --gpus-per-worker out"
@@ -54,7 +54,7 @@ def too_few(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchErr
     )
 
 
-def _toomany(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
+def _too_many_workers(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchError:
     sharing = spec.workers_per_gpu or 1
     return LaunchError(
         f"{spec.asked('workers_per_gpu', sharing)}: {_need(workers, -(-workers // sharing), devices)}",
@@ -62,15 +62,10 @@ def _toomany(spec: JobSpec, workers: int, devices: Sequence[Device]) -> LaunchEr
     )
 
 
-def _need(workers: int, devices: int, there: Sequence[Device]) -> str:
+def _need(workers: int, needed: int, devices: Sequence[Device]) -> str:
     need = "needs" if workers == 1 else "need"
-    have = f"only {len(there)}" if there else "none"
-    return f"{many(workers, 'worker')} {need} {many(devices, 'GPU')}, but the job has {have}"
-
-
-def many(number: int, noun: str) -> str:
-    """Write a number with its noun."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    have = f"only {len(devices)}" if devices else "none"
+    return f"{count(workers, 'worker')} {need} {count(needed, 'GPU')}, but the job has {have}"
 
 
 def simulated(devices: Sequence[Device], place: int, nodes: int, how: str | None) -> tuple[Device, ...]:
@@ -81,11 +76,11 @@ def simulated(devices: Sequence[Device], place: int, nodes: int, how: str | None
     return tuple(devices[place * size : (place + 1) * size])
 
 
-def around(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:
+def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:
     """Give the devices of all commands that share the CPUs of this one, by local rank; None: they are its own.
 
     A cluster that binds each to CPUs of its own leaves it fewer than all of them have together. A command that is not shown
-    the devices of the others gives none to anybody.
+    the devices of the others assigns none.
     """
     together = min((number for number in (task.node_cpus, hardware.machine_cpus) if number), default=0)
     if len(hardware.cpus) < together:

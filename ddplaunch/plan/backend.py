@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from ddplaunch.devices import Device
 from ddplaunch.devices.torch_build import TorchBuild
+from ddplaunch.errors import count
 
 
 def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple[str, str]:
-    """Give the backend that `auto` stands for and the reason in words.
+    """Give the backend that `auto` stands for and the reason.
 
     `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
     """
-    cards = [{_card(device) for device in own} for own in owned]
-    different = len(set().union(*cards))
+    gpus = [{_gpu(device) for device in own} for own in owned]
+    different = len(set().union(*gpus))
     if not different:
         return "gloo", "no accelerator"
     if not all(owned):
@@ -22,8 +23,8 @@ def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple
     kind = owned[0][0].kind
     if build is not None and (missing := cannot_use(build, kind)):
         return "gloo", missing
-    if sum(map(len, cards)) > different:
-        sharing = f"{len(owned)} workers share {_count(different, kind)}"
+    if sum(map(len, gpus)) > different:
+        sharing = f"{len(owned)} workers share {count(different, 'GPU' if kind == 'cuda' else 'device')}"
         return "gloo", f"{sharing}, which NCCL refuses" if kind == "cuda" else sharing
     if kind == "xpu":
         return "xccl", "every worker has an Intel GPU of its own"
@@ -33,7 +34,7 @@ def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple
 
 
 def cannot_use(build: TorchBuild, kind: str) -> str | None:
-    """Say why a torch that was built so cannot use devices of this kind; None if it can."""
+    """Give the reason why a torch that was built so cannot use devices of this kind; None if it can."""
     if not (build.cuda or build.hip or build.xpu):
         return f"torch {build.version} is a CPU build"
     if not (build.xpu if kind == "xpu" else build.cuda or build.hip):
@@ -41,11 +42,6 @@ def cannot_use(build: TorchBuild, kind: str) -> str | None:
     return None
 
 
-def _card(device: Device) -> str:
+def _gpu(device: Device) -> str:
     """What NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
     return device.pci or device.token if device.is_mig else device.token
-
-
-def _count(number: int, kind: str) -> str:
-    noun = "GPU" if kind == "cuda" else "device"
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -7,13 +7,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
 from ddplaunch.devices import Core, Device
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.record import record, replace
 
 TORCHRUN_MODES = ("node", "socket", "exclusive", "core-complex")
 
 Owned = Sequence[Sequence[Device]]
-Homes = Mapping[Device, int]  # the NUMA node near a device, by device index; without those that have none here
+NumaNodes = Mapping[Device, int]  # of each device, by device index; without devices that are near no allowed CPU
 Share = list[Core]  # the cores of one worker or device; a core of one CPU may stand for one hardware thread
 
 
@@ -31,10 +31,10 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
     `owned[i]` are the devices of local worker i; `cores` hold only the CPUs that we are allowed to use.
 
     none          not bound
-    cores         an equal share, all its own, of the cores near its devices: whole cores if there are enough
+    cores         an equal, disjoint share of the cores near its devices: whole cores if there are enough
     numa, node    all CPUs of the NUMA nodes near its devices
     socket        all CPUs of the sockets of these nodes
-    exclusive     as cores, but a node is shared out to all of `all_devices` near it, used by the job or not
+    exclusive     as cores, but a node is divided among all of `all_devices` near it, used by the job or not
     core-complex  all CPUs that share one last-level cache on that node, another one for each device
 
     Under node, socket, exclusive and core-complex a worker with one device gets what torchrun gives it
@@ -42,7 +42,7 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
     over the nodes, sockets, cores (exclusive) or core complexes; so are those near whose devices no CPU is allowed.
 
     Raises:
-        LaunchError: fewer CPUs than workers that want their own, or the cores are not known.
+        LaunchError: fewer CPUs than workers that need their own, or the cores are not known.
     """
     if mode == "none":
         return Binding(cpus=((),) * len(owned))
@@ -53,55 +53,51 @@ def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequenc
     cores = sorted(cores, key=lambda core: (core.numa_node, core.package, core.cache, core.cpus))
     used = set(chain.from_iterable(owned))
     devices = sorted(used | set(all_devices), key=lambda device: device.index)
-    homes, notes = _place(devices, cores, used, guess=mode in TORCHRUN_MODES)
+    numa_nodes, notes = _place(devices, cores, used, guess=mode in TORCHRUN_MODES)
     if mode == "exclusive" and all(owned):
-        shares = _exclusive(flag, owned, cores, homes)
+        shares = _exclusive(flag, owned, cores, numa_nodes)
     elif mode in ("cores", "exclusive"):
-        shares, more = _disjoint(flag, owned, cores, homes)
+        shares, more = _disjoint(flag, owned, cores, numa_nodes)
         notes += more
     else:
-        shares = _whole(mode, owned, cores, homes)
+        shares = _whole(mode, owned, cores, numa_nodes)
     cpus = tuple(tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in shares)
     return Binding(cpus=cpus, notes=tuple(notes))
 
 
 def _place(
     devices: Iterable[Device], cores: Sequence[Core], used: Container[Device], *, guess: bool
-) -> tuple[Homes, list[str]]:
-    """Find the NUMA node near each device, of those with allowed CPUs; `guess` node 0 where nothing tells."""
+) -> tuple[NumaNodes, list[str]]:
+    """Find the NUMA node near each device, of those with allowed CPUs; `guess` node 0 where it is unknown."""
     nodes = {core.numa_node for core in cores}
     guess = guess and 0 in nodes
-    homes: dict[Device, int] = {}
+    numa_nodes: dict[Device, int] = {}
     away, unknown = [], []
     for device in devices:
         near = {core.numa_node for core in cores if not set(device.cpus).isdisjoint(core.cpus)}
         if device.cpus and not near:
             away.append(device)
             continue
-        # Linux calls every CPU near a device whose node it does not know (pci_dev_show_local_cpu in pci-sysfs.c)
+        # Linux lists all CPUs for a device whose node it does not know (pci_dev_show_local_cpu in pci-sysfs.c)
         candidates = near or nodes
         if len(candidates) == 1:
-            (homes[device],) = candidates
+            (numa_nodes[device],) = candidates
             continue
         unknown.append(device)
         if guess:
-            homes[device] = 0
+            numa_nodes[device] = 0
     notes = []
     if names := _names(away, used):
         allowed = _threads(cores)
-        notes.append(f"no CPU near {names} is among the {_count(allowed, 'CPU')} allowed here: others are used")
+        notes.append(f"no CPU near {names} is among the {count(allowed, 'CPU')} allowed here: others are used")
     if names := _names(unknown, used):
         instead = "NUMA node 0 is used, as torchrun does" if guess else "any of the allowed are used"
         notes.append(f"which CPUs are near {names} is not known: {instead}")
-    return homes, notes
+    return numa_nodes, notes
 
 
 def _names(devices: Iterable[Device], used: Container[Device]) -> str:
     return ", ".join(str(device) for device in devices if device in used)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _without(flag: str) -> str:
@@ -111,7 +107,7 @@ def _without(flag: str) -> str:
 # whole NUMA nodes, sockets, core complexes
 
 
-def _whole(mode: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> list[Share]:
+def _whole(mode: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
     def part(core: Core) -> tuple[int, ...]:
         match mode:
             case "numa" | "node":
@@ -126,22 +122,22 @@ def _whole(mode: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> list
 
     shares = []
     for local_rank, own in enumerate(owned):
-        placed = [device for device in own if device in homes]
+        placed = [device for device in own if device in numa_nodes]
         if not placed:
             parts = {part(cores[local_rank * len(cores) // len(owned)])}
         elif mode == "core-complex":
-            parts = {_complex(device, cores, homes) for device in placed}
+            parts = {_complex(device, cores, numa_nodes) for device in placed}
         else:
-            nodes = {homes[device] for device in placed}
+            nodes = {numa_nodes[device] for device in placed}
             parts = {part(core) for core in cores if core.numa_node in nodes}
         shares.append([core for core in cores if part(core) in parts])
     return shares
 
 
-def _complex(device: Device, cores: Iterable[Core], homes: Homes) -> tuple[int, int]:
+def _complex(device: Device, cores: Iterable[Core], numa_nodes: NumaNodes) -> tuple[int, int]:
     """The i-th device of a node gets its i-th largest cache, by allowed CPUs, and so on in turn."""
-    node = homes[device]
-    neighbours = [other for other, home in homes.items() if home == node]
+    node = numa_nodes[device]
+    neighbours = [other for other, numa_node in numa_nodes.items() if numa_node == node]
     sizes: Counter[int] = Counter()
     for core in cores:
         if core.numa_node == node:
@@ -150,32 +146,32 @@ def _complex(device: Device, cores: Iterable[Core], homes: Homes) -> tuple[int, 
     return node, ranked[neighbours.index(device) % len(ranked)]
 
 
-# shares of one's own
+# disjoint shares
 
 
-def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> tuple[list[Share], list[str]]:
-    """Share each node out to the workers whose devices are near it; without such, all cores to all workers."""
-    claims = [{homes[device] for device in own if device in homes} for own in owned]
+def _disjoint(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> tuple[list[Share], list[str]]:
+    """Divide each node among the workers whose devices are near it; without such, all cores among all workers."""
+    claims = [{numa_nodes[device] for device in own if device in numa_nodes} for own in owned]
     if not any(claims):
         return _spread(flag, cores, len(owned)), []
-    _settle(claims, cores)
-    crowded = _crowded(claims, cores)
-    if crowded is None:
+    _assign_unclaimed(claims, cores)
+    oversubscribed = _oversubscribed(claims, cores)
+    if oversubscribed is None:
         return _by_node(claims, cores), []
-    node, workers, cpus = crowded
+    node, workers, cpus = oversubscribed
     note = (
-        f"{workers} workers share NUMA node {node}, of which the job may use only {_count(cpus, 'CPU')}: "
-        "all allowed cores are shared out evenly instead"
+        f"{workers} workers share NUMA node {node}, of which the job may use only {count(cpus, 'CPU')}: "
+        "all allowed cores are divided evenly instead"
     )
     return _spread(flag, cores, len(owned)), [note]
 
 
-def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> list[Share]:
-    """Share each node out to the devices near it, then what a device got to the workers that own it."""
+def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaNodes) -> list[Share]:
+    """Divide each node among the devices near it, then the share of a device among the workers that own it."""
     # a device that has no node here and that no worker uses gets nothing
-    devices = list(dict.fromkeys(chain(homes, *owned)))
-    claims = [{homes[device]} if device in homes else set() for device in devices]
-    _settle(claims, cores)
+    devices = list(dict.fromkeys(chain(numa_nodes, *owned)))
+    claims = [{numa_nodes[device]} if device in numa_nodes else set() for device in devices]
+    _assign_unclaimed(claims, cores)
     # torchrun cuts a node in the order of its CPU numbers
     cores = sorted(cores, key=lambda core: core.cpus)
     shares: list[Share] = [[] for _ in owned]
@@ -183,8 +179,8 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> 
         owners = [local_rank for local_rank, own in enumerate(owned) if device in own]
         if _threads(share) < len(owners):
             raise LaunchError(
-                f"{flag}: {device} gets {_count(_threads(share), 'CPU')} of those near it, "
-                f"too few for its {_count(len(owners), 'worker')}",
+                f"{flag}: {device} gets {count(_threads(share), 'CPU')} of those near it, "
+                f"too few for its {count(len(owners), 'worker')}",
                 hint="--numa-binding node",
             )
         if owners:
@@ -193,22 +189,22 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], homes: Homes) -> 
     return shares
 
 
-def _settle(claims: Sequence[set[int]], cores: Iterable[Core]) -> None:
-    """Let who claims no node claim the one with the most cores for each."""
+def _assign_unclaimed(claims: Sequence[set[int]], cores: Iterable[Core]) -> None:
+    """Give each claim without a node the one with the most cores per claim."""
     sizes = Counter(core.numa_node for core in cores)
-    crowd = Counter(chain.from_iterable(claims))
+    demand = Counter(chain.from_iterable(claims))
     for claim in claims:
         if not claim:
-            claim.add(max(sizes, key=lambda node: sizes[node] / (crowd[node] + 1)))
-            crowd.update(claim)
+            claim.add(max(sizes, key=lambda node: sizes[node] / (demand[node] + 1)))
+            demand.update(claim)
 
 
-def _crowded(claims: Iterable[set[int]], cores: Sequence[Core]) -> tuple[int, int, int] | None:
+def _oversubscribed(claims: Iterable[set[int]], cores: Sequence[Core]) -> tuple[int, int, int] | None:
     """A node with more claims than CPUs: the node, its claims, its CPUs."""
-    for node, count in Counter(chain.from_iterable(claims)).items():
+    for node, wanted in Counter(chain.from_iterable(claims)).items():
         cpus = _threads([core for core in cores if core.numa_node == node])
-        if cpus < count:
-            return node, count, cpus
+        if cpus < wanted:
+            return node, wanted, cpus
     return None
 
 
@@ -227,19 +223,21 @@ def _spread(flag: str, cores: Sequence[Core], workers: int) -> list[Share]:
     cpus = _threads(cores)
     if cpus < workers:
         raise LaunchError(
-            f"{flag}: {workers} workers need CPUs of their own, but the job may use only {_count(cpus, 'CPU')}",
+            f"{flag}: {workers} workers need CPUs of their own, but the job may use only {count(cpus, 'CPU')}",
             hint=_without(flag),
         )
     units = _units(cores, workers)
     pools = [[unit for unit in units if unit.numa_node == node] for node in sorted({unit.numa_node for unit in units})]
     each = len(units) // workers
-    least = [-(-len(pool) // (each + 1)) for pool in pools]
-    most = [len(pool) // each for pool in pools]
-    spare = workers - sum(least)
-    if any(low > high for low, high in zip(least, most, strict=True)) or not 0 <= spare <= sum(most) - sum(least):
+    lowest = [-(-len(pool) // (each + 1)) for pool in pools]
+    highest = [len(pool) // each for pool in pools]
+    spare = workers - sum(lowest)
+    if any(low > high for low, high in zip(lowest, highest, strict=True)) or not 0 <= spare <= sum(highest) - sum(
+        lowest
+    ):
         return _cut(units, workers)
     shares = []
-    for pool, low, high in zip(pools, least, most, strict=True):
+    for pool, low, high in zip(pools, lowest, highest, strict=True):
         extra = min(spare, high - low)
         spare -= extra
         shares += _cut(pool, low + extra)
@@ -255,7 +253,7 @@ def _cut(cores: Sequence[Core], parts: int) -> list[Share]:
 
 
 def _units(cores: Sequence[Core], parts: int) -> list[Core]:
-    """What is shared out: whole cores, or single hardware threads if there are fewer cores than parts."""
+    """The units to divide: whole cores, or single hardware threads if there are fewer cores than parts."""
     if len(cores) >= parts:
         return list(cores)
     return [replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus]

@@ -1,11 +1,11 @@
-"""Makes the plan of a job. Pure: what the machine has comes in as `Node`, nothing is looked up here."""
+"""Makes the plan of a job. Pure: what the machine has comes in as `Node`, nothing is inspected here."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.cluster import Allocation, Task
+from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
@@ -50,15 +50,15 @@ def make_plan(
     world_size = sum(seat.workers for seat in seats)
     task = allocation.task
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
-    how, pin_reason = pin.choose(spec, owned)
-    crowd = _crowd(task, node) or owned
-    bound, binding_notes = _bind(spec, crowd, node)
-    cpus = bound if task is None or crowd is owned else (bound[task.local_rank],)
+    pin_mode, pin_reason = pin.choose(spec, owned)
+    sharing = (task and assign.sharing_workers(task, node.hardware, node.devices)) or owned
+    bound, binding_notes = _bind(spec, sharing, node)
+    cpus = bound if task is None or sharing is owned else (bound[task.local_rank],)
     caller = {**node.env, **dict(spec.env)}
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
-    own_cpus = [len(its) for its in bound] if _exclusive(spec) else []
-    usable = min([node.hardware.usable_cpus, *(len(crowd) * number for number in own_cpus)])
-    omp, threads_reason = threads(usable, len(crowd), asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
+    own_cpus = [len(share) for share in bound] if _exclusive(spec) else []
+    usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
+    omp, threads_reason = threads(usable, len(sharing), asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
     if spec.threads is not None:
         threads_reason = spec.origin("threads")
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
@@ -72,8 +72,8 @@ def make_plan(
     plans = []
     for index, rank in enumerate(ranks):
         local_rank = index if task is None else task.local_rank
-        mine, own = pin.place(spec, how, owned[index], node.devices, node.hardware)
-        standing = variables.of_place(
+        mine, own = pin.place(spec, pin_mode, owned[index], node.devices, node.hardware)
+        identity = variables.of_place(
             rank=rank,
             local_rank=local_rank,
             world_size=world_size,
@@ -83,7 +83,7 @@ def make_plan(
             role=spec.role,
         )
         if spec.virtual_local_rank:
-            standing["LOCAL_RANK"] = "0"
+            identity["LOCAL_RANK"] = "0"
         plans.append(
             WorkerPlan(
                 rank=rank,
@@ -95,7 +95,7 @@ def make_plan(
                     **common,
                     **shares[index],
                     **own,
-                    **standing,
+                    **identity,
                     **_no_debugger(spec, caller, rank),
                     "DDPLAUNCH_DEVICE": mine,
                 },
@@ -116,7 +116,7 @@ def make_plan(
         master_port=allocation.port or None,
         init_method=_init_method(spec),
         backend=chosen_backend,
-        pin=how,
+        pin=pin_mode,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
         requeues=allocation.requeues,
@@ -135,7 +135,7 @@ def make_plan(
             *node.hardware.notes,
             *_unusable(owned, node.build),
             *binding_notes,
-            *pin.notes(spec, how, owned),
+            *pin.notes(spec, pin_mode, owned),
         ),
     )
 
@@ -143,7 +143,7 @@ def make_plan(
 def _shares(
     spec: JobSpec, owned: assign.Owned, allocation: Allocation, node: Node, caller: Mapping[str, str]
 ) -> Sequence[Mapping[str, str]]:
-    """What bounds each worker's part of a GPU that several share by MPS."""
+    """Give the variables that limit each worker's part of a GPU that several share by MPS."""
     if not spec.mps:
         return [NOTHING] * len(owned)
     from ddplaunch.plan import mps  # few jobs need it
@@ -153,14 +153,14 @@ def _shares(
 
 
 def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:
-    """Let a breakpoint() that every rank comes by stop only the one that --debug names."""
+    """Have breakpoint() stop only the rank that --debug names."""
     if spec.debug_rank in (None, rank) or "PYTHONBREAKPOINT" in caller:
         return {}
     return {"PYTHONBREAKPOINT": "0"}
 
 
 def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> str:
-    """How the devices were found, and of how many the job uses some."""
+    """How the devices were found, and how many there are if the job uses only some."""
     used = len({device for own in owned for device in own})
     found = len(hardware.devices)
     of = hardware.device_source if used == found else f"of {found} ({hardware.device_source})"
@@ -168,28 +168,20 @@ def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> s
 
 
 def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
-    """Say that the workers' torch will not find the devices that they own."""
+    """Note that the workers' torch cannot use the devices that they own."""
     if build is None or not any(owned) or not (why := backend.cannot_use(build, owned[0][0].kind)):
         return []
-    return [f"{why}, so it cannot use the accelerators: install another, or ask for --nproc-per-node cpu"]
+    return [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
 
 
-def _crowd(task: Task | None, node: Node) -> assign.Owned | None:
-    """Give the devices of each command that shares its CPUs with this one, None where a cluster started no others here."""
-    if task is None:
-        return None
-
-    return assign.around(task, node.hardware, node.devices)
-
-
-def _bind(spec: JobSpec, crowd: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Give the CPUs of each worker, () for one that is not bound, and what a reader of the plan should know."""
     mode = spec.numa_binding or spec.cpu_bind
     if mode == "none":
-        return ((),) * len(crowd), ()
+        return ((),) * len(sharing), ()
     from ddplaunch.plan.binding import bind  # most jobs bind nothing
 
-    binding = bind(mode, crowd, node.cores, all_devices=node.hardware.devices)
+    binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
     return binding.cpus, binding.notes
 
 
@@ -222,7 +214,7 @@ def _init_method(spec: JobSpec) -> str:
 
 
 def _has_terminal(spec: JobSpec, rank: int, world_size: int) -> bool:
-    """One worker is passed through untouched, unless something about its output was asked for."""
+    """A single worker has the terminal itself, unless an option about its output is given."""
     if spec.debug_rank is not None:
         return rank == spec.debug_rank
     asked = (

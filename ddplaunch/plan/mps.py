@@ -16,27 +16,27 @@ def check(spec: JobSpec, owned: Owned, control: str | None, *, started_per_rank:
     """Refuse what cannot work; `control` is the path of NVIDIA's command.
 
     Raises:
-        LaunchError: there is no GPU of NVIDIA's, no such command, or nobody who could start it for all.
+        LaunchError: there is no NVIDIA GPU, no such command, or no agent that serves all workers of the node.
     """
     asked = spec.origin("mps")
     if not all(own and own[0].kind == "cuda" for own in owned):
-        raise LaunchError(f"{asked}: MPS lets workers share NVIDIA GPUs, and these have none", hint="leave --mps out")
+        raise LaunchError(f"{asked}: the workers have no NVIDIA GPU to share", hint="leave --mps out")
     if started_per_rank:
         raise LaunchError(
-            f"{asked}: a command was started for each rank, so that none can serve them all",
+            f"{asked}: a command was started for each rank, but MPS needs one for the whole node",
             hint="start one command on each node, as `srun --ntasks-per-node=1 ddplaunch --workers-per-gpu 2 ...`",
         )
     if control is None:
         raise LaunchError(
-            f"{asked}: there is no nvidia-cuda-mps-control in PATH",
+            f"{asked}: nvidia-cuda-mps-control was not found on PATH",
             hint="it comes with NVIDIA's driver; in a container mount it, or leave --mps out",
         )
 
 
 def shares(owned: Owned, caller: Mapping[str, str]) -> list[dict[str, str]]:
-    """Give each worker the variable that bounds its part of the GPU, unless the caller has set it.
+    """Give each worker the variable that limits its part of the GPU, unless the caller has set it.
 
-    What the number bounds: "Active Thread Percentage" in NVIDIA's documentation of MPS.
+    What the number limits: "Active Thread Percentage" in NVIDIA's documentation of MPS.
     """
     if SHARE in caller:
         return [{} for _ in owned]

@@ -1,11 +1,11 @@
-"""How a worker is bound to the devices that it owns, and what it will call them. Pure; `worker/torch_settings.py` does it."""
+"""How a worker is bound to the devices that it owns, and their names inside it. Pure; `worker/torch_settings.py` does it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ddplaunch.devices import Device, Hardware
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan.assign import Owned
 from ddplaunch.spec import JobSpec, ProgramKind
 
@@ -13,7 +13,7 @@ _ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA pro
 
 
 def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
-    """Give "device", "visible" or "none" and the reason in words.
+    """Give "device", "visible" or "none" and the reason.
 
     Raises:
         LaunchError: --pin device where it cannot work.
@@ -43,9 +43,9 @@ def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
 def place(
     spec: JobSpec, pin: str, own: tuple[Device, ...], devices: Sequence[Device], hardware: Hardware
 ) -> tuple[str, dict[str, str]]:
-    """Give a worker's device as it will call it, and the variables that make it so.
+    """Give the name of a worker's device inside the worker, and the variables that bind it.
 
-    `own` are the worker's devices, `devices` those of the job on this node, `hardware` tells of all that it has.
+    `own` are the worker's devices, `devices` those of the job on this node, `hardware` is all that it has.
     """
     if not own:
         return "cpu", {}
@@ -54,7 +54,7 @@ def place(
         return f"{own[0].kind}:0", {hidden: ",".join(device.token for device in own)}
     result = {}
     index = own[0].index
-    # where the devices' order is CUDA's to choose, they are known by UUIDs, and only a list of these makes an index certain
+    # where CUDA chooses the order of the devices, tokens are UUIDs, and only a list of them makes an index certain
     if spec.devices is not None or not all(device.token.isdigit() for device in devices):
         result[hidden] = ",".join(device.token for device in devices)
         index = devices.index(own[0])
@@ -65,16 +65,16 @@ def place(
 
 
 def notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
-    """Say what a script that counts devices by LOCAL_RANK should know."""
+    """Warn scripts that take LOCAL_RANK for a device index."""
     workers = len(owned)
     devices = len({device for own in owned for device in own})
     if not devices or spec.virtual_local_rank:
         return []
     if pin == "visible" and workers > 1:
-        return ["each worker sees only its own devices: there LOCAL_RANK is no device's index, but DDPLAUNCH_DEVICE is"]
+        return ["each worker sees only its own devices, so LOCAL_RANK is not a device index: use DDPLAUNCH_DEVICE"]
     if pin != "visible" and workers > devices:
         return [
-            f"{workers} workers on {devices} device{'s' * (devices > 1)}: set_device(LOCAL_RANK) fails from local rank "
+            f"{workers} workers on {count(devices, 'device')}: set_device(LOCAL_RANK) fails from local rank "
             f"{devices} on; use DDPLAUNCH_DEVICE, or --virtual-local-rank"
         ]
     return []

@@ -1,4 +1,4 @@
-"""Many ranks in few characters. Pure."""
+"""How many workers each node has, and ranks written as ranges. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Seat
-from ddplaunch.plan.assign import many, too_few
+from ddplaunch.plan.assign import too_few_devices
 from ddplaunch.spec import JobSpec
 
 
@@ -31,15 +31,15 @@ def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[in
     if spec.nproc_per_node is None and allocation.nproc_per_node is not None:
         return allocation.nproc_per_node, allocation.cluster
     if spec.nproc_per_node is None and allocation.tasks_per_node and not node.devices:
-        return allocation.tasks_per_node, f"no accelerator, and {allocation.cluster} was asked for as many tasks"
+        return allocation.tasks_per_node, f"no accelerator: as many as tasks per node in {allocation.cluster}"
     return workers_of_node(spec, node.devices, node.hardware)
 
 
 def place_of(allocation: Allocation) -> int:
-    """Give which seat of the job this agent has."""
+    """Give the index of this agent's seat."""
     if allocation.task is not None:
         return allocation.task.rank
-    return allocation.node_rank or 0  # which it may get later
+    return allocation.node_rank or 0  # assigned later by the coordinator
 
 
 def ranks_of(seats: Sequence[Seat], place: int) -> range:
@@ -49,7 +49,7 @@ def ranks_of(seats: Sequence[Seat], place: int) -> range:
 
 
 def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
-    """Give the seats of a job whose nodes are all taken to be like this one."""
+    """Give the seats of a job whose nodes are all assumed to be like this one."""
     number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
     hosts = allocation.hosts if len(allocation.hosts) == number else ()
     return tuple(
@@ -62,7 +62,7 @@ def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware
     """Give the number of workers of this node and where it came from.
 
     Raises:
-        LaunchError: "gpu" on a node without any, or fewer devices than one worker needs.
+        LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.
     """
     asked = spec.nproc_per_node
     if isinstance(asked, int):
@@ -73,15 +73,15 @@ def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware
             f"{origin}this node has no accelerator ({hardware.device_source})", hint="--nproc-per-node cpu, or a number"
         )
     if asked == "cpu" or (asked == "auto" and not devices):
-        return hardware.usable_cpus, f"{origin}{many(hardware.usable_cpus, 'usable CPU')}"
+        return hardware.usable_cpus, f"{origin}{count(hardware.usable_cpus, 'usable CPU')}"
     if not devices:
         return 1, "no accelerator, so one worker"
     workers = len(devices) * (spec.workers_per_gpu or 1) // (spec.gpus_per_worker or 1)
     if workers == 0:
-        raise too_few(spec, 1, devices)
-    reason = f"{origin}{many(len(devices), 'accelerator')}"
+        raise too_few_devices(spec, 1, devices)
+    reason = f"{origin}{count(len(devices), 'accelerator')}"
     if spec.gpus_per_worker:
         reason += f", {spec.gpus_per_worker} for each worker"
     if spec.workers_per_gpu:
-        reason += f", {many(spec.workers_per_gpu, 'worker')} on each"
+        reason += f", {count(spec.workers_per_gpu, 'worker')} on each"
     return workers, reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddplaunch.errors import count
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.spec import JobSpec
 
@@ -41,7 +42,7 @@ def of_generation(
     method = {"env": "env://", "tcp": f"tcp://{address}:{port}"}.get(plan.init_method)
     return {
         "MASTER_PORT": str(port),
-        # a checkpoint is there to go on from, whoever has started the job again
+        # programs resume from a checkpoint if this is above 0: after a requeue too
         "TORCHELASTIC_RESTART_COUNT": str(plan.requeues + generation),
         "TORCHELASTIC_ERROR_FILE": error_file,
         "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
@@ -50,7 +51,7 @@ def of_generation(
 
 
 def init_file(plan: Plan, generation: int) -> str | None:
-    """The file that the workers of one generation meet at, None unless --init-method says file."""
+    """The file of one generation's file:// rendezvous, None unless --init-method is file."""
     if not plan.init_method.startswith("file:"):
         return None
     return f"{plan.init_method.removeprefix('file:')}.{plan.run_id}.{generation}"
@@ -59,8 +60,8 @@ def init_file(plan: Plan, generation: int) -> str | None:
 def common(
     spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
 ) -> dict[str, str]:
-    """Give what all workers of the job are told; `omp` is the number of their threads, None: as the caller has it."""
-    told = {
+    """Give the variables that all workers of the job share; `omp` is the number of their threads, None: as the caller has it."""
+    found = {
         **dict(spec.env),
         "MASTER_ADDR": address,
         "TORCHELASTIC_RUN_ID": spec.rdzv_id or run_id,
@@ -70,24 +71,24 @@ def common(
         "DDPLAUNCH_BACKEND": backend,
     }
     if spec.requeue_on:
-        told["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
+        found["DDPLAUNCH_NOTICE_SIGNALS"] = ",".join(signum.name for signum in spec.requeue_on)
     if spec.sharing_strategy:
-        told["DDPLAUNCH_SHARING_STRATEGY"] = spec.sharing_strategy
+        found["DDPLAUNCH_SHARING_STRATEGY"] = spec.sharing_strategy
     for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
-        told[name] = caller.get(name, "1")
-    told["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
-    return told
+        found[name] = caller.get(name, "1")
+    found["OMP_NUM_THREADS"] = caller["OMP_NUM_THREADS"] if omp is None else str(omp)
+    return found
 
 
 def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[str, str]:
     """Give the variables that bind gloo and NCCL to one interface, as far as `env` does not set them itself.
 
-    Left alone, gloo listens where the host's own name resolves to, which is 127.0.1.1 on many hosts
+    By default gloo listens where the host's own name resolves to, which is 127.0.1.1 on many hosts
     (createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), and NCCL takes every interface that is not
-    called docker, lo or virbr (ncclFindInterfaces in nccl's src/misc/socket.cc). The two are independent: who chooses a
-    network for NCCL has said nothing of gloo's. One that is set but empty counts as set, and has each choose for itself.
+    called docker, lo or virbr (ncclFindInterfaces in nccl's src/misc/socket.cc). The two are independent: a network
+    chosen for NCCL implies none for gloo. One that is set but empty counts as set, and leaves the choice to the library.
 
-    gloo takes names, separated by commas, letter for letter (Options::create_default in ProcessGroupGloo.cpp). NCCL
+    gloo takes names, separated by commas, literally (Options::create_default in ProcessGroupGloo.cpp). NCCL
     takes them as beginnings of names, unless `=` stands before them, and nothing after a colon (ncclOsFindInterfaces in
     nccl's src/os/linux.cc, parseStringList in src/misc/utils.cc); so the label of a further address, eth0:1, is gloo's.
     """
@@ -96,7 +97,7 @@ def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[s
 
 
 def threads(usable: int, workers: int, *, asked: int | None, env_value: str | None) -> tuple[int | None, str]:
-    """Give OMP_NUM_THREADS for each worker and the reason in words; None: leave the variable as it is.
+    """Give OMP_NUM_THREADS for each worker and the reason; None: leave the variable as it is.
 
     `usable` is the number of CPUs that the workers of this node share, `asked` the value of --threads,
     `env_value` what OMP_NUM_THREADS holds before ddplaunch sets anything. --threads beats the variable. An empty
@@ -106,8 +107,4 @@ def threads(usable: int, workers: int, *, asked: int | None, env_value: str | No
         return asked, "--threads"
     if env_value and not env_value.isspace():
         return None, f"OMP_NUM_THREADS={env_value} was set"
-    return max(1, usable // workers), f"{_count(usable, 'usable CPU')} / {_count(workers, 'worker')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return max(1, usable // workers), f"{count(usable, 'usable CPU')} / {count(workers, 'worker')}"

@@ -1,4 +1,4 @@
-"""Facts of this node that explain a death: memory kills by the kernel, room in /dev/shm. Judges nothing."""
+"""Facts of this node that explain a worker's end: OOM kills by the kernel, room in /dev/shm. Judges nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SHM = "/dev/shm"
 def oom_kills() -> int:
     """How many processes of our memory cgroup the kernel has killed for memory so far; 0 if that cannot be known.
 
-    cgroup v2: memory.events (Documentation/admin-guide/cgroup-v2.rst); v1: memory.oom_control. A machine that ran out as a
-    whole shows in no cgroup without a limit, but in /proc/vmstat.
+    cgroup v2: memory.events (Documentation/admin-guide/cgroup-v2.rst); v1: memory.oom_control. When a machine as a whole
+    ran out, no cgroup without a limit shows it, but /proc/vmstat does.
     """
     kills = [_number(path, b"oom_kill") for path in _cgroup_files()]
     return max([*kills, _number("/proc/vmstat", b"oom_kill")])

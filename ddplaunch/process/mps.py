@@ -1,7 +1,7 @@
-"""NVIDIA's MPS daemon for the workers of one node in one generation. Knows nothing of who may use how much.
+"""NVIDIA's MPS daemon for the workers of one node in one generation. Does not decide how much each worker may use.
 
-It is started with folders of its own, so that it meets no other on the machine, and becomes a child of the agent, which
-is a subreaper: what does not end when asked is swept.
+It is started with folders of its own, separate from any other daemon, and becomes a child of the agent, which
+is a subreaper: if it does not quit it is swept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ddplaunch.errors import LaunchError
 
-PATIENCE = 10.0  # seconds in which the daemon must have started
+START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 
 
 class Mps:
@@ -25,7 +25,7 @@ class Mps:
         Raises:
             LaunchError: it did not start.
         """
-        import subprocess  # only this and no job without it needs it
+        import subprocess  # few jobs need it
 
         self._control = control
         self._folder = tempfile.mkdtemp(prefix="ddplaunch-mps-", dir=env.get("TMPDIR") or "/tmp")
@@ -35,32 +35,32 @@ class Mps:
         }
         for folder in self.variables.values():
             os.mkdir(folder, 0o700)
-        # devices that it is shown would count anew for its clients, which are shown them by the same numbers
+        # the daemon would renumber the devices visible to it, and its clients apply the variable again
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
         why = ""
-        # a pipe would be at its end only when the daemon, which inherits it, has closed it
-        with open(f"{self._folder}/said", "wb+") as said:
+        # not a pipe, which would stay open until the daemon, which inherits it, exits
+        with open(f"{self._folder}/stderr", "wb+") as stderr:
             try:
                 done = subprocess.run(
                     [control, "-d"],
                     env=self._env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
-                    timeout=PATIENCE,
+                    stderr=stderr,
+                    timeout=START_TIMEOUT,
                     check=False,
                 )
                 failed = done.returncode != 0
-                said.seek(0)
-                why = said.read().decode(errors="replace").strip()
+                stderr.seek(0)
+                why = stderr.read().decode(errors="replace").strip()
             except (OSError, subprocess.TimeoutExpired) as error:
                 failed, why = True, str(error)
         if failed:
             self.remove()
-            raise LaunchError(f"{control} -d did not start: {why or 'it gave no reason'}")
+            raise LaunchError(f"{control} -d did not start: {why or 'no output on stderr'}")
 
     def quit(self) -> None:
-        """Ask it to end, and wait for nothing."""
+        """Send the daemon `quit`, without waiting for its end."""
         ours, theirs = os.pipe()
         try:
             os.write(theirs, b"quit\n")

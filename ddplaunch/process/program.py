@@ -1,4 +1,4 @@
-"""Checks that the program of the workers is there to be run, before anything starts. Looks at files; runs and imports nothing."""
+"""Checks that the program of the workers exists and can be run, before anything starts. Runs and imports nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddplaunch.spec import Program, ProgramKind
 
 
 def check(program: Program, path: str | None) -> None:
-    """Look for the program and its interpreter; `path` is the PATH that the workers will have.
+    """Check the program and its interpreter; `path` is the PATH that the workers will have.
 
     Raises:
-        LaunchError: it is not there, or cannot be run; with status 126 or 127 if it is a command.
+        LaunchError: it does not exist or cannot be run; with status 126 or 127 if it is a command.
     """
     match program.kind:
         case ProgramKind.COMMAND:
@@ -76,14 +76,14 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         names = [entry for entry in os.listdir(folder or ".") if not entry.startswith(".")]
     except OSError:
         return f"the folder {folder} does not exist" if folder else None
-    # a module's name is worth more than a file that is only like it
+    # an installed module is likelier than a file of a similar name
     if not folder and _is_dotted(name) and not name.endswith(".py") and _top_level(name) is not None:
         return f"to run a module, type `ddplaunch -m {name}`"
     if meant := did_you_mean(name, names, cutoff=0.75):
         return f"did you mean `{os.path.join(folder, meant)}`?"
     if not folder and any(_is_program(place) for place in _on_path(name, path)):
         return f"to run a command that is no Python script, type `ddplaunch --no-python {name}`"
-    return f"paths are taken from {_here()}"
+    return f"looked in {working_directory() or '.'}"
 
 
 def _directory_hint(target: str) -> str:
@@ -112,7 +112,7 @@ def _check_module(target: str, *, ours: bool) -> None:
     if ours and _top_level(target) is None:
         top = target.partition(".")[0]
         raise LaunchError(
-            f"-m {target}: there is no module {top} in {_here()} or installed for {sys.executable}",
+            f"-m {target}: there is no module {top} in {working_directory() or '.'} or installed for {sys.executable}",
             hint="--python names another interpreter, PYTHONPATH more folders",
         )
 
@@ -124,15 +124,13 @@ def _is_dotted(name: str) -> bool:
 def _top_level(module: str) -> object | None:
     """The module that `module` begins with, as a worker started here would find it; imports nothing."""
     from importlib.machinery import PathFinder
-    from importlib.util import (
-        find_spec,  # costs a millisecond that most jobs need not pay
-    )
+    from importlib.util import find_spec  # takes a millisecond, and most jobs do not need it
 
     top = module.partition(".")[0]
     try:
-        return PathFinder.find_spec(top, [_here()]) or find_spec(top)
+        return PathFinder.find_spec(top, [working_directory() or "."]) or find_spec(top)
     except ValueError:
-        return top  # loaded in a way of its own: it is there
+        return top  # loaded without a spec: it exists
 
 
 def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
@@ -171,8 +169,9 @@ def _is_program(place: str) -> bool:
     return os.path.isfile(place) and os.access(place, os.X_OK)
 
 
-def _here() -> str:
+def working_directory() -> str | None:
+    """The working directory; None if it has been removed, so that no file can be in it."""
     try:
         return os.getcwd()
-    except OSError:  # removed meanwhile
-        return "."
+    except OSError:
+        return None

@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 from ddplaunch.process.linux import grow_pipe, unread
 
-# larger pieces and their copies go back to the system each time, and to get them anew costs more than all the rest
+# malloc returns larger pieces to the system each time, and allocating them again costs more than all the rest
 CHUNK = 1 << 15  # bytes read at once
-PIPE = 1 << 18  # bytes that a worker can write ahead of us
-PIPES = (
-    1 << 25
-)  # bytes of all pipes; a user who exceeds 64 MiB gets tiny ones from then on (pipe-user-pages-soft, pipe(7))
+PIPE = 1 << 18  # bytes that a worker can write before it blocks
+PIPES = 1 << 25  # bytes of all pipes; above 64 MiB a user's further pipes are tiny (pipe-user-pages-soft, pipe(7))
 
 
 def room(pipes: int) -> int:
-    """Give the bytes that each of so many pipes may hold."""
+    """Give the size of each of so many pipes."""
     return min(PIPE, PIPES // max(1, pipes))
 
 
@@ -31,13 +29,13 @@ class Pump:
         self.open = True
 
     def started(self) -> None:
-        """Give up our copy of the writing end, so that the end of the stream can be seen."""
+        """Close our copy of the writing end, so that the end of the stream can be seen."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
 
     def read(self) -> bool:
-        """Pass one chunk on; False if there was none, be it for now or for ever (`open`)."""
+        """Pass one chunk on; False if there was none, for now or, with `open` False, for good."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:

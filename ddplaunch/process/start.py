@@ -1,4 +1,4 @@
-"""Starts one worker: fork, a session of its own, exec. Watches nothing; whoever calls it owns the child from then on."""
+"""Starts one worker: fork, a session of its own, exec. Watches nothing; the caller owns the child."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddplaunch.record import record
 
 @record
 class Child:
-    """A process that was started, and the handles by which its end is seen; the holder of this value owns them."""
+    """A process that was started, and the handles that show its end; the holder of this value owns them."""
 
     pid: int  # also its session and its process group
     pidfd: int  # readable when it has ended
-    failure: int  # pipe: holds an errno if it could not become its program, is at its end if it could
+    failure: int  # pipe: holds an errno if exec failed, is at its end if it succeeded
 
 
 @record
@@ -50,22 +50,22 @@ def start(
 ) -> Child:
     """Start `argv` in a session of its own; it is killed when this process ends, whatever ends it.
 
-    `handled` are `handled_signals()`, which a caller that starts many asks for once; `cpus` binds it to these logical
-    CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns while the child is on its way to its program:
-    `why_not_started` tells of a child that ended whether it got there.
+    `handled` are `handled_signals()`, which a caller that starts many computes once; `cpus` binds it to these logical
+    CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
+    `why_not_started` tells of a child that ended whether exec succeeded.
 
     Raises:
-        StartError: the machine has no room for another process; nothing is left behind.
+        StartError: the machine cannot create another process; nothing is left behind.
     """
     us = os.getpid()
     fds: list[int] = []
-    # until it is its program, the child would take a signal for us: our handlers are still its own
+    # until exec the child has our handlers, and would handle a signal in our place
     before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     try:
         fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
         if pid == 0:
-            _become(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
+            _exec_program(us, argv, env, stdio, handled, frozenset(cpus), open_files, fds[1])
         os.close(fds.pop())
         try:
             return Child(pid, os.pidfd_open(pid), fds[0])
@@ -76,7 +76,7 @@ def start(
     except OSError as error:
         for fd in fds:
             os.close(fd)
-        raise StartError(error.errno or errno.EAGAIN, "no room for another process") from None
+        raise StartError(error.errno or errno.EAGAIN, "cannot create a process") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -87,15 +87,15 @@ def handled_signals() -> tuple[int, ...]:
 
 
 def why_not_started(child: Child, program: str) -> StartError | None:
-    """Say of a child that has ended why it never became its program; None if it did."""
+    """Give the reason why a child that has ended failed to exec; None if exec succeeded."""
     try:
         number = os.read(child.failure, 16)
-    except BlockingIOError:  # it was killed on the way, and a copy of the other end is still somewhere
+    except BlockingIOError:  # it was killed before exec, and another process still has a copy of the other end
         return None
     return StartError(int(number), program) if number else None
 
 
-def _become(
+def _exec_program(
     parent: int,
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -118,7 +118,7 @@ def _become(
             os.sched_setaffinity(0, cpus)
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
-        _forget_signals(handled)
+        _reset_signals(handled)
         os.execvpe(argv[0], tuple(argv), env)
     except OSError as error:
         os.write(failure, str(error.errno).encode())
@@ -126,9 +126,9 @@ def _become(
         os._exit(127)
 
 
-def _forget_signals(handled: Iterable[int]) -> None:
-    """Give these signals their default action, but leave ignored what the caller ignores (nohup); then let them come."""
-    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # and what is ignored stays so over exec
+def _reset_signals(handled: Iterable[int]) -> None:
+    """Give these signals their default action, but leave ignored what the caller ignores (nohup); then unblock them."""
+    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # and exec keeps a signal ignored
     for signum in (*handled, *ignored_by_python):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

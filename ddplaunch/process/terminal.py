@@ -1,4 +1,4 @@
-"""How our terminal treats what is typed, termios(3): asked for and set back. Leaves one alone that is not ours."""
+"""Reads and restores the modes of our terminal, termios(3). Never touches a terminal that is not ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def modes() -> Modes | None:
     """Give the modes; None if stdin is no terminal, or another job of the shell has it."""
     if not os.isatty(_STDIN):
         return None
-    import termios  # a library of its own, which nothing else here needs
+    import termios  # an extension module that nothing else here needs
 
     try:
         return termios.tcgetattr(_STDIN) if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
@@ -23,7 +23,7 @@ def modes() -> Modes | None:
 
 
 def belongs_to_another_job() -> bool:
-    """Whether stdin is the shell's terminal and we are in its background, where reading would take the shell's keys.
+    """Whether stdin is the shell's terminal and we are in its background, where reading would take the shell's input.
 
     A program of the shell's session would be stopped for it (SIGTTIN); workers have sessions of their own.
     """

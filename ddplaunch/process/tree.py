@@ -1,4 +1,4 @@
-"""The processes below this one, by /proc: who they are, and ending them. Knows nothing of workers."""
+"""The processes below this one, by /proc: what they are, and ending them. Knows nothing of workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from ddplaunch.record import record
 
 # torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends when the last process that it serves has; ended before, it
-# leaves what that shared in /dev/shm. NVIDIA's MPS ends when it is asked to. A name in /proc has 15 characters.
+# leaves what that shared in /dev/shm. NVIDIA's MPS ends on `quit`. A name in /proc has 15 characters.
 _TIDYING = ("torch_shm_manag", "nvidia-cuda-mps")
 
 
@@ -25,7 +25,7 @@ class Process:
 
     @property
     def tidies_up(self) -> bool:
-        """Whether it removes what others left, and then ends by itself."""
+        """Whether it cleans up after others, and then exits by itself."""
         return self.name in _TIDYING
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def is_orphaned_group() -> bool:
-    """Whether nobody could let our process group go on: no ancestor outside of it is in its session (POSIX 3.264)."""
+    """Whether nothing could continue our process group once stopped: no ancestor outside it is in its session (POSIX 3.264)."""
     group, process = os.getpgrp(), look(os.getpid())
     while process is not None and process.parent > 1:
         try:

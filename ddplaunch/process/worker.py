@@ -1,4 +1,4 @@
-"""One worker from its start to its burial: its process, its process group and what can be known of its end."""
+"""One worker from its start until it is reaped: its process, its process group and how it ended. Decides nothing."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Usage:
 
 
 class RunningWorker:
-    """A worker that was started and is not yet buried.
+    """A worker that was started and is not yet reaped.
 
-    Its zombie is kept until `reap`: as long as it is there, its pid and its group cannot become somebody else's,
-    so that signals to the group of a worker that ended reach what it left behind and nobody else.
+    Its zombie is kept until `reap`: as long as it is there, its pid and its group cannot be reused,
+    so that signals to the group of a worker that ended reach what it left behind and no other process.
     """
 
     def __init__(self, rank: int, child: Child, started_at: float, *, by_itself: bool) -> None:
-        """`by_itself` is whether signals to save or to end are for its process alone while that lives.
+        """`by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
 
-        A data loader would die of them, or run the handler that it has inherited, while its parent still needs it. What
-        such a worker has started is its own to end, or is swept. A command that is no Python program is mostly a wrapper.
+        They would kill a data loader, or run the handler that it has inherited, while its parent still needs it. What
+        such a worker has started is ended by it, or swept. A command that is no Python program is mostly a wrapper.
         """
         self.rank = rank
         self.pid = child.pid
@@ -51,7 +51,7 @@ class RunningWorker:
         self.stopped_at: float | None = None  # when the first of them was sent
 
     def look(self) -> End | None:
-        """Say how it ended, None while it lives; does not reap it."""
+        """Give how it ended, None while it lives; does not reap it."""
         info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if info is None:
             return None
@@ -65,11 +65,11 @@ class RunningWorker:
         return os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def why_not_started(self, program: str) -> StartError | None:
-        """Say, once it has ended, why it never became its program; None if it did."""
+        """Give the reason, once it has ended, why exec failed; None if it succeeded."""
         return why_not_started(self._child, program)
 
     def signal(self, signum: int) -> None:
-        """Send it a signal, or send that to its process group."""
+        """Send a signal to it, or to its process group."""
         try:
             if self._by_itself and signum not in _FOR_ALL and self.look() is None:
                 signal.pidfd_send_signal(self.pidfd, signum)
@@ -91,7 +91,7 @@ class RunningWorker:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
 
     def reap(self) -> Usage:
-        """Reap it and let its pid go. A process that cannot be killed is left to whoever adopts it."""
+        """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
         os.close(self.pidfd)
         os.close(self._child.failure)
         pid, _, usage = os.wait4(self.pid, os.WNOHANG)

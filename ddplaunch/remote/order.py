@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.cluster import Allocation, Meeting
+from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.devices import Device
 from ddplaunch.devices.node import Node
@@ -102,14 +102,14 @@ def allocation(order: Order, meet: Meet | None) -> Allocation:
         address_reason=order.address_reason,
         port=order.port,
         port_reason=order.port_reason,
-        meeting=_meeting(order, meet) if len(order.hosts) > 1 else None,
+        rendezvous=_rendezvous(order, meet) if len(order.hosts) > 1 else None,
         start=tuple(Host(name=name) for name in order.hosts),
     )
 
 
-def _meeting(order: Order, meet: Meet | None) -> Meeting:
+def _rendezvous(order: Order, meet: Meet | None) -> Rendezvous:
     simulated = order.simulated is not None
-    return Meeting(
+    return Rendezvous(
         addresses=meet.addresses if meet else (LOOPBACK if simulated else order.hosts[0],),
         ports=(meet.port,) if meet else (0,),
         coordinator=meet is None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from signal import Signals
 
+from ddplaunch.errors import count as count  # noqa: PLC0414 - offered here too
 from ddplaunch.plan.ranks import compress
 
 
@@ -46,8 +47,3 @@ def signal_name(signum: int) -> str:
 def these_ranks(ranks: Collection[int]) -> str:
     """Name ranks as a subject: "rank 3", "ranks 0-2,4"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {compress(ranks)}"
-
-
-def count(number: int, noun: str) -> str:
-    """Count things: "1 worker", "4 workers"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -123,7 +123,7 @@ def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, s
         part = name.removeprefix("SLURM_GPUS")
         if part != name and (not part or _OF_COMPONENT.fullmatch(part)) and (each := _gpus_on_node(env, part)):
             kept[f"SLURM_GPUS_PER_NODE{part}"] = each
-    return {**kept, secret.VARIABLE: token, secret.MEETING_PORT: str(port)}
+    return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
 
 
 def _gpus_on_node(env: Mapping[str, str], component: str) -> str | None:

@@ -1,4 +1,4 @@
 """What runs inside a worker: the bootstrap, started by its path, and what `import ddplaunch` offers a script.
 
-Stands apart: it imports nothing of the launcher, and runs on any CPython from 3.8 on.
+Independent: it imports nothing of the launcher, and runs on any CPython from 3.8 on.
 """

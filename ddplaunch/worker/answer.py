@@ -1,4 +1,4 @@
-"""What a worker answers to the caller of its function: the result, or all of its exception, by value. Sends nothing itself."""
+"""The answer of a worker to the caller of its function: the result, or the exception, by value. Sends nothing itself."""
 
 import io
 import pickle
@@ -31,7 +31,7 @@ def dump(result: object, limit: int) -> memoryview:
 
 
 class Limited(io.BytesIO):
-    """A file in memory that does not grow without end."""
+    """A file in memory with a maximum size."""
 
     class Full(Exception):
         """There is no more room."""
@@ -54,10 +54,10 @@ class OnDevice(Exception):
 def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
     """Return a pickler that refuses tensors which are not on the CPU."""
     base: Any = pickle.Pickler
-    if "cloudpickle" in sys.modules:  # the function came by it, and may return what it defined
+    if "cloudpickle" in sys.modules:  # the function was sent by it, and may return what it defines
         base = sys.modules["cloudpickle"].Pickler
 
-    class Pickler(base):  # type: ignore[misc]  # which it is, is known only now
+    class Pickler(base):  # type: ignore[misc]  # the base is known only at run time
         def reducer_override(self, value: object) -> object:
             torch = sys.modules.get("torch")
             tensor = getattr(torch, "Tensor", ())
@@ -71,15 +71,15 @@ def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
 
 
 def advice(result: object) -> str:
-    """Say what to do with a result of a kind that is often returned by mistake."""
+    """Give advice on a result of a kind that is often returned by mistake."""
     kind = type(result).__name__
     if kind == "generator":
         return "; return list(...) of it"
     return "; run it with asyncio.run()" if kind == "coroutine" else ""
 
 
-def told(error: BaseException) -> "dict[str, Any]":
-    """Return what the caller is told of the exception."""
+def describe(error: BaseException) -> "dict[str, Any]":
+    """Return the exception as it is sent to the caller."""
     name = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "__mp_main__"):
         name = f"{type(error).__module__}.{name}"
@@ -98,7 +98,7 @@ def parts(error: BaseException) -> "bytes | None":
     """
     attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
     for kind in type(error).__mro__:
-        if kind is not BaseException:  # what instances keep outside their dictionary, such as the errno of an OSError
+        if kind is not BaseException:  # attributes outside the instance's dictionary, such as the errno of an OSError
             for name, kept in vars(kind).items():
                 # an OSError with a file that is None would show it
                 if isinstance(kept, MemberDescriptorType) and getattr(error, name, None) is not None:

@@ -2,13 +2,13 @@
 
     PYTHON /path/to/ddplaunch/worker/bootstrap.py script|module TARGET [ARGS]...
 
-The program is the true `__main__`: module, arguments, import path, tracebacks, signals and exit status are what they are
-without us; one frame of ours stays below its first one. Standard library only, any CPython from 3.8 on. It refuses to
+The program is the true `__main__`: module, arguments, import path, tracebacks, signals and exit status are as
+without ddplaunch; one frame of ours stays below its first one. Standard library only, any CPython from 3.8 on. It refuses to
 import ddplaunch, which the worker's interpreter need not have, and to leave a name of its own in `sys.modules`.
 """
 
 # The interpreter compiles this file anew at each start, so the work is done in its siblings, whose code is cached. None of
-# them says `from __future__ import annotations`: that imports a module which the program did not ask for.
+# them has `from __future__ import annotations`: that imports a module which the program did not ask for.
 import os
 import sys
 
@@ -40,7 +40,7 @@ def record(error: BaseException) -> None:
 
 
 def forget() -> None:
-    """Leave the error file to the process that was started: what a forked child dies of has not ended the worker."""
+    """Leave the error file to the process that was started: a forked child's exception has not ended the worker."""
     global error_file
     error_file = ""
 
@@ -56,7 +56,7 @@ if pinned or sharing:
 program = load("program")
 run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
 try:
-    run(*globals().pop("arguments"))  # kept by us, the program's names would not be finalised at exit
+    run(*globals().pop("arguments"))  # a reference of ours would keep the program's names from being finalised at exit
 except BaseException as error:
     program["hide_first_frame"](error)
     record(error)

@@ -1,7 +1,7 @@
 """Runs a function of another process as a worker: the program of the jobs of `ddplaunch.launch()`.
 
-The caller listens at an abstract Unix address, DDPLAUNCH_CALL. It sends one message: what multiprocessing's "spawn" would
-tell a child, and the pickled function with its arguments; descriptors of shared memory come beside it. The answer is the
+The caller listens at an abstract Unix address, DDPLAUNCH_CALL. It sends one message: the preparation that multiprocessing's
+"spawn" sends to a child, and the pickled function with its arguments, with descriptors of shared memory. The answer is the
 result or the exception, by value. Standard library only. What the function raises goes to the caller and into the error file;
 it is not printed here, since the caller raises it.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-# the same in functions/wire.py
+# the same in functions/connection.py
 HELLO = struct.Struct("!32sii")  # secret, rank, world size
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
@@ -29,7 +29,7 @@ RANK = int(os.environ["RANK"])
 
 
 class Caller:
-    """The connection to the process that wants the result."""
+    """The connection to the process that called launch()."""
 
     def __init__(self, address: str) -> None:
         name, _, secret = address.partition(" ")
@@ -37,7 +37,7 @@ class Caller:
         self.socket.connect("\0" + name)
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.geteuid():
-            raise ConnectionError("somebody else listens where the caller of launch() did")
+            raise ConnectionError("a process of another user listens at the address of the caller of launch()")
         world_size = int(os.environ["WORLD_SIZE"])
         self.socket.sendall(HELLO.pack(bytes.fromhex(secret), RANK, world_size))
 
@@ -81,7 +81,7 @@ class Caller:
 
 
 class Descriptor:
-    """What stood for a descriptor in a pickle, as multiprocessing.reduction.DupFd gives it."""
+    """The placeholder of a descriptor in a pickle, as multiprocessing.reduction.DupFd gives it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -109,9 +109,9 @@ def main() -> None:
         during = ""
         result = function(*args, **kwargs)
         during = "when its result was to be sent"
-        data = beside("answer")["dump"](result, call["result_limit"])
+        data = load_sibling("answer")["dump"](result, call["result_limit"])
     except KeyboardInterrupt:
-        sys.excepthook = silent  # the caller knows, and says so once
+        sys.excepthook = silent  # the caller reports it once, for all workers
         raise
     except SystemExit:
         raise
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def prepare(call: "dict[str, Any]") -> None:
-    """Become like the caller: import path, arguments, `__main__`, lines of source that stand in no file."""
+    """Become like the caller: import path, arguments, `__main__`, source lines that are in no file."""
     import linecache
     from multiprocessing import process, spawn
 
@@ -156,7 +156,7 @@ def load(pickled: bytearray, descriptors: "list[int]") -> "Any":
 
 
 def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
-    """Have the stacks of all threads written to the caller's file shortly before its patience ends."""
+    """Have the stacks of all threads written to the caller's file shortly before its timeout."""
     if call["stacks_after"] is not None:
         import faulthandler
 
@@ -166,12 +166,12 @@ def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
 def fail(caller: Caller, error: BaseException, during: str) -> None:
     """Record the exception as the bootstrap would, send it to the caller, and end with status 1."""
     strip(error)
-    told = beside("answer")["told"](error)
+    description = load_sibling("answer")["describe"](error)
     record(error)
     try:
-        caller.answer(ERROR, pickle.dumps({**told, "during": during}))
+        caller.answer(ERROR, pickle.dumps({**description, "during": during}))
     except OSError:
-        sys.stderr.write(told["traceback"])  # nobody else will show it
+        sys.stderr.write(description["traceback"])  # the caller cannot show it
     sys.exit(1)
 
 
@@ -194,13 +194,13 @@ def record(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     try:
         if path:
-            beside("error_file")["record"](error, path)
+            load_sibling("error_file")["record"](error, path)
     except Exception:  # noqa: BLE001, S110 - the caller learns of the exception anyway
         pass
 
 
-def beside(name: str) -> "dict[str, Any]":
-    """Return the names that the file NAME.py beside this one defines; the module is nobody else's to find."""
+def load_sibling(name: str) -> "dict[str, Any]":
+    """Return the names that the file NAME.py beside this one defines; the module is not in `sys.modules`."""
     names: dict[str, Any] = {"__name__": name}
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
     loader: Any = type(globals()["__loader__"])

@@ -26,7 +26,7 @@ SOURCE_LIMIT = 256
 def record(error: BaseException, path: str) -> None:
     """Write what ended the program, all or nothing; not its own choice to exit, and not Ctrl-C.
 
-    Raises: whatever goes wrong.
+    Raises: any error of writing.
     """
     monotonic = time.monotonic()
     if isinstance(error, KeyboardInterrupt):
@@ -66,7 +66,7 @@ def _message(error: BaseException) -> str:
     try:
         return _shorten(str(error), MESSAGE_LIMIT)
     except Exception:  # noqa: BLE001 - it is the program's code
-        return "<exception str() failed>"  # traceback's own words
+        return "<exception str() failed>"  # as traceback writes it
 
 
 def _callstack(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Makes this process look as if plain `python` had been started on the program. Runs nothing of the program itself.
+"""Prepares this process as plain `python` does for the program. Runs nothing of the program itself.
 
 What it imitates is CPython's Modules/main.c (`pymain_run_python`), Python/pathconfig.c (`sys.path[0]`) and
 Python/pythonrun.c (the names of `__main__`, .pyc files).
@@ -27,7 +27,7 @@ def prepare(
 ) -> "Run":
     """Return the function that runs the program, and its arguments.
 
-    `names` are those of the `__main__` that the interpreter made for us; `record` is told the exception if the program
+    `names` are those of the `__main__` that the interpreter made for us; `record` is called with the exception if the program
     cannot even be compiled.
     """
     safe_path = getattr(sys.flags, "safe_path", False)  # since 3.11
@@ -52,12 +52,12 @@ def prepare(
         with open(path, "rb") as file:
             content = file.read()
         code, loader = _code(content, path)
-    except Exception as error:  # noqa: BLE001 - whatever plain python would stumble over
+    except Exception as error:  # noqa: BLE001 - any error of plain python too
         if content and not os.path.isfile(path):  # a pipe: it cannot be read again
             return compile, (content, path, "exec", 0, True)
         error.__traceback__ = None  # all of it is ours
         record(error)
-        os.execv(sys.executable, command)  # nothing of the program has run yet, and plain python says it best
+        os.execv(sys.executable, command)  # nothing of the program has run yet, and plain python reports it best
     if not safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
     main = _become_main(names, __loader__=loader("__main__", path), __file__=path)
@@ -84,7 +84,7 @@ def hide_first_frame(error: BaseException) -> None:
 
 
 def _command(argv: "list[str]") -> "list[str]":
-    """Return plain python's command line, and let `sys.orig_argv` say it too."""
+    """Return plain python's command line, and put it into `sys.orig_argv`."""
     if sys.version_info < (3, 10):
         return [sys.executable, *argv]
     sys.orig_argv[-len(sys.argv) :] = argv

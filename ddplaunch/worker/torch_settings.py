@@ -1,9 +1,9 @@
-"""Sets what torch is to start with, when the program imports it: the current device, how tensors are shared. Imports no torch.
+"""Sets torch's defaults when the program imports it: the current device, how tensors are shared. Imports no torch.
 
 The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: torch runs the
 calls that were queued for the start of CUDA before anything else that starts it goes on: `torch.cuda.set_device`, `with
-torch.cuda.device(...)` and a seed come after ours. If the script has changed which devices are visible, numbers mean other
-devices than ours did, and nothing is done.
+torch.cuda.device(...)` and a seed come after ours. If the script has changed which devices are visible, indices mean other
+devices, and nothing is done.
 """
 
 import os
@@ -29,7 +29,7 @@ def pin(device: str) -> None:
         try:
             if _visible() == visible and index < module.device_count():
                 module.set_device(index)
-        except Exception:  # noqa: BLE001, S110 - torch would take it for a failure of CUDA
+        except Exception:  # noqa: BLE001, S110 - torch would report it as a failure of CUDA
             pass
 
     def queue(module: "Any") -> None:
@@ -62,7 +62,7 @@ def _when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
 
 
 class AfterImport:
-    """A finder that waits for one module, calls `then` with it when it has been imported, and is gone."""
+    """A finder that waits for one module, calls `then` with it when it has been imported, and removes itself."""
 
     def __init__(self, name: str, then: "Callable[[ModuleType], None]") -> None:
         self.name = name

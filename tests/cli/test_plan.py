@@ -56,7 +56,7 @@ def test_a_plan_on_a_machine_without_gpus(plan: Plan) -> None:
     assert plan("--nproc-per-node 2 --threads 3 train.py --lr 0.1") == dedent("""\
         workers 2 on HOST --nproc-per-node
         cluster local
-        address 127.0.0.1 one node needs no other
+        address 127.0.0.1 a single node
         port - a free one is reserved at the start
         backend gloo no accelerator
         threads 3 --threads
@@ -101,7 +101,7 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
     assert VARIABLES.sub("", shown) == dedent("""\
         workers 2 on HOST 2 accelerators
         cluster local
-        address 127.0.0.1 one node needs no other
+        address 127.0.0.1 a single node
         port - a free one is reserved at the start
         backend nccl every worker has a GPU of its own
         threads 4 OMP_NUM_THREADS=4 was set
@@ -125,8 +125,8 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
           --pin visible ddplaunch.toml
           --max-restarts 3 PET_MAX_RESTARTS
 
-        note: each worker sees only its own devices: there LOCAL_RANK is no device's
-              index, but DDPLAUNCH_DEVICE is
+        note: each worker sees only its own devices, so LOCAL_RANK is not a device
+              index: use DDPLAUNCH_DEVICE
         """)
 
 
@@ -135,7 +135,7 @@ def test_a_plan_for_more_workers_than_gpus_with_arguments_of_their_own(plan: Pla
     assert VARIABLES.sub("", shown) == dedent("""\
         workers 3 on HOST --nproc-per-node
         cluster local
-        address 127.0.0.1 one node needs no other
+        address 127.0.0.1 a single node
         port 4000 --master-port
         backend gloo 3 workers share 2 GPUs, which NCCL refuses
         threads 1 --threads
@@ -247,8 +247,8 @@ REFUSED = [
     (
         "--nnodes 3 train.py",
         "",
-        "--nnodes 3: nothing says where the other nodes are, and which of them this is",
-        """there are four ways to say it:
+        "--nnodes 3: neither the hosts nor the rank of this node are given",
+        """give them in one of four ways:
   over ssh:         ddplaunch --hosts a,b,c SCRIPT
   in a Slurm job:   srun --nodes 3 --ntasks-per-node 1 ddplaunch SCRIPT
   on each by hand:  ddplaunch --nnodes 3 --node-rank 0 --master-addr HOST SCRIPT

@@ -76,7 +76,7 @@ REFUSED = [
         '--backend ncll: expected "auto", "nccl", "gloo", "mpi", "xccl" or "ucc"',
         "did you mean `--backend nccl`?",
     ),
-    ("--nnodes 2:1 train.py", "--nnodes 2:1: the least number of nodes is above the greatest, 1", "type 1:2"),
+    ("--nnodes 2:1 train.py", "--nnodes 2:1: MIN exceeds MAX", "type 1:2"),
     ("--max-restarts -1 x", "--max-restarts -1: expected a number from 0", "type for example `--max-restarts 3`"),
     (
         "--master-port 65536 x",
@@ -113,7 +113,7 @@ REFUSED = [
     (
         "--env FOO x",
         "--env FOO: expected NAME=VALUE",
-        "type `FOO=...`; a variable of the environment you call from reaches the workers by itself",
+        "type `FOO=...`; workers inherit the environment anyway",
     ),
     ("--env =x x", "--env =x: expected NAME=VALUE", "type for example `--env NCCL_DEBUG=INFO`"),
     ("--debug=x train.py", "--debug x: expected a number from 0", "type for example `--debug 0`"),

@@ -144,4 +144,4 @@ def test_a_script_that_one_host_lacks(job, refused):
             (job.bed.path(host, "/srv/jobs") / "train.py").touch()
     result = refused("train.py", cwd=Path("/srv/jobs"))
     assert "error: node1: train.py does not exist\n" in result.err
-    assert "hint: paths are taken from /srv/jobs\n" in result.err
+    assert "hint: looked in /srv/jobs\n" in result.err

@@ -14,10 +14,10 @@ import pytest
 
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.frames import LIMIT, Decoder, pack
-from ddplaunch.control.greeting import PATIENCE
+from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
 from ddplaunch.control.handshake import Client, Server, Session, key
 from ddplaunch.control.listener import Listener
-from ddplaunch.control.peer import FULL, Peer
+from ddplaunch.control.peer import MAX_QUEUED, Peer
 from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import reserve
@@ -108,7 +108,7 @@ class Loop:
             clock=self.now,
         )
         self.timed.append(dialer)
-        dialer.aim(targets)
+        dialer.set_targets(targets)
         return dialer
 
     def pair(self, **options) -> tuple[Ear, Ear]:
@@ -298,7 +298,7 @@ def test_no_free_port_is_an_error_that_names_them(loop) -> None:
     with pytest.raises(LaunchError) as caught:
         loop.listen([], ports=(first.port, second.port))
     assert caught.value.message == (
-        f"no free port at 127.0.0.1 for agents to meet: {first.port} is taken, {second.port} is taken"
+        f"no free port at 127.0.0.1 for the agents: {first.port} is taken, {second.port} is taken"
     )
 
 
@@ -359,7 +359,7 @@ def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> Non
 
 
 def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
-    coordinator, agent = loop.pair(most_half_open=50)
+    coordinator, agent = loop.pair(max_half_open=50)
     listener = loop.timed[0]
     for _ in range(300):
         loop.stranger(listener.port)
@@ -369,10 +369,10 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     late: list[Ear] = []
     loop.dial(late, at(listener.port))  # a genuine one still gets in
     loop.until(lambda: late)
-    assert loop.refusals == [("127.0.0.1", "too many connections that do not say who they are")]
-    loop.ahead += PATIENCE
+    assert loop.refusals == [("127.0.0.1", "too many unauthenticated connections")]
+    loop.ahead += HANDSHAKE_TIMEOUT
     loop.until(lambda: not listener._half_open)
-    assert loop.refusals[1:] == [("127.0.0.1", "did not say who it is in 5 s")]
+    assert loop.refusals[1:] == [("127.0.0.1", "handshake not completed in 5 s")]
     assert listener.deadline is None
     assert sum(loop.gone(sock) for sock in loop.strangers if loop.read(sock)) == 300
     loop.undisturbed(coordinator, agent)
@@ -387,7 +387,7 @@ def test_one_byte_a_second_is_too_slow(loop) -> None:
         loop.turns(3)
         loop.ahead += 1
     loop.until(lambda: loop.refusals)
-    assert loop.refusals == [("127.0.0.1", "did not say who it is in 5 s")]
+    assert loop.refusals == [("127.0.0.1", "handshake not completed in 5 s")]
     loop.undisturbed(coordinator, agent)
 
 
@@ -403,9 +403,9 @@ def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
         loop.turn()
         if number % 20 == 0:
             loop.undisturbed(coordinator, agent)
-    loop.ahead += PATIENCE
+    loop.ahead += HANDSHAKE_TIMEOUT
     loop.until(lambda: not listener._half_open)
-    assert {reason for _, reason in loop.refusals} >= {"is no ddplaunch"}
+    assert {reason for _, reason in loop.refusals} >= {"is not ddplaunch"}
     assert len(loop.refusals) == len(set(loop.refusals)) <= 4
     loop.undisturbed(coordinator, agent)
 
@@ -445,7 +445,7 @@ def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> No
 
 
 def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
-    listener = loop.listen([], most_half_open=2)
+    listener = loop.listen([], max_half_open=2)
     listener._refused = lambda *_: listener.close()
     for _ in range(5):
         loop.stranger(listener.port)
@@ -517,7 +517,7 @@ def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
         lazy.peer.send(b"x" * (1 << 20))
         most = max(most, len(lazy.peer._queue))
         assert not lazy.ends  # nobody is called back from within send()
-    assert FULL // 2 < most <= FULL
+    assert MAX_QUEUED // 2 < most <= MAX_QUEUED
     loop.until(lambda: lazy.ends)
     assert lazy.ends == ["does not read"]
     assert lazy.peer.drained
@@ -659,7 +659,7 @@ def test_a_strangers_service_is_walked_past(loop, service, words: bytes) -> None
     listener = loop.listen([])
     loop.dial(ours, at(port), at(listener.port))
     loop.until(lambda: ours)
-    assert loop.failures == [(f"127.0.0.1:{port}", "is no ddplaunch")]
+    assert loop.failures == [(f"127.0.0.1:{port}", "is not ddplaunch")]
 
 
 def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> None:
@@ -677,8 +677,8 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
 @pytest.mark.parametrize(
     ("words", "seconds", "reason"),
     [
-        (b"", 2, "took the connection, but said nothing in 2 s"),
-        (b"\0", 5, "did not say who it is in 5 s"),
+        (b"", 2, "accepted the connection, but sent nothing in 2 s"),
+        (b"\0", 5, "handshake not completed in 5 s"),
     ],
     ids=["nothing", "half a word"],
 )
@@ -688,7 +688,7 @@ def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words: 
     dialer = loop.dial([], at(port))
     loop.until(lambda: dialer._attempts)
     (attempt,) = dialer._attempts
-    loop.until(lambda: attempt._greeting and (attempt._greeting.heard or not words))
+    loop.until(lambda: attempt._greeting and (attempt._greeting.received_any or not words))
     assert dialer.deadline == 100.0 + seconds
     loop.stopped = dialer.deadline
     loop.until(lambda: loop.failures)
@@ -725,7 +725,7 @@ def test_new_targets_take_the_place_of_the_old(loop) -> None:
     listener = loop.listen([])
     dialer = loop.dial(ours, at(free_port()))
     loop.until(lambda: loop.failures)
-    dialer.aim([at(listener.port)])
+    dialer.set_targets([at(listener.port)])
     loop.until(lambda: ours)
     assert len(loop.failures) == 1
 
@@ -738,7 +738,7 @@ def test_a_dialer_finds_the_way_again_after_the_connection_is_lost(loop) -> None
     loop.until(lambda: theirs and ours)
     theirs[0].peer.close()
     loop.until(lambda: ours[0].ends)
-    dialer.aim([at(listener.port)])
+    dialer.set_targets([at(listener.port)])
     loop.until(lambda: len(theirs) == 2 and len(ours) == 2)
     loop.undisturbed(theirs[1], ours[1])
 

@@ -98,7 +98,7 @@ def test_without_the_command_nothing_starts(job, machine):
     result = job.run(*ASKED, PROGRAMS / "place.py", env=machine("H200"))
     assert result.status == 2
     assert result.err == (
-        "error: --mps: there is no nvidia-cuda-mps-control in PATH\n\n"
+        "error: --mps: nvidia-cuda-mps-control was not found on PATH\n\n"
         "hint: it comes with NVIDIA's driver; in a container mount it, or leave --mps out\n"
     )
     job.nothing_left()

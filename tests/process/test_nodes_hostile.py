@@ -181,7 +181,7 @@ def test_strangers_are_shown_out_and_told_of_once(visit, refusals):
         visitor = visit()
         visitor.shout(words)
         visitor.is_shown_out()
-    assert refusals() == [FROM + "is no ddplaunch"]
+    assert refusals() == [FROM + "is not ddplaunch"]
 
 
 def test_hundreds_of_half_open_connections_cost_an_agent_that_comes_late_nothing(visit, nodes, program, refusals):
@@ -191,7 +191,7 @@ def test_hundreds_of_half_open_connections_cost_an_agent_that_comes_late_nothing
     nodes.started.remove(late)
     assert nodes.statuses(late, timeout=10) == [2]
     assert "node rank 1 is taken" in late.err
-    assert FROM + "too many connections that do not say who they are" in refusals()
+    assert FROM + "too many unauthenticated connections" in refusals()
 
 
 def test_another_job_or_protocol_is_refused_by_name(visit, refusals):

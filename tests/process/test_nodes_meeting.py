@@ -247,5 +247,5 @@ def test_where_every_port_is_taken_node_0_says_so(nodes, program):
     assert nodes.statuses(node, timeout=15) == [2]
     for service in services:
         service.close()
-    assert f"error: no free port at 127.0.0.1 for agents to meet: {nodes.port + 1} is taken, " in node.err
+    assert f"error: no free port at 127.0.0.1 for the agents: {nodes.port + 1} is taken, " in node.err
     assert node.err.count("error: ") == 1

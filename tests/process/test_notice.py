@@ -22,29 +22,29 @@ def said(lines: str) -> list[str]:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_is_a_notice_and_ends_nothing(name):
     assert said(f"""
-notice.listen()
-print(notice.heard())
+notice.install_handlers()
+print(notice.received())
 os.kill(me, signal.{name})
-print(notice.heard())
+print(notice.received())
 """) == ["False", "True"]
 
 
 def test_a_handler_that_the_program_had_installed_is_still_called():
     assert said("""
 signal.signal(signal.SIGTERM, lambda signum, frame: print("mine", signum, frame is not None))
-notice.listen()
-notice.listen()
+notice.install_handlers()
+notice.install_handlers()
 os.kill(me, signal.SIGTERM)
-print(notice.heard())
+print(notice.received())
 """) == ["mine 15 True", "True"]
 
 
 def test_ctrl_c_as_a_notice_is_no_interrupt():
     assert said("""
 os.environ["DDPLAUNCH_NOTICE_SIGNALS"] = "INT"
-notice.listen()
+notice.install_handlers()
 os.kill(me, signal.SIGINT)
-print(notice.heard())
+print(notice.received())
 """) == ["True"]
 
 
@@ -52,14 +52,14 @@ def test_another_thread_cannot_begin_to_listen():
     assert said("""
 def begin():
     try:
-        notice.listen()
+        notice.install_handlers()
     except RuntimeError as error:
         print(error)
 threading.Thread(target=begin).start()
 """) == ["the first should_stop() installs signal handlers: call it once in the main thread before"]
 
 
-@pytest.mark.parametrize("begin", ["notice.spare_children()", "notice.listen()"])
+@pytest.mark.parametrize("begin", ["notice.spare_children()", "notice.install_handlers()"])
 def test_a_forked_child_outlives_a_notice_and_ends_by_sigterm(begin):
     """As DataLoader's processes: multiprocessing ends them by SIGTERM."""
     assert said(f"""
@@ -67,10 +67,10 @@ def test_a_forked_child_outlives_a_notice_and_ends_by_sigterm(begin):
 child = os.fork()
 if not child:
     os.kill(os.getpid(), signal.SIGUSR1)
-    print(notice.heard(), flush=True)
+    print(notice.received(), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(0)
-print(os.WTERMSIG(os.waitpid(child, 0)[1]), notice.heard())
+print(os.WTERMSIG(os.waitpid(child, 0)[1]), notice.received())
 """) == ["False", "15 False"]
 
 
@@ -78,12 +78,12 @@ def test_a_child_keeps_the_handlers_of_the_program():
     assert said("""
 signal.signal(signal.SIGUSR1, lambda *_: print("mine", flush=True))
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-notice.listen()
+notice.install_handlers()
 if child := os.fork():
     os.waitpid(child, 0)
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGTERM)
-print(notice.heard())
+print(notice.received())
 """) == ["mine", "False", "mine", "True"]
 
 

@@ -142,7 +142,7 @@ def test_the_device_is_the_one_that_is_told_or_counted(worker, env, devices, exp
         (
             {"DDPLAUNCH_DEVICE": "gpu:0"},
             {},
-            "DDPLAUNCH_DEVICE is 'gpu:0', which is no device of torch; say cpu, cuda:0",
+            "DDPLAUNCH_DEVICE is 'gpu:0', which is no device of torch; use cpu, cuda:0",
         ),
         ({"DDPLAUNCH_DEVICE": "cuda:x"}, {"cuda": 1}, "DDPLAUNCH_DEVICE is 'cuda:x', which is no device of torch"),
         ({"DDPLAUNCH_DEVICE": "cuda:2"}, {"cuda": 2}, r"'cuda:2', but torch \S+ sees only 2 of that kind here$"),
@@ -193,7 +193,7 @@ def test_an_init_method_that_is_none_is_an_error(worker, monkeypatch):
 
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", "file:meet")
     with pytest.raises(
-        ValueError, match=r"^DDPLAUNCH_INIT_METHOD is 'file:meet'; say env://, tcp://HOST:PORT or file:///"
+        ValueError, match=r"^DDPLAUNCH_INIT_METHOD is 'file:meet'; use env://, tcp://HOST:PORT or file:///"
     ):
         worker["group"]._new_store(Place(0, 2), None)
 

@@ -15,7 +15,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.output.collapse import WAIT
-from ddplaunch.output.lines import LONGEST, UPDATE_INTERVAL
+from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
@@ -26,7 +26,7 @@ from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
     ("concepts/failure-report.md", f"waits for up to **{SETTLE:g} seconds** for another one"),
-    ("concepts/output.md", f"A line longer than {LONGEST >> 20} MiB is cut"),
+    ("concepts/output.md", f"A line longer than {MAX_LINE >> 20} MiB is cut"),
     ("concepts/output.md", f"every {UPDATE_INTERVAL:g} seconds at most"),
     ("concepts/output.md", f"about {FULL >> 20} MiB are kept"),
     ("concepts/output.md", f"They wait for **{STUCK:g} seconds** without a byte being taken"),

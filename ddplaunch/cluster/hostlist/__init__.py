@@ -1,6 +1,6 @@
 """Which hosts a text names: Slurm's host lists, --hosts, host files and filters. Pure: text in, values out; resolves no name.
 
-Every reader takes the word for where the text came from ("--hosts", "SLURM_JOB_NODELIST", "hosts.txt:3"), for its errors.
+Every parser takes the origin of its text ("--hosts", "SLURM_JOB_NODELIST", "hosts.txt:3"), for error messages.
 """
 
 from __future__ import annotations

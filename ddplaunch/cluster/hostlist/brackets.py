@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.cluster.hostlist.host import MOST_HOSTS, checked, number, shown, too_many, wrong
+from ddplaunch.cluster.hostlist.host import MAX_HOSTS, checked, number, shown, too_many, wrong
 from ddplaunch.record import record
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
@@ -29,7 +29,7 @@ def expand(text: str, origin: str) -> tuple[str, ...]:
     names: list[str] = []
     for piece in split(text, origin):
         names += expand_piece(piece, origin)
-        if len(names) > MOST_HOSTS:
+        if len(names) > MAX_HOSTS:
             raise too_many(text, origin)
     return tuple(names)
 
@@ -65,14 +65,14 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     Raises:
         LaunchError: it names no hosts, or too many.
     """
-    # odd parts stood in brackets
+    # odd parts were in brackets
     parts = [
         _ranges(part, piece, origin) if index % 2 else part for index, part in enumerate(re.split(r"[\[\]]", piece))
     ]
-    if math.prod(sum(len(one.numbers) for one in part) for part in parts if not isinstance(part, str)) > MOST_HOSTS:
+    if math.prod(sum(len(one.numbers) for one in part) for part in parts if not isinstance(part, str)) > MAX_HOSTS:
         raise too_many(piece, origin)
-    words = [[part] if isinstance(part, str) else [word for one in part for word in one.words()] for part in parts]
-    before, last = words[:-2], words[-2:]  # the last bracket, and what follows it
+    choices = [[part] if isinstance(part, str) else [text for one in part for text in one.texts()] for part in parts]
+    before, last = choices[:-2], choices[-2:]  # the last bracket, and what follows it
     combinations = itertools.product(*reversed(before), *last)
     count = len(before)
     return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]
@@ -80,18 +80,18 @@ def expand_piece(piece: str, origin: str) -> list[str]:
 
 @record
 class _Range:
-    """Numbers of a bracket, which may be a great many: they are written out when they are known not to be."""
+    """Numbers in brackets, expanded to text only once they are known not to be too many."""
 
     numbers: range
     width: int  # digits; shorter numbers are padded with zeros
 
-    def words(self) -> list[str]:
+    def texts(self) -> list[str]:
         """The numbers as they stand in names."""
         return [f"{number:0{self.width}}" for number in self.numbers]
 
 
 def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
-    """What stands in brackets: numbers and ranges between commas."""
+    """The content of brackets: numbers and ranges between commas."""
     found = []
     for part in content.split(","):
         matched = _RANGE.fullmatch(part.strip())
@@ -117,8 +117,8 @@ def counts(text: str, origin: str) -> tuple[int, ...]:
     for part in text.split(","):
         matched = _COUNT.fullmatch(part.strip())
         value = number(matched[1], _LARGEST) if matched else None
-        times = number(matched[2] or "1", MOST_HOSTS) if matched else None
-        if value is None or times is None or len(found) + times > MOST_HOSTS:
+        times = number(matched[2] or "1", MAX_HOSTS) if matched else None
+        if value is None or times is None or len(found) + times > MAX_HOSTS:
             raise wrong(text, origin, "this is not a list of numbers such as 5,1(x2)")
         found += [value] * times
     return tuple(found)

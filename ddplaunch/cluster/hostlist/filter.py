@@ -62,7 +62,7 @@ def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str
                 what = "there is no such host" if name == text else f"there is no host {shown(name)}"
                 raise wrong(text, origin, what, hint=f"the hosts are {_some(known)}")
             if known[name] in named:
-                raise wrong(text, origin, f"{name} stands there twice", hint=f"name it once, as {name}:0,1")
+                raise wrong(text, origin, f"{name} is listed twice", hint=f"name it once, as {name}:0,1")
             named[known[name]] = chosen
     return named
 
@@ -92,5 +92,5 @@ def _all_devices(host: Host, text: str, origin: str) -> tuple[str, ...]:
         return host.devices
     if host.slots is None:
         what = f"how many devices {host.address} has is not known"
-        raise wrong(text, origin, what, hint=f"say it where the hosts are listed: {host.address}:4")
+        raise wrong(text, origin, what, hint=f"list it with their number: {host.address}:4")
     return tuple(map(str, range(host.slots)))

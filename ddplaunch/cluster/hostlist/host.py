@@ -1,4 +1,4 @@
-"""A host as somebody has named it, and what may stand for its name. Decides nothing about what runs there."""
+"""A host as the user or the cluster names it, and the grammar of its name. Decides nothing about what runs there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import record
 
-MOST_HOSTS = 65536
-MOST_SLOTS = 65536
+MAX_HOSTS = 65536
+MAX_SLOTS = 65536
 
 # no leading "-": ssh would take the name for an option
 _USER = r"(?:[A-Za-z0-9_][\w.+-]*@)?"
@@ -22,8 +22,8 @@ class Host:
     """A host of the job."""
 
     name: str  # as ssh takes it: "gpu01", "user@gpu01", "10.0.0.2", "fe80::1"
-    slots: int | None = None  # workers; None: not said
-    devices: tuple[str, ...] | None = None  # indices or UUIDs to use there; None: not said
+    slots: int | None = None  # workers; None: not given
+    devices: tuple[str, ...] | None = None  # indices or UUIDs to use there; None: not given
 
     @property
     def address(self) -> str:
@@ -35,7 +35,7 @@ def checked(name: str, piece: str, origin: str) -> str:
     """Give the name.
 
     Raises:
-        LaunchError: no host can be called so.
+        LaunchError: it is not valid.
     """
     if re.fullmatch(_NAME, name, re.ASCII) or ((found := re.fullmatch(_IPV6, name, re.ASCII)) and _is_ipv6(found[1])):
         return name
@@ -50,10 +50,10 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def number(text: str, most: int) -> int | None:
-    """Give the number from 0 to `most`, None if the text is none."""
+def number(text: str, limit: int) -> int | None:
+    """Give the number from 0 to `limit`, None if the text is none."""
     # int() would take "1_0", "+1" and the digits of other scripts as well
-    if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > most:
+    if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > limit:
         return None
     return int(text)
 
@@ -65,10 +65,10 @@ def wrong(piece: str, origin: str, what: str, *, hint: str | None = None) -> Lau
 
 def too_many(piece: str, origin: str) -> LaunchError:
     """Make the error that a text names more hosts than any job has."""
-    return wrong(piece, origin, f"these are more than {MOST_HOSTS} hosts")
+    return wrong(piece, origin, f"these are more than {MAX_HOSTS} hosts")
 
 
 def shown(text: str) -> str:
-    """Write a text as it can stand in a message."""
+    """Write a text as messages show it."""
     short = text if len(text) <= 60 else f"{text[:57]}..."
     return f'"{short}"' if short.isprintable() else ascii(short)

@@ -1,7 +1,7 @@
-"""Hosts given by a user: --hosts and host files. Pure; reads the text that it is handed, opens nothing.
+"""Hosts given by a user: --hosts and host files. Pure: parses text, opens no file.
 
-The grammar is the union of those that people have: DeepSpeed's `HOST slots=N`, Open MPI's `HOST slots=N max_slots=M`, MPICH's
-`HOST:N`, a machine file with a line for each slot, and Slurm's lists where a host may stand. `gpus=0,2` names devices.
+The grammar is the union of those in use: DeepSpeed's `HOST slots=N`, Open MPI's `HOST slots=N max_slots=M`, MPICH's
+`HOST:N`, a machine file with a line for each slot, and Slurm's lists in place of a host. `gpus=0,2` names devices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ddplaunch.cluster.hostlist.brackets import expand_piece, split
-from ddplaunch.cluster.hostlist.host import MOST_HOSTS, MOST_SLOTS, Host, checked, number, shown, too_many, wrong
+from ddplaunch.cluster.hostlist.host import MAX_HOSTS, MAX_SLOTS, Host, checked, number, shown, too_many, wrong
 from ddplaunch.errors import LaunchError
 from ddplaunch.record import record, replace
 
@@ -64,27 +64,27 @@ def _line(content: str, origin: str) -> _Line:
     hosts: list[Host] = []
     for piece in split(names, origin):
         hosts += _hosts_of(piece, content, origin)
-        if len(hosts) > MOST_HOSTS:
+        if len(hosts) > MAX_HOSTS:
             raise too_many(content, origin)
     slots, devices = _settings(settings, content, origin)
     if slots is not None and any(host.slots is not None for host in hosts):
-        raise wrong(content, origin, "the number of slots stands there twice", hint="leave one of them out")
+        raise wrong(content, origin, "the number of slots is given twice", hint="leave one of them out")
     found = [Host(name=host.name, slots=slots or host.slots, devices=devices) for host in hosts]
     return _Line(tuple(found), content, origin)
 
 
-def _settings(words: Sequence[str], content: str, origin: str) -> tuple[int | None, tuple[str, ...] | None]:
+def _settings(settings: Sequence[str], content: str, origin: str) -> tuple[int | None, tuple[str, ...] | None]:
     """The slots and the devices of a line."""
     slots, devices = None, None
-    for word in words:
-        key, _, value = word.partition("=")
+    for setting in settings:
+        key, _, value = setting.partition("=")
         if key == "slots":
             slots = _slots(value, content, origin)
         elif key == "gpus":
             devices = parse_devices(value, content, origin)
         elif key not in _IGNORED:
             hint = "a line is HOST, HOST:4, HOST slots=4 or HOST gpus=0,2; settings of ssh belong in ~/.ssh/config"
-            raise wrong(content, origin, f"{shown(word)} is not known", hint=hint)
+            raise wrong(content, origin, f"{shown(setting)} is not known", hint=hint)
     return slots, devices
 
 
@@ -92,14 +92,14 @@ def parse_devices(text: str, piece: str, origin: str) -> tuple[str, ...]:
     """Read device indices and GPU-/MIG- UUIDs, separated by commas.
 
     Raises:
-        LaunchError: one of them is none, or stands there twice.
+        LaunchError: one of them is not a device, or is listed twice.
     """
     found = [str(int(part)) if part.isdecimal() and part.isascii() else part for part in text.split(",")]
     for device in found:
         if not re.fullmatch(_DEVICE, device, re.ASCII):
             raise wrong(piece, origin, f"{shown(device)} is not a device", hint="type indices or UUIDs such as 0,2")
         if found.count(device) > 1:
-            raise wrong(piece, origin, f"device {device} stands there twice", hint="leave one out")
+            raise wrong(piece, origin, f"device {device} is listed twice", hint="leave one out")
     return tuple(found)
 
 
@@ -114,9 +114,9 @@ def _hosts_of(piece: str, line: str, origin: str) -> tuple[Host, ...]:
 
 
 def _slots(text: str, piece: str, origin: str) -> int:
-    found = number(text, MOST_SLOTS)
+    found = number(text, MAX_SLOTS)
     if not found:
-        raise wrong(piece, origin, f"{shown(text)} is not a number of slots from 1 to {MOST_SLOTS}")
+        raise wrong(piece, origin, f"{shown(text)} is not a number of slots from 1 to {MAX_SLOTS}")
     return found
 
 
@@ -124,7 +124,7 @@ def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
     """Each host once, in order; one that is named again and again has a slot for each time.
 
     Raises:
-        LaunchError: a host is named again, and something says more of it than its name.
+        LaunchError: a host is named again, with slots or devices.
     """
     times: dict[str, int] = {}
     hosts: dict[str, Host] = {}
@@ -137,7 +137,7 @@ def _merged(lines: Iterable[_Line]) -> tuple[Host, ...]:
             hosts[host.name] = host
             times[host.name] = times.get(host.name, 0) + 1
             named += 1
-        if named > MOST_HOSTS:
+        if named > MAX_HOSTS:
             raise too_many(line.piece, line.origin)
     if len(hosts) == named:
         return tuple(hosts.values())

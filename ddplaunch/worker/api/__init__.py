@@ -1,1 +1,1 @@
-"""What `import ddplaunch` offers a script: where it is, its device, its group, and whether to stop. Starts no process."""
+"""What `import ddplaunch` offers a script: its rank, its device, its group, and whether to stop. Starts no process."""

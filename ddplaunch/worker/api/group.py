@@ -1,4 +1,4 @@
-"""Joins the job's process group as the variables say, and leaves it at the end. Decides nothing about devices."""
+"""Joins the process group that the variables describe, and leaves it at the end. Decides nothing about devices."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Membership:
             dist.destroy_process_group()
 
 
-_store: dist.Store | None = None  # kept for the next group: a worker that is quick must not meet a store that is ending
-_joined = 0  # how many groups this process has joined by us
-_latest: ref[dist.ProcessGroup] | None = None  # the last of them, weakly, or it would outlive its end
-_asked: object = None  # for it
+_store: dist.Store | None = None  # kept for the next group: a fast worker must not connect to a store that is closing
+_joined = 0  # how many groups this process has joined through ddplaunch
+_latest: ref[dist.ProcessGroup] | None = None  # the last of them, weak so that destroy_process_group() frees it
+_asked: object = None  # its arguments
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> Membership:
     """Join the other workers in torch's default process group, and make this worker's device the current one.
 
-    The backend is that of `DDPLAUNCH_BACKEND`, else the one that suits `device()`: NCCL, XCCL or gloo. The workers meet
-    as `DDPLAUNCH_INIT_METHOD` says, else by `MASTER_ADDR` and `MASTER_PORT`; a single worker, as under plain `python`,
-    meets nobody and needs no port. `timeout` and all further options go to `torch.distributed.init_process_group`.
+    The backend is that of `DDPLAUNCH_BACKEND`, else the one that suits `device()`: NCCL, XCCL or gloo. The workers find
+    each other by `DDPLAUNCH_INIT_METHOD`, else by `MASTER_ADDR` and `MASTER_PORT`; a single worker, as under plain `python`,
+    needs no rendezvous and no port. `timeout` and all further options go to `torch.distributed.init_process_group`.
 
-    Called again for the same it changes nothing. The group is left at the end of the program, or of a `with` block:
+    Called again with the same arguments it changes nothing. The group is left at the end of the program, or of a `with` block:
 
         with ddplaunch.init_process_group():
             train()
 
     Raises:
-        ValueError: a variable holds what cannot be.
+        ValueError: a variable has an invalid value.
         RuntimeError: there is another process group already, or an earlier run has left the file of `file://`. Besides,
             what torch raises.
     """
@@ -63,7 +63,7 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
         if _latest is not None and _latest() is dist.group.WORLD and _asked == asked:
             return Membership()
         raise RuntimeError(
-            "there is a process group already, and it was not asked for with the same words: "
+            "there is a process group already, and it was made with other arguments: "
             "call torch.distributed.destroy_process_group() first, or join once"
         )
     here, chosen = place(os.environ), device()
@@ -72,7 +72,7 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
     backend = backend or os.environ.get("DDPLAUNCH_BACKEND") or suitable(chosen.type, _has)
     if "nccl" in backend and chosen.type == "cuda":
         options.setdefault("device_id", chosen)  # NCCL connects now, and need not guess the device later
-    _meet(here, timeout, options)
+    _set_rendezvous(here, timeout, options)
     dist.init_process_group(backend, timeout=timeout, **options)
     assert dist.group.WORLD is not None
     _latest, _asked = ref(dist.group.WORLD), asked
@@ -90,8 +90,8 @@ def _has(backend: str) -> bool:
     return dist.is_backend_available(backend)
 
 
-def _meet(here: Place, timeout: timedelta | None, options: dict[str, Any]) -> None:
-    """Say in the options how the workers find each other, unless they say it."""
+def _set_rendezvous(here: Place, timeout: timedelta | None, options: dict[str, Any]) -> None:
+    """Set in the options how the workers find each other, unless they do."""
     global _store, _joined
     method = options.get("init_method")
     if method == "env://":
@@ -112,22 +112,22 @@ def _new_store(here: Place, timeout: timedelta | None) -> dist.Store:
         return dist.HashStore()
     method = os.environ.get("DDPLAUNCH_INIT_METHOD") or "env://"
     if not method.startswith(("env://", "tcp://", "file:///")):
-        raise ValueError(f"DDPLAUNCH_INIT_METHOD is {method!r}; say {_FORMS}")
+        raise ValueError(f"DDPLAUNCH_INIT_METHOD is {method!r}; use {_FORMS}")
     limit = {} if timeout is None else {"timeout": timeout}
     store: dist.Store = next(dist.rendezvous(method, here.rank, here.world_size, **limit))[0]
     if method.startswith("file:") and store.add(f"ddplaunch/rank/{here.rank}", 1) > 1:
         path = method[len("file://") :]
         raise RuntimeError(
             f"{path} has been used by another worker with rank {here.rank}: an earlier run left it behind, or two jobs "
-            "meet there. Remove it, or name another file"
+            "use it. Remove it, or name another file"
         )
     return store
 
 
 def _leave() -> None:
-    """Leave the group that the program forgot, and the store: threads of theirs would outlive the interpreter.
+    """Leave the group that the program has not left, and the store: threads of theirs would outlive the interpreter.
 
-    Only gloo's, which waits for nobody; torch itself ends what is left of NCCL with the process.
+    Only gloo's, which does not wait for other workers; torch itself ends what is left of NCCL with the process.
     """
     global _store
     if dist.is_initialized() and dist.get_backend() == "gloo":

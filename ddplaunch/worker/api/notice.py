@@ -1,4 +1,4 @@
-"""Hears the signals that announce the end of the job. Refuses to say what the other workers have heard."""
+"""Handles the signals that announce the end of the job, in this worker only; `stop.py` asks the others."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from types import FrameType
 ALWAYS = (signal.SIGTERM, signal.SIGUSR1)
 _ENDS_CHILDREN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
-_heard = False
+_received = False
 _previous: dict[int, object] = {}  # the handlers that were there before ours, by signal; empty: ours are not installed
 _spares_children = False
 
 
-def heard() -> bool:
-    """Whether a notice has come to this process."""
-    return _heard
+def received() -> bool:
+    """Whether this process has received a notice."""
+    return _received
 
 
-def listen() -> None:
-    """Hear the signals of a notice from now on. Handlers that the program has installed go on being called.
+def install_handlers() -> None:
+    """Install handlers for the signals of a notice. Handlers that the program has installed are still called.
 
     Raises: RuntimeError: this is not the main thread, in which alone Python can install handlers. ValueError:
-    `DDPLAUNCH_NOTICE_SIGNALS` names what is no signal.
+    `DDPLAUNCH_NOTICE_SIGNALS` has a name that is no signal.
     """
     if _previous:
         return
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("the first should_stop() installs signal handlers: call it once in the main thread before")
     for signum in signals(os.environ):
-        _previous[signum] = signal.signal(signum, _hear)
+        _previous[signum] = signal.signal(signum, _on_signal)
     spare_children()
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
     """Give the signals that are a notice: SIGTERM, SIGUSR1 and those of `DDPLAUNCH_NOTICE_SIGNALS`. Pure.
 
-    Raises: ValueError: a name is not that of a signal, or of one that no process hears.
+    Raises: ValueError: a name is not that of a signal, or of one that no process can handle.
     """
-    said = env.get("DDPLAUNCH_NOTICE_SIGNALS", "")
+    names = env.get("DDPLAUNCH_NOTICE_SIGNALS", "")
     found = dict.fromkeys(ALWAYS)
-    for word in filter(None, (word.strip() for word in said.split(","))):
-        name = word.upper() if word.upper().startswith("SIG") else f"SIG{word.upper()}"
+    for text in filter(None, (text.strip() for text in names.split(","))):
+        name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
         signum = signal.Signals.__members__.get(name)
         if signum is None or signum in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"DDPLAUNCH_NOTICE_SIGNALS is {said!r}, and {word!r} is no signal that can be heard")
+            raise ValueError(f"DDPLAUNCH_NOTICE_SIGNALS is {names!r}, and {text!r} is no signal that can be handled")
         found[signum] = None
     return list(found)
 
 
 def spare_children() -> None:
-    """See to it that forked children, such as data loaders, neither die of a notice nor hear it in our place.
+    """Keep forked children, such as data loaders, from being killed by a notice or handling it in our place.
 
-    The signals go to the whole process group of a worker. A child that SIGUSR1 has ended would fail the step during
+    The signals go to the whole process group of a worker. A child killed by SIGUSR1 would fail the step during
     which the workers agree to stop. SIGTERM still ends children: that is how their parents end them.
     """
     global _spares_children
@@ -64,19 +64,19 @@ def spare_children() -> None:
         os.register_at_fork(after_in_child=_in_child)
 
 
-def _hear(signum: int, frame: FrameType | None) -> None:
-    global _heard
-    _heard = True
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    global _received
+    _received = True
     previous = _previous.get(signum)
     if callable(previous) and previous is not signal.default_int_handler:
         previous(signum, frame)
 
 
 def _in_child() -> None:
-    global _heard
-    _heard = False
+    global _received
+    _received = False
     for signum in signals(os.environ):
-        handler = _previous.get(signum) if signal.getsignal(signum) is _hear else signal.getsignal(signum)
+        handler = _previous.get(signum) if signal.getsignal(signum) is _on_signal else signal.getsignal(signum)
         if handler is signal.SIG_DFL and signum not in _ENDS_CHILDREN:
             handler = _pass  # not SIG_IGN, which the programs that a child starts would inherit
         signal.signal(signum, handler)  # type: ignore[arg-type]

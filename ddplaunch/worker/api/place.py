@@ -16,14 +16,14 @@ class Place(NamedTuple):
 def place(env: Mapping[str, str]) -> Place:
     """Give rank and world size, those of a single process if no launcher has set them.
 
-    Raises: ValueError: half of the variables are missing, or they cannot be.
+    Raises: ValueError: one of the variables is missing, or they contradict each other.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
     if len(missing) == 2:
         return Place(0, 1)
     if missing:
         there = "RANK" if missing == ["WORLD_SIZE"] else "WORLD_SIZE"
-        raise ValueError(f"{there} is set and {missing[0]} is not: whatever starts the workers must set both or none")
+        raise ValueError(f"{there} is set and {missing[0]} is not: a launcher must set both or none")
     found = Place(number("RANK", env), number("WORLD_SIZE", env))
     if found.rank >= found.world_size:
         raise ValueError(f"RANK is {found.rank}, but WORLD_SIZE is {found.world_size}: ranks count from 0")

@@ -1,4 +1,4 @@
-"""Has all workers answer alike whether to stop. Refuses to guess: it asks, or fails as the other workers are gone."""
+"""Has all workers agree whether to stop. Refuses to guess: it asks the other workers, or fails if one is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from ddplaunch.worker.api.notice import heard, listen
+from ddplaunch.worker.api.notice import install_handlers, received
 from ddplaunch.worker.api.place import place
 
 _stopping = False
@@ -19,35 +19,35 @@ _beside: ref[dist.ProcessGroup] | None = None
 
 
 def should_stop(*, every: int = 1) -> bool:
-    """Return whether to save and leave: True at the same call in every worker, once any of them has had a notice.
+    """Return whether to save and leave: True at the same call in every worker, once any of them has received a notice.
 
     A notice is SIGTERM, SIGUSR1 or a signal in `DDPLAUNCH_NOTICE_SIGNALS`. The first call installs their handlers, and
-    those that the program has installed are still called. Until then a signal does what it always does: ends the worker.
-    After True the answer stays True.
+    those that the program has installed are still called. Until then a signal has its default action: it ends the worker.
+    After True the result stays True.
 
     It is a collective: every worker calls it equally often, say once a step. With `every=10` only each tenth call asks
-    the others; those between return False. The workers talk over gloo on the CPU, so no GPU is waited for.
+    the others; those between return False. The collective runs in gloo on the CPU and waits for no GPU.
 
     Raises:
         RuntimeError: another worker is gone; or there is no process group, though there are other workers; or the first
             call is not made in the main thread.
-        ValueError: `every` is less than 1, or a variable holds what cannot be.
+        ValueError: `every` is less than 1, or a variable has an invalid value.
     """
     global _stopping, _calls
     if every < 1:
         raise ValueError(f"every is {every}, but a call can be skipped only between calls that are not")
-    listen()
+    install_handlers()
     if _stopping:
         return True
     if _world_size() == 1:
-        _stopping = heard()
+        _stopping = received()
         return _stopping
     group = _join()
     _calls += 1
     if _calls % every == 0:
-        told = torch.tensor([int(heard())], dtype=torch.int32, device="cpu")
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-        _stopping = bool(told.item())
+        noticed = torch.tensor([int(received())], dtype=torch.int32, device="cpu")
+        dist.all_reduce(noticed, dist.ReduceOp.MAX, group=group)
+        _stopping = bool(noticed.item())
     return _stopping
 
 
@@ -64,7 +64,7 @@ def _world_size() -> int:
 
 
 def _join() -> dist.ProcessGroup:
-    """Give the group of our own, made anew if the default group is another one than before."""
+    """Give our own group, made anew if the default group has changed."""
     global _group, _beside, _calls
     group, world = _group() if _group else None, dist.group.WORLD
     if group is None or _beside is None or _beside() is not world:

@@ -48,13 +48,14 @@ def test_a_cluster_may_be_forced(cluster: str, asked: dict[str, Any]) -> None:
 
 
 MISSING = {
-    "ssh": "--hosts or --hostfile",
-    "static": "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint",
-    "slurm": "SLURM_JOB_ID",
-    "kubernetes": "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod",
-    "mpi": "OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the like, of several processes",
-    "pbs": "PBS_NODEFILE",
-    "lsf": "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE",
+    "ssh": "it needs --hosts or --hostfile",
+    "static": "it needs --nnodes with --node-rank and --master-addr, or with --rdzv-endpoint",
+    "slurm": "not inside a job of this kind, which sets SLURM_JOB_ID",
+    "kubernetes": "not inside a job of this kind, which sets JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod",
+    "mpi": "not inside a job of this kind, which sets OMPI_COMM_WORLD_RANK, PMI_RANK, PALS_RANKID, FLUX_TASK_RANK or the "
+    "like, of several processes",
+    "pbs": "not inside a job of this kind, which sets PBS_NODEFILE",
+    "lsf": "not inside a job of this kind, which sets LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE",
 }
 
 
@@ -62,7 +63,7 @@ MISSING = {
 def test_a_forced_cluster_that_is_not_there_is_refused_with_what_it_is_known_by(cluster: str) -> None:
     with pytest.raises(LaunchError) as raised:
         found(cluster=cluster)
-    message = f"--cluster {cluster}: this is no job of that kind, which has {MISSING[cluster]}"
+    message = f"--cluster {cluster}: {MISSING[cluster]}"
     assert (raised.value.message, raised.value.hint) == (message, "leave --cluster out to see what is found")
 
 
@@ -81,17 +82,17 @@ def test_a_worker_may_start_a_job_by_flags() -> None:
 
 
 def test_several_nodes_of_nothing_known_are_refused() -> None:
-    with pytest.raises(LaunchError, match="nothing says where the other nodes are"):
+    with pytest.raises(LaunchError, match="neither the hosts nor the rank of this node are given"):
         found(nnodes=(3, 3))
 
 
 def test_nodes_that_do_not_talk_work_out_alike_where_their_workers_meet() -> None:
     first, second = (found(captured(f"slurm-node-{rank}"), no_control=True) for rank in (0, 1))
-    assert first.meeting is second.meeting is None
+    assert first.rendezvous is second.rendezvous is None
     assert (first.address, first.port) == (second.address, second.port) == ("node1", 20008)
-    assert first.port_reason == "nodes that do not talk cannot reserve one"
+    assert first.port_reason == "without a control channel none is reserved"
     told = found(nnodes=(2, 2), node_rank=1, master_addr="a", master_port=4000, no_control=True)
-    assert (told.address, told.port, told.port_reason, told.meeting) == ("a", 4000, "--master-port", None)
+    assert (told.address, told.port, told.port_reason, told.rendezvous) == ("a", 4000, "--master-port", None)
     alone = found(no_control=True)
     assert (alone.port, alone.nnodes) == (None, (1, 1))
 
@@ -99,12 +100,12 @@ def test_nodes_that_do_not_talk_work_out_alike_where_their_workers_meet() -> Non
 SILENT = [
     (
         {"nnodes": (2, 2), "rdzv_endpoint": "a:1"},
-        "--no-control: nobody gives this node its rank",
+        "--no-control: no coordinator assigns this node its rank",
         "add --node-rank and --master-addr",
     ),
     (
         {"nnodes": (1, 2), "node_rank": 0, "master_addr": "a"},
-        "--no-control: nodes that do not talk cannot agree on their number",
+        "--no-control: without a control channel nodes cannot agree on their number",
         "--nnodes N",
     ),
 ]
@@ -155,11 +156,11 @@ def test_any_variables_and_flags_give_an_allocation_or_an_error(
         return
     least, most = job.nnodes
     assert 1 <= least <= most
-    assert not (job.meeting and job.start)
+    assert not (job.rendezvous and job.start)
     assert bool(job.start) == bool(job.starter)
     assert len(job.hosts) in (0, most)
     assert job.node_rank is None or 0 <= job.node_rank < most
-    assert most == 1 or job.start or job.meeting or (job.address and job.port)
-    if job.meeting:
-        assert job.meeting.addresses
-        assert job.meeting.ports
+    assert most == 1 or job.start or job.rendezvous or (job.address and job.port)
+    if job.rendezvous:
+        assert job.rendezvous.addresses
+        assert job.rendezvous.ports

@@ -182,9 +182,9 @@ BAD_FILES = [
     ("a\nb slots=x\n", '"b slots=x" in hosts.txt:2: "x" is not a number of slots from 1 to 65536'),
     ("a port=22", '"a port=22" in hosts.txt:1: "port=22" is not known'),
     ("a 4", '"a 4" in hosts.txt:1: "4" is not known'),
-    ("a:4 slots=4", '"a:4 slots=4" in hosts.txt:1: the number of slots stands there twice'),
+    ("a:4 slots=4", '"a:4 slots=4" in hosts.txt:1: the number of slots is given twice'),
     ("a slots=4\na slots=4", '"a slots=4" in hosts.txt:2: a is named twice'),
-    ("a gpus=0,0", '"a gpus=0,0" in hosts.txt:1: device 0 stands there twice'),
+    ("a gpus=0,0", '"a gpus=0,0" in hosts.txt:1: device 0 is listed twice'),
     ("a gpus=x", '"a gpus=x" in hosts.txt:1: "x" is not a device'),
     ("a gpus=", '"a gpus=" in hosts.txt:1: "" is not a device'),
     ("n[2-1]", '"n[2-1]" in hosts.txt:1: the range 2-1 runs backwards'),
@@ -232,12 +232,12 @@ def test_excluded_hosts_and_devices_are_left_out(text: str, hosts: list[Host]) -
 
 BAD_CHOICES = [
     (include, "d", '"d" in --x: there is no such host', "the hosts are a, b, c"),
-    (include, "a@a", '"a@a" in --x: a stands there twice', "name it once, as a:0,1"),
+    (include, "a@a", '"a@a" in --x: a is listed twice', "name it once, as a:0,1"),
     (include, "a:4", '"a:4" in --x: a has no device 4', "it has 0, 1, 2, 3"),
     (include, "c:1", '"c:1" in --x: c has no device 1', "it has 0, 2"),
     (include, "c:GPU-1", '"c:GPU-1" in --x: c has no device GPU-1', "it has 0, 2"),
     (include, "a:0,b", '"a:0,b" in --x: "b" is not a device', "type indices or UUIDs such as 0,2"),
-    (exclude, "b:0", '"b:0" in --x: how many devices b has is not known', "say it where the hosts are listed: b:4"),
+    (exclude, "b:0", '"b:0" in --x: how many devices b has is not known', "list it with their number: b:4"),
     (exclude, "a,b,c", '"a,b,c" in --x: no host is left', None),
     (exclude, "@", '"" in --x: there is no host', "type names such as gpu01,gpu02"),
 ]

@@ -19,9 +19,9 @@ LSF = {"LSB_JOBID": "84", "LSB_HOSTS": "n1 n1 n2 n2", "LSB_MCPU_HOSTS": "n1 2 n2
 def test_listed_hosts_are_the_nodes() -> None:
     job = found(hosts="a,b:4,c")
     assert (job.cluster, job.starter, job.start) == ("ssh", "ssh", (A, B, C))
-    assert (job.hosts, job.nnodes, job.meeting, job.notes) == (("a", "b", "c"), (3, 3), None, ())
+    assert (job.hosts, job.nnodes, job.rendezvous, job.notes) == (("a", "b", "c"), (3, 3), None, ())
     # ssh may know names that workers do not
-    assert (job.address, job.address_reason) == (None, "node 0 says how the others reach it")
+    assert (job.address, job.address_reason) == (None, "chosen by node 0 when the nodes have joined")
     assert (job.port, job.port_reason) == (None, "a free one is reserved at the start")
 
 
@@ -77,13 +77,13 @@ BAD = [
         "--node-rank 1: ddplaunch starts all nodes of --hosts a,b itself, in their order",
         "leave --node-rank out",
     ),
-    ({"hosts": "a,b:2", "nproc_per_node": 4}, "--nproc-per-node 4, but b has 2 slots", "give it as many: b:4"),
-    ({"hosts": "a:1,b", "nproc_per_node": 2}, "--nproc-per-node 2, but a has 1 slot", "give it as many: a:2"),
+    ({"hosts": "a,b:2", "nproc_per_node": 4}, "--nproc-per-node 4, but b has 2 slots", "list it as b:4"),
+    ({"hosts": "a:1,b", "nproc_per_node": 2}, "--nproc-per-node 2, but a has 1 slot", "list it as a:2"),
     ({"hosts": "a,,b"}, '"a,,b" in --hosts: a name is missing beside a comma', "type names such as gpu01,gpu02"),
     ({"hostfile": "hosts.txt"}, "--hostfile hosts.txt: no such file or directory", None),
     (
         {"hosts": "a,b", "no_control": True},
-        "--no-control: agents that ddplaunch starts on other hosts talk to this one",
+        "--no-control: agents that ddplaunch starts on other hosts need a control channel to this one",
         "leave --no-control out",
     ),
 ]
@@ -170,7 +170,7 @@ def test_simulated_nodes_are_as_many_as_are_asked_for() -> None:
     nodes = ("node-0", "node-1", "node-2")
     assert (job.cluster, job.starter, job.hosts) == ("local", "simulate", nodes)
     assert (job.start, job.nnodes) == (tuple(Host(name=name) for name in nodes), (3, 3))
-    assert (job.address, job.meeting) == ("127.0.0.1", None)
+    assert (job.address, job.rendezvous) == ("127.0.0.1", None)
     elastic = found(simulate="share", nnodes=(2, 4))
     assert (elastic.nnodes, len(elastic.start)) == ((2, 4), 4)
 

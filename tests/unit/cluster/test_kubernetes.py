@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster import Meeting
+from ddplaunch.cluster import Rendezvous
 from ddplaunch.errors import LaunchError
 from tests.unit.environments import found
 
@@ -21,8 +21,8 @@ def test_a_pytorch_job_counts_pods() -> None:
     assert (node.cluster, node.nnodes, node.node_rank) == ("kubernetes", (3, 3), 2)
     assert (node.address, node.address_reason) == ("train-master-0", "MASTER_ADDR")
     assert (node.port, node.port_reason) == (23456, "MASTER_PORT")
-    assert node.meeting == Meeting(addresses=("train-master-0",), ports=BESIDE_23456, coordinator=False)
-    assert node.notes == ("WORLD_SIZE=3 is taken for the number of pods",)
+    assert node.rendezvous == Rendezvous(addresses=("train-master-0",), ports=BESIDE_23456, coordinator=False)
+    assert node.notes == ("WORLD_SIZE=3 is taken as the number of pods",)
 
 
 def test_a_pytorch_job_may_say_how_many_workers_a_pod_has() -> None:
@@ -36,8 +36,8 @@ def test_a_pytorch_job_may_say_how_many_workers_a_pod_has() -> None:
 def test_an_elastic_pytorch_job_counts_as_many_pods_as_it_may_have() -> None:
     node = found({**PYTORCH_JOB, "RANK": "0"}, nnodes=(1, 4), origins={"nnodes": "PET_NNODES"})
     assert node.nnodes == (1, 4)
-    assert node.meeting is not None
-    assert node.meeting.coordinator is True
+    assert node.rendezvous is not None
+    assert node.rendezvous.coordinator is True
 
 
 def test_platforms_may_say_how_many_gpus_a_pod_has() -> None:
@@ -49,14 +49,16 @@ def test_platforms_may_say_how_many_gpus_a_pod_has() -> None:
 def test_an_indexed_job_needs_the_number_of_its_nodes_and_an_address() -> None:
     node = found({**INDEXED, "MASTER_ADDR": "train-0.train"}, nnodes=(4, 4))
     assert (node.cluster, node.nnodes, node.node_rank, node.port) == ("kubernetes", (4, 4), 1, None)
-    assert node.meeting == Meeting(addresses=("train-0.train",), ports=tuple(range(29501, 29509)), coordinator=False)
+    assert node.rendezvous == Rendezvous(
+        addresses=("train-0.train",), ports=tuple(range(29501, 29509)), coordinator=False
+    )
 
 
 def test_an_index_alone_makes_no_node() -> None:
     job = found(INDEXED, hostname="train-1")
     assert (job.cluster, job.nnodes, job.hosts) == ("local", (1, 1), ("train-1",))
     assert job.notes == (
-        "JOB_COMPLETION_INDEX=1 makes no node of this pod, since --nnodes is not given: it is a job of its own",
+        "JOB_COMPLETION_INDEX=1 is ignored, since --nnodes is not given: this pod is a job of its own",
     )
     assert found(INDEXED, nnodes=(1, 1)).notes == ()
 
@@ -77,9 +79,9 @@ def test_a_manifest_may_set_the_rank_and_leave_the_number_to_flags() -> None:
 def test_flags_beat_the_address_and_the_port() -> None:
     node = found(PYTORCH_JOB, master_addr="10.0.0.5", master_port=4000)
     assert (node.cluster, node.address, node.port) == ("kubernetes", "10.0.0.5", 4000)
-    assert node.meeting is not None
+    assert node.rendezvous is not None
     # the number may be that of a service, which is no interface of the pod
-    assert (node.meeting.ports[0], node.meeting.listen) == (4001, None)
+    assert (node.rendezvous.ports[0], node.rendezvous.listen) == (4001, None)
 
 
 def test_a_rank_beats_an_index_that_each_job_of_a_jobset_counts_anew() -> None:
@@ -102,7 +104,7 @@ def test_what_speaks_of_no_other_pods_makes_a_job_of_its_own(env: dict[str, str]
     assert (found(env).cluster, found(env).nnodes) == ("local", (1, 1))
 
 
-NOT_HERE = "if these variables mean nothing here: --cluster local, or unset them"
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"
 CONFLICTS = [
     (PYTORCH_JOB, {"nnodes": (2, 2)}, "--nnodes 2, but RANK says that this is node 2", NOT_HERE),
     (
@@ -121,7 +123,7 @@ CONFLICTS = [
         PYTORCH_JOB,
         {"node_rank": 1},
         "--node-rank 1, but RANK says that this is node 2",
-        "leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+        "leave --node-rank out; or add --master-addr, then only flags count",
     ),
     ({**PYTORCH_JOB, "RANK": "3"}, {}, "WORLD_SIZE=3, but RANK says that this is node 3", NOT_HERE),
     ({**PYTORCH_JOB, "RANK": "x"}, {}, "RANK=x is not a number", NOT_HERE),
@@ -140,13 +142,13 @@ CONFLICTS = [
     (
         INDEXED,
         {"nnodes": (4, 4)},
-        "nothing says where node 0 is: MASTER_ADDR is not set in this pod",
+        "the address of node 0 is not known: MASTER_ADDR is not set in this pod",
         "add --master-addr train-0.SERVICE, where SERVICE is the headless service of the job (its subdomain)",
     ),
     (
         PYTORCH_JOB,
         {"exclude": "a"},
-        "--exclude a: the pods run already, so there are no hosts to choose from",
+        "--exclude a: the pods are running already, so there are no hosts to choose from",
         "--hosts or --hostfile lists hosts",
     ),
 ]

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster.local import discover, split_endpoint
+from ddplaunch.cluster.endpoints import split_endpoint
+from ddplaunch.cluster.local import discover
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 from tests.unit.environments import spec
@@ -18,10 +19,10 @@ def test_it_is_one_node_of_rank_0() -> None:
 
 
 MEETING_POINTS = [
-    ({}, ("127.0.0.1", "one node needs no other"), RESERVED),
-    ({"master_port": 0}, ("127.0.0.1", "one node needs no other"), RESERVED),
+    ({}, ("127.0.0.1", "a single node"), RESERVED),
+    ({"master_port": 0}, ("127.0.0.1", "a single node"), RESERVED),
     ({"master_addr": "10.0.0.1"}, ("10.0.0.1", "--master-addr"), RESERVED),
-    ({"master_port": 4000}, ("127.0.0.1", "one node needs no other"), (4000, "--master-port")),
+    ({"master_port": 4000}, ("127.0.0.1", "a single node"), (4000, "--master-port")),
     ({"rdzv_endpoint": "a:4000"}, ("a", "--rdzv-endpoint"), (4000, "--rdzv-endpoint")),
     ({"rdzv_endpoint": "a"}, ("a", "--rdzv-endpoint"), RESERVED),
     ({"rdzv_endpoint": "a", "master_port": 4000}, ("a", "--rdzv-endpoint"), (4000, "--master-port")),
@@ -32,8 +33,8 @@ MEETING_POINTS = [
         (4000, "--rdzv-endpoint"),
     ),
     ({"rdzv_endpoint": "[::1]:4000"}, ("::1", "--rdzv-endpoint"), (4000, "--rdzv-endpoint")),
-    ({"rdzv_endpoint": "localhost:29400", "rdzv_backend": "c10d"}, ("127.0.0.1", "one node needs no other"), RESERVED),
-    ({"rdzv_endpoint": "localhost:29400", "standalone": True}, ("127.0.0.1", "one node needs no other"), RESERVED),
+    ({"rdzv_endpoint": "localhost:29400", "rdzv_backend": "c10d"}, ("127.0.0.1", "a single node"), RESERVED),
+    ({"rdzv_endpoint": "localhost:29400", "standalone": True}, ("127.0.0.1", "a single node"), RESERVED),
 ]
 
 
@@ -56,7 +57,7 @@ def test_a_variable_is_named_as_the_origin() -> None:
 )
 def test_an_endpoint_for_agents_is_said_to_have_no_effect(fields: dict[str, Any]) -> None:
     assert discover(spec(rdzv_endpoint="a:29400", **fields), "gpu01").notes == (
-        "--rdzv-endpoint a:29400 has no effect: it is where several nodes would meet",
+        "--rdzv-endpoint a:29400 has no effect: it is for a job of several nodes",
     )
 
 
@@ -78,7 +79,7 @@ def test_a_choice_of_hosts_in_a_file_may_mean_a_list_that_is_not_used_now() -> N
     assert discover(spec({"exclude": "ddplaunch.toml"}, exclude="a"), "gpu01").hosts == ("gpu01",)
 
 
-FOUR_WAYS = """there are four ways to say it:
+FOUR_WAYS = """give them in one of four ways:
   over ssh:         ddplaunch --hosts a,b,c SCRIPT
   in a Slurm job:   srun --nodes 3 --ntasks-per-node 1 ddplaunch SCRIPT
   on each by hand:  ddplaunch --nnodes 3 --node-rank 0 --master-addr HOST SCRIPT
@@ -88,10 +89,10 @@ FOUR_WAYS = """there are four ways to say it:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (spec(nnodes=(3, 3)), "--nnodes 3: nothing says where the other nodes are, and which of them this is"),
+        (spec(nnodes=(3, 3)), "--nnodes 3: neither the hosts nor the rank of this node are given"),
         (
             spec({"nnodes": "PET_NNODES"}, nnodes=(1, 3)),
-            "PET_NNODES=1:3: nothing says where the other nodes are, and which of them this is",
+            "PET_NNODES=1:3: neither the hosts nor the rank of this node are given",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from ddplaunch.cluster import Task
 from ddplaunch.errors import LaunchError
 from tests.unit.environments import captured, found
 
-NOT_HERE = "if these variables mean nothing here: --cluster local, or unset them"
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -18,8 +18,8 @@ def test_a_process_on_each_node_is_an_agent(rank: int) -> None:
     assert (node.cluster, node.nnodes, node.node_rank, node.task) == ("mpi", (2, 2), rank, None)
     assert (node.address, node.address_reason, node.port) == ("10.77.0.12", "the host of mpirun", None)
     assert node.identity == "mpi 3317891073"
-    assert node.meeting is not None
-    assert (node.meeting.addresses, node.meeting.coordinator) == (("10.77.0.12",), rank == 0)
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.coordinator) == (("10.77.0.12",), rank == 0)
 
 
 def test_all_processes_of_a_job_meet_at_the_same_ports_and_those_of_another_do_not() -> None:
@@ -27,9 +27,9 @@ def test_all_processes_of_a_job_meet_at_the_same_ports_and_those_of_another_do_n
         found(captured(f"openmpi4-from-node-0-node-{rank}"), hostname=f"gpu-a-0{rank + 1}") for rank in (0, 1)
     )
     other = found(captured("openmpi4-node-1"), hostname="gpu-a-02")
-    assert first.meeting and second.meeting and other.meeting
-    assert first.meeting.ports == second.meeting.ports
-    assert not set(first.meeting.ports) & set(other.meeting.ports)
+    assert first.rendezvous and second.rendezvous and other.rendezvous
+    assert first.rendezvous.ports == second.rendezvous.ports
+    assert not set(first.rendezvous.ports) & set(other.rendezvous.ports)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_of_several_addresses_node_0_says_which_the_others_reach() -> None:
     uri = "1.0;tcp://10.77.0.12,172.17.0.1:1;tcp6://[fd00::2]:2"
     env = captured("openmpi4-node-0", OMPI_MCA_orte_hnp_uri=uri, OMPI_MCA_orte_local_daemon_uri=uri)
     node = found(env, hostname="gpu-a-01")
-    assert (node.address, node.address_reason) == (None, "node 0 says how the others reach it")
-    assert node.meeting is not None
-    assert node.meeting.addresses == ("10.77.0.12", "172.17.0.1")
+    assert (node.address, node.address_reason) == (None, "chosen by node 0 when the nodes have joined")
+    assert node.rendezvous is not None
+    assert node.rendezvous.addresses == ("10.77.0.12", "172.17.0.1")
 
 
 SCHEDULERS = [
@@ -94,7 +94,7 @@ def test_where_nothing_tells_the_address_it_has_to_be_said() -> None:
     for env in (captured("mpich-node-1"), {**captured("mpich-node-1"), "PBS_NODEFILE": "/not/on/this/node"}):
         with pytest.raises(LaunchError) as raised:
             found(env)
-        message = "nothing says where rank 0 of these 2 processes is"
+        message = "the host of rank 0 of these 2 processes is not known"
         assert (raised.value.message, raised.value.hint) == (message, "add --master-addr HOST, with the host of rank 0")
     assert found(captured("mpich-node-1", MASTER_ADDR="gpu-a-01")).address_reason == "MASTER_ADDR"
     assert found(captured("mpich-node-1"), master_addr="gpu-a-01").address_reason == "--master-addr"
@@ -140,10 +140,10 @@ def test_several_processes_on_this_host_alone_meet_here() -> None:
     env = captured("mpich-rank-3", MPI_LOCALNRANKS="4", MPI_LOCALRANKID="3")
     node = found(env)
     assert (node.nnodes, node.address) == ((1, 1), "127.0.0.1")
-    assert node.meeting is not None
-    assert (node.meeting.addresses, node.meeting.listen) == (("127.0.0.1",), "127.0.0.1")
-    assert node.meeting.ports[0] == 29501
-    nameless = "nothing tells this job from another on the same hosts: two at a time need a --rdzv-id each"
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.listen) == (("127.0.0.1",), "127.0.0.1")
+    assert node.rendezvous.ports[0] == 29501
+    nameless = "this job has no id: two such jobs on the same hosts at a time need a --rdzv-id each"
     assert (node.identity, node.notes) == ("", (nameless,))
     assert found(env, rdzv_id="first").notes == ()
 
@@ -174,7 +174,7 @@ MPIRUN_IN_SLURM = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OM
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc", "slurm-node-0"])
-def test_mpirun_inside_a_slurm_job_is_nearer_than_slurm(name: str) -> None:
+def test_mpirun_inside_a_slurm_job_wins_over_slurm(name: str) -> None:
     """On other nodes than the first its processes have the variables of the step that started its daemons."""
     node = found(captured(name, **MPIRUN_IN_SLURM))
     assert node.cluster == "mpi"
@@ -199,7 +199,7 @@ CONFLICTS: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
         {},
         {"node_rank": 0},
         "--node-rank 0, but PMI_RANK says that this is node 1",
-        "leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+        "leave --node-rank out; or add --master-addr, then only flags count",
     ),
     (
         {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"},
@@ -210,7 +210,7 @@ CONFLICTS: list[tuple[dict[str, str], dict[str, Any], str, str]] = [
     (
         {"MPI_LOCALNRANKS": ""},
         {},
-        "PMI_RANK says that this is one of 2 processes, but nothing says how many of them are on this node",
+        "PMI_RANK says that this is one of 2 processes, but not how many of them are on this node",
         NOT_HERE,
     ),
     (

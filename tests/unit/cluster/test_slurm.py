@@ -23,9 +23,9 @@ def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
     assert (node.address, node.address_reason) == FIRST_NODE
     assert (node.port, node.start, node.task, node.notes) == (None, (), None, ())
     assert node.identity == "slurm 1.0"
-    assert node.meeting is not None
-    assert (node.meeting.addresses, node.meeting.coordinator) == (("node1",), rank == 0)
-    assert (node.meeting.ports, node.meeting.listen) == (tuple(range(20008, 20016)), None)
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.coordinator) == (("node1",), rank == 0)
+    assert (node.rendezvous.ports, node.rendezvous.listen) == (tuple(range(20008, 20016)), None)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
 def test_a_task_for_each_rank_is_one_worker(name: str, task: Task) -> None:
     node = found(captured(name))
     assert (node.task, node.nnodes, node.node_rank, node.hosts) == (task, (3, 3), task.node_rank, NODES)
-    assert node.meeting is not None
-    assert node.meeting.coordinator is (task.rank == 0)
+    assert node.rendezvous is not None
+    assert node.rendezvous.coordinator is (task.rank == 0)
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc", "slurm-node-1", "slurm-rank-5"])
@@ -75,9 +75,9 @@ def test_nodes_may_have_different_numbers_of_tasks() -> None:
 def test_several_tasks_on_one_node_meet_there() -> None:
     one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
     node = found(captured("slurm-rank-5", **one, SLURM_NODEID="0", SLURM_PROCID="1"))
-    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "one node needs no other")
-    assert node.meeting is not None
-    assert (node.meeting.addresses, node.meeting.listen) == (("127.0.0.1",), "127.0.0.1")
+    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "a single node")
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.listen) == (("127.0.0.1",), "127.0.0.1")
 
 
 def test_a_step_on_fewer_nodes_than_the_job_has_counts_its_own() -> None:
@@ -92,7 +92,7 @@ def test_a_step_of_one_task_is_one_node() -> None:
     one = {"SLURM_STEP_NODELIST": "node3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
     node = found(captured("slurm-node-0", **one))
     assert (node.cluster, node.nnodes, node.hosts, node.node_rank) == ("slurm", (1, 1), ("node3",), 0)
-    assert (node.address, node.meeting, node.start) == ("127.0.0.1", None, ())
+    assert (node.address, node.rendezvous, node.start) == ("127.0.0.1", None, ())
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc"])
@@ -101,7 +101,7 @@ def test_an_allocation_is_used_as_a_whole(name: str) -> None:
     job = found(captured(name), hostname="node1" if name == "slurm-batch" else "ctl")
     assert (job.cluster, job.nnodes, job.hosts) == ("slurm", (len(hosts), len(hosts)), hosts)
     assert (job.starter, job.start) == ("srun", tuple(Host(name=host) for host in hosts))
-    assert (job.address, job.task, job.meeting, job.notes) == ("node1", None, None, ())
+    assert (job.address, job.task, job.rendezvous, job.notes) == ("node1", None, None, ())
 
 
 def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
@@ -153,7 +153,7 @@ def test_nodes_of_a_step_count_from_component_to_component_though_they_are_liste
     ]
     assert {agent.hosts for agent in agents} == {IN_TURN}
     assert {agent.address for agent in agents} == {"node3"}
-    assert [agent.meeting.coordinator for agent in agents if agent.meeting] == [True, False, False]
+    assert [agent.rendezvous.coordinator for agent in agents if agent.rendezvous] == [True, False, False]
 
 
 def test_the_tasks_of_a_heterogeneous_step_count_like_its_nodes() -> None:
@@ -196,33 +196,33 @@ def test_rank_0_is_looked_for_on_all_nodes_if_tasks_may_be_anywhere() -> None:
 
     first, other = task(0, 2), task(4, 0)
     assert (first.address, other.address) == (None, None)
-    assert first.meeting is not None
-    assert other.meeting is not None
-    assert (first.meeting.coordinator, other.meeting.coordinator) == (True, False)
-    assert other.meeting.addresses == NODES
+    assert first.rendezvous is not None
+    assert other.rendezvous is not None
+    assert (first.rendezvous.coordinator, other.rendezvous.coordinator) == (True, False)
+    assert other.rendezvous.addresses == NODES
 
 
 def test_the_first_node_is_the_coordinator_wherever_task_0_is() -> None:
     node = found(captured("slurm-node-0", SLURM_DISTRIBUTION="arbitrary", SLURM_PROCID="2", SLURM_NODEID="0"))
-    assert node.meeting is not None
-    assert (node.meeting.coordinator, node.meeting.addresses) == (True, ("node1",))
+    assert node.rendezvous is not None
+    assert (node.rendezvous.coordinator, node.rendezvous.addresses) == (True, ("node1",))
 
 
 def test_an_address_that_was_asked_for_is_tried_first() -> None:
     node = found(captured("slurm-node-0"), master_addr="10.1.0.1", master_port=20010)
     assert (node.address, node.address_reason, node.port) == ("10.1.0.1", "--master-addr", 20010)
-    assert node.meeting is not None
-    assert (node.meeting.addresses, node.meeting.listen) == (("10.1.0.1", "node1"), None)
-    assert 20010 not in node.meeting.ports
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.listen) == (("10.1.0.1", "node1"), None)
+    assert 20010 not in node.rendezvous.ports
 
 
 def test_an_endpoint_without_a_number_of_nodes_has_no_effect() -> None:
     node = found(captured("slurm-node-0"), rdzv_backend="c10d", rdzv_endpoint="node1:29400")
     assert node.nnodes == (3, 3)
-    assert node.notes == ("--rdzv-endpoint node1:29400 has no effect: the nodes meet as slurm says",)
+    assert node.notes == ("--rdzv-endpoint node1:29400 has no effect: slurm determines the endpoint",)
     job = found(captured("slurm-batch"), rdzv_endpoint="node1:29400")
     assert job.notes == (
-        "--rdzv-endpoint node1:29400 has no effect: agents that ddplaunch starts are told where to meet",
+        "--rdzv-endpoint node1:29400 has no effect: ddplaunch chooses the endpoint of agents that it starts",
     )
 
 
@@ -252,7 +252,7 @@ CONFLICTS = [
         "slurm-node-1",
         {"node_rank": 2},
         "--node-rank 2, but SLURM_NODEID says that this is node 1",
-        "leave --node-rank out; or say where all meet with --master-addr, then only flags count",
+        "leave --node-rank out; or add --master-addr, then only flags count",
     ),
     (
         "slurm-rank-5",
@@ -275,7 +275,7 @@ CONFLICTS = [
     (
         "slurm-node-0",
         {"include": "node1"},
-        "--include node1: step 0 of Slurm job 1 runs already, so there are no hosts to choose from",
+        "--include node1: step 0 of Slurm job 1 is running already, so there are no hosts to choose from",
         "--hosts or --hostfile lists hosts",
     ),
     ("slurm-batch", {"include": "node4"}, '"node4" in --include: there is no such host', "the hosts are node1, node2, node3"),
@@ -289,11 +289,11 @@ def test_a_contradiction_names_both_sides(name: str, asked: dict[str, Any], mess
     assert (raised.value.message, raised.value.hint) == (message, hint)
 
 
-NOT_HERE = "if these variables mean nothing here: --cluster local, or unset them"
+NOT_HERE = "to ignore these variables: --cluster local, or unset them"
 
 DAMAGED = [
     ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not a number"),
-    ({"SLURM_NODEID": ""}, "SLURM_NODEID is not set, though other variables say it should be"),
+    ({"SLURM_NODEID": ""}, "SLURM_NODEID is not set, although other variables of the same cluster are"),
     (
         {"SLURM_NODEID": "7"},
         "the variables of step 0 of Slurm job 1 contradict each other: 3 tasks, 1(x3) on 3 nodes, and this is task 1 on node 7",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cluster import Meeting
+from ddplaunch.cluster import Rendezvous
 from ddplaunch.errors import LaunchError
 from tests.unit.environments import found
 
@@ -21,13 +21,15 @@ def test_each_node_may_be_told_its_rank_and_where_all_meet() -> None:
     assert (node.cluster, node.nnodes, node.node_rank, node.hosts, node.notes) == ("static", (3, 3), 1, (), ())
     assert (node.address, node.address_reason) == ("gpu01", "--master-addr")
     assert (node.port, node.port_reason) == (4000, "--master-port")
-    assert node.meeting == Meeting(addresses=("gpu01",), ports=ports(4001), coordinator=False)
+    assert node.rendezvous == Rendezvous(addresses=("gpu01",), ports=ports(4001), coordinator=False)
 
 
 def test_without_a_port_the_agents_meet_beside_the_port_of_torchrun_and_reserve_one() -> None:
     node = found(**NODES, node_rank=0, master_addr="10.0.0.1")
     assert (node.port, node.port_reason) == RESERVED
-    assert node.meeting == Meeting(addresses=("10.0.0.1",), ports=ports(29501), coordinator=True, listen="10.0.0.1")
+    assert node.rendezvous == Rendezvous(
+        addresses=("10.0.0.1",), ports=ports(29501), coordinator=True, listen="10.0.0.1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,8 @@ def test_without_a_port_the_agents_meet_beside_the_port_of_torchrun_and_reserve_
 )
 def test_the_agents_meet_at_ports_that_exist(port: int, candidates: tuple[int, ...]) -> None:
     node = found(**NODES, node_rank=0, master_addr="a", master_port=port)
-    assert node.meeting is not None
-    assert node.meeting.ports == candidates
+    assert node.rendezvous is not None
+    assert node.rendezvous.ports == candidates
 
 
 def test_torchruns_variables_say_the_same() -> None:
@@ -52,7 +54,7 @@ def test_torchruns_variables_say_the_same() -> None:
 def test_a_static_rendezvous_meets_at_the_endpoint_itself(backend: dict[str, Any]) -> None:
     node = found(**NODES, **backend, node_rank=1, rdzv_endpoint="a:4000", master_addr="b", master_port=5000)
     assert (node.address, node.port, node.node_rank) == ("a", 4000, 1)
-    assert node.meeting == Meeting(addresses=("a",), ports=ports(4001), coordinator=False)
+    assert node.rendezvous == Rendezvous(addresses=("a",), ports=ports(4001), coordinator=False)
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "c10d"}], ids=str)
@@ -60,7 +62,7 @@ def test_at_an_endpoint_nodes_count_themselves(backend: dict[str, Any]) -> None:
     node = found(nnodes=(2, 4), **backend, rdzv_endpoint="a:4000")
     assert (node.nnodes, node.node_rank, node.address) == ((2, 4), None, None)
     assert (node.port, node.port_reason) == RESERVED
-    assert node.meeting == Meeting(addresses=("a",), ports=ports(4000), coordinator=None)
+    assert node.rendezvous == Rendezvous(addresses=("a",), ports=ports(4000), coordinator=None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_at_an_endpoint_nodes_count_themselves(backend: dict[str, Any]) -> None:
 )
 def test_a_number_is_listened_on_and_a_name_is_not(endpoint: str, address: str, listen: str | None, first: int) -> None:
     node = found(**NODES, rdzv_backend="c10d", rdzv_endpoint=endpoint)
-    assert node.meeting == Meeting(addresses=(address,), ports=ports(first), coordinator=None, listen=listen)
+    assert node.rendezvous == Rendezvous(addresses=(address,), ports=ports(first), coordinator=None, listen=listen)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_a_number_is_listened_on_and_a_name_is_not(endpoint: str, address: str, 
 )
 def test_a_rank_or_is_host_says_who_is_node_0(fields: dict[str, Any], coordinator: bool) -> None:
     node = found(**NODES, rdzv_backend="c10d", rdzv_endpoint="a:4000", **fields)
-    assert node.meeting is not None
-    assert node.meeting.coordinator is coordinator
+    assert node.rendezvous is not None
+    assert node.rendezvous.coordinator is coordinator
     assert node.node_rank == fields.get("node_rank")
 
 
@@ -100,32 +102,32 @@ def test_at_an_endpoint_the_address_of_the_workers_is_not_asked_as_with_torchrun
     node = found(**NODES, rdzv_backend="c10d", rdzv_endpoint="a:4000", master_addr="a", master_port=4000)
     assert (node.address, node.port) == (None, None)
     assert node.notes == (
-        "--master-addr a has no effect: at --rdzv-endpoint a:4000, node 0 says where the workers meet",
-        "--master-port 4000 has no effect: at --rdzv-endpoint a:4000, node 0 says where the workers meet",
+        "--master-addr a has no effect: with --rdzv-endpoint a:4000 node 0 chooses it",
+        "--master-port 4000 has no effect: with --rdzv-endpoint a:4000 node 0 chooses it",
     )
 
 
 def test_node_0_needs_no_address_of_its_own() -> None:
     node = found(**NODES, node_rank=0, hostname="gpu01")
     assert (node.address, node.address_reason) == (None, "this is node 0")
-    assert node.meeting == Meeting(addresses=("gpu01",), ports=ports(29501), coordinator=True)
+    assert node.rendezvous == Rendezvous(addresses=("gpu01",), ports=ports(29501), coordinator=True)
 
 
 REFUSED = [
     (
         {**NODES, "node_rank": 1},
-        "--node-rank 1: nothing says where node 0 is",
+        "--node-rank 1: the address of node 0 is not given",
         "add --master-addr HOST, the name or the address of node 0",
     ),
     (
         {**NODES, "master_addr": "a"},
-        "--nnodes 3 and --master-addr a: nothing says which of the nodes this is",
-        "add --node-rank: 0 on node 0, 2 on the last; or let the nodes count themselves: --rdzv-backend c10d --rdzv-endpoint a",
+        "--nnodes 3 and --master-addr a: the rank of this node is not given",
+        "add --node-rank: 0 on node 0, 2 on the last; or let node 0 assign the ranks: --rdzv-backend c10d --rdzv-endpoint a",
     ),
     (
         {**NODES, "rdzv_backend": "static", "rdzv_endpoint": "a:1"},
-        "--nnodes 3 and --rdzv-endpoint a:1: nothing says which of the nodes this is",
-        "add --node-rank: 0 on node 0, 2 on the last; or let the nodes count themselves: --rdzv-backend c10d --rdzv-endpoint a:1",
+        "--nnodes 3 and --rdzv-endpoint a:1: the rank of this node is not given",
+        "add --node-rank: 0 on node 0, 2 on the last; or let node 0 assign the ranks: --rdzv-backend c10d --rdzv-endpoint a:1",
     ),
     (
         {**NODES, "node_rank": 3, "master_addr": "a"},
@@ -134,12 +136,12 @@ REFUSED = [
     ),
     (
         {**NODES, "rdzv_backend": "etcd-v2", "rdzv_endpoint": "a:1"},
-        "--rdzv-backend etcd-v2: agents do not meet through etcd here",
+        "--rdzv-backend etcd-v2: etcd is not supported",
         "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, with a host of the job",
     ),
     (
         {**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "a", "node_rank": 1, "rdzv_conf": {"is_host": "1"}},
-        "--node-rank 1 and is_host=1 in --rdzv-conf contradict each other: the host where all meet is node 0",
+        "--node-rank 1 and is_host=1 in --rdzv-conf contradict each other: the host of the endpoint is node 0",
         "leave one of them out",
     ),
     (
@@ -159,4 +161,4 @@ def test_half_a_rendezvous_is_refused_with_the_other_half(fields: dict[str, Any]
 
 def test_one_node_meets_nobody() -> None:
     node = found(nnodes=(1, 1), node_rank=0, master_addr="a", master_port=4000)
-    assert (node.cluster, node.address, node.port, node.meeting) == ("local", "a", 4000, None)
+    assert (node.cluster, node.address, node.port, node.rendezvous) == ("local", "a", 4000, None)

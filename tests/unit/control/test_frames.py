@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, SIGNATURE, Decoder, FrameError, pack
+from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, SIGNATURE, Decoder, FrameError, pack
 
 
 def taken(decoder: Decoder, stream: bytes, size: int) -> list[bytes]:
@@ -18,7 +18,7 @@ def taken(decoder: Decoder, stream: bytes, size: int) -> list[bytes]:
     return frames
 
 
-@given(payloads=st.lists(st.binary(max_size=LIMIT_UNKNOWN), max_size=5), size=st.sampled_from([1, 7, 4096]))
+@given(payloads=st.lists(st.binary(max_size=LIMIT_UNAUTHENTICATED), max_size=5), size=st.sampled_from([1, 7, 4096]))
 def test_payloads_arrive_as_they_were_packed_however_the_stream_was_cut(payloads: list[bytes], size: int) -> None:
     assert taken(Decoder(), b"".join(map(pack, payloads)), size) == payloads
 
@@ -61,7 +61,9 @@ def test_a_gigabyte_is_refused_by_its_length_word_alone() -> None:
         decoder.take()
 
 
-@pytest.mark.parametrize(("trusted", "limit"), [(False, LIMIT_UNKNOWN), (True, LIMIT)], ids=["stranger", "peer"])
+@pytest.mark.parametrize(
+    ("trusted", "limit"), [(False, LIMIT_UNAUTHENTICATED), (True, LIMIT)], ids=["stranger", "peer"]
+)
 def test_the_longest_frame_passes_and_one_byte_more_does_not(trusted: bool, limit: int) -> None:
     decoder = Decoder()
     if trusted:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.control.frames import Decoder, FrameError
 from ddplaunch.control.handshake import (
-    STRANGER,
+    NOT_DDPLAUNCH,
     UNPROVEN,
     WRONG_KEY,
     Client,
@@ -179,11 +179,11 @@ HOSTILE = [
 
 @pytest.mark.parametrize("payload", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_payloads_are_refused_in_every_state(payload: bytes) -> None:
-    assert refusal(Server(KEY), payload).reason == STRANGER
-    assert refusal(Client(KEY), payload).reason == STRANGER
+    assert refusal(Server(KEY), payload).reason == NOT_DDPLAUNCH
+    assert refusal(Client(KEY), payload).reason == NOT_DDPLAUNCH
     client = Client(KEY)
     client.receive(said(Server(KEY).opening))
-    assert refusal(client, payload).reason == STRANGER
+    assert refusal(client, payload).reason == NOT_DDPLAUNCH
 
 
 _json = st.recursive(
@@ -206,7 +206,7 @@ def test_what_a_refusal_quotes_of_the_other_side_is_a_number() -> None:
     """A stranger's text must not reach anybody's terminal."""
     client = Client(KEY)
     client.receive(said(Server(KEY).opening))
-    assert refusal(client, b'{"refused":"run this to repair it: ..."}').reason == STRANGER
+    assert refusal(client, b'{"refused":"run this to repair it: ..."}').reason == NOT_DDPLAUNCH
 
 
 def test_a_stranger_gets_no_more_than_a_number_used_once() -> None:

@@ -37,7 +37,7 @@ def test_indices_and_uuids_are_taken_in_their_order() -> None:
         (
             ["GPU-8932"],
             "--devices GPU-8932: GPU-8932 may be GPU-8932aaaa and GPU-8932bbbb",
-            "more digits of the UUID",
+            "give more digits of the UUID",
         ),
         (
             ["2", "GPU-12"],

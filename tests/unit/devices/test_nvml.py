@@ -177,7 +177,7 @@ def test_a_mig_gpu_without_instances_is_left_out_with_a_note(probed: Probe) -> N
 def test_a_lost_gpu_is_left_out_with_a_note(probed: Probe) -> None:
     found = probed("H200 !H200 H200")
     assert tokens(found) == [gpu(0), gpu(2)]  # UUIDs: what CUDA would call the third one is not certain now
-    assert found.notes[0].startswith("GPU 1 is left out: NVML says that it is lost")
+    assert found.notes[0].startswith("GPU 1 is left out: NVML reports it as lost")
 
 
 def test_a_lost_gpu_that_was_asked_for_is_an_error(probed: Probe) -> None:

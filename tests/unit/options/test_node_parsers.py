@@ -43,7 +43,7 @@ WRONG = [
     (node_parsers.nnodes, "0", "expected a number of nodes, or MIN:MAX"),
     (node_parsers.nnodes, "1:2:3", "expected a number of nodes, or MIN:MAX"),
     (node_parsers.nnodes, "2:", "expected a number of nodes, or MIN:MAX"),
-    (node_parsers.nnodes, "3:2", "the least number of nodes is above the greatest, 2"),
+    (node_parsers.nnodes, "3:2", "MIN exceeds MAX"),
     (node_parsers.host, "a:29500", "expected a host without a port"),
     (node_parsers.host, "a b", "expected a host name or an address"),
     (node_parsers.endpoint, "a:65536", "expected HOST or HOST:PORT"),

@@ -293,7 +293,7 @@ CONFLICTS = [
         "--standalone --rdzv-endpoint gpu01:29500",
         (
             "error: --standalone and --rdzv-endpoint gpu01:29500 do not go together\n\n"
-            "hint: --standalone means one node, which meets nobody: leave one out\n"
+            "hint: --standalone means one node, without a rendezvous: leave one out\n"
         ),
     ),
     (
@@ -307,7 +307,7 @@ CONFLICTS = [
         "--no-control --requeue-on USR1",
         (
             "error: --no-control and --requeue-on USR1 do not go together\n\n"
-            "hint: nodes that do not talk cannot know that all workers have left: leave one out\n"
+            "hint: without a control channel no node knows when all workers have exited: leave one out\n"
         ),
     ),
     (
@@ -363,7 +363,7 @@ CONFLICTS = [
         "--hostfile hosts.txt --node-rank 1",
         (
             "error: --hostfile hosts.txt and --node-rank 1 do not go together\n\n"
-            "hint: hosts that you name have the ranks of their order: leave one out\n"
+            "hint: hosts that you name have ranks in their order: leave one out\n"
         ),
     ),
     (
@@ -375,7 +375,7 @@ CONFLICTS = [
     ),
     (
         "--chaos kill:5@2s",
-        "error: --chaos kill:5@2s: only simulated nodes are broken on purpose\n\nhint: add --simulate\n",
+        "error: --chaos kill:5@2s: faults are injected into simulated nodes only\n\nhint: add --simulate\n",
     ),
     (
         "--simulate --nnodes 3 --chaos kill:5@2s,node:3@1s",
@@ -388,21 +388,21 @@ CONFLICTS = [
         "--no-control --nnodes 1:2",
         (
             "error: --no-control and --nnodes 1:2 do not go together\n\n"
-            "hint: nodes that do not talk cannot agree on their number: leave one out\n"
+            "hint: without a control channel nodes cannot agree on their number: leave one out\n"
         ),
     ),
     (
         "--no-control --nnodes 2 --max-restarts 3",
         (
             "error: --no-control and --max-restarts 3 do not go together\n\n"
-            "hint: nodes that do not talk cannot start again together: leave one out\n"
+            "hint: without a control channel nodes cannot restart together: leave one out\n"
         ),
     ),
     (
         "--no-control --hosts a,b --max-restarts 3",
         (
             "error: --no-control and --max-restarts 3 do not go together\n\n"
-            "hint: nodes that do not talk cannot start again together: leave one out\n"
+            "hint: without a control channel nodes cannot restart together: leave one out\n"
         ),
     ),
     (
@@ -456,7 +456,7 @@ def test_of_two_rivals_the_nearer_to_the_command_line_wins() -> None:
 REMARKS = [
     (
         "--monitor-interval 5",
-        "--monitor-interval 5 has no effect: nothing is polled, the end of a worker is seen at once",
+        "--monitor-interval 5 has no effect: nothing is polled: ddplaunch is notified when a worker ends",
     ),
     ("--start-method fork", "--start-method fork has no effect: every worker is a fresh process"),
     (
@@ -466,7 +466,7 @@ REMARKS = [
     ("--logs-specs x", "--logs-specs x has no effect: logs are written as --log-dir, --redirects and --tee say"),
     (
         "--rdzv-conf timeout=9,read_timeout=5",
-        "read_timeout in --rdzv-conf timeout=9,read_timeout=5 has no effect: torch's store is not asked",
+        "read_timeout in --rdzv-conf timeout=9,read_timeout=5 has no effect: torch's rendezvous is not used",
     ),
     (
         "--rdzv-conf keep_alive_interval=9",
@@ -475,10 +475,10 @@ REMARKS = [
     ),
     (
         "--max-requeues 3",
-        "--max-requeues 3 has no effect: --requeue-on says after which signals a job goes back into the queue",
+        "--max-requeues 3 has no effect: --requeue-on says after which signals a job is requeued",
     ),
     ("--run-path", "--run-path has no effect: a script is run as a file anyway"),
-    ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: no etcd server is asked"),
+    ("--rdzv-backend etcd", "--rdzv-backend etcd has no effect: etcd is not used"),
 ]
 
 

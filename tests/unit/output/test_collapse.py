@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output.collapse import MOST_HELD, WAIT, Collapse, Group
+from ddplaunch.output.collapse import MAX_HELD, WAIT, Collapse, Group
 from ddplaunch.output.streams import Stream
 
 OUT, ERR = Stream.OUT, Stream.ERR
@@ -97,7 +97,7 @@ def test_what_waits_is_bounded() -> None:
     lines = collapse(2)
     line = b"x" * 2**20 + b"\n"
     shown = [group for number in range(40) for group in lines.feed(0, OUT, b"%d" % number + line, 0.0)]
-    assert 40 * len(line) - sum(len(block) for _, _, block in shown) <= MOST_HELD + len(line)
+    assert 40 * len(line) - sum(len(block) for _, _, block in shown) <= MAX_HELD + len(line)
 
 
 def test_many_equal_lines_take_no_time_each() -> None:

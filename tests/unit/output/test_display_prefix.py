@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.output.display import Display, use_colour
+from ddplaunch.output.display import Display
 from ddplaunch.output.prefix import RESET, STYLES, Prefix
-from ddplaunch.output.streams import BOTH, ShownWorker, Stream
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream, use_colour
 
 OUT, ERR = Stream.OUT, Stream.ERR
 

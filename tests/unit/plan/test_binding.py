@@ -295,7 +295,7 @@ class TestACpusetOfSixCpus:
         assert binding.cpus == ((3,), (4, 5), (6,), (7,))
         assert binding.notes == (
             "4 workers share NUMA node 0, of which the job may use only 1 CPU: "
-            "all allowed cores are shared out evenly instead",
+            "all allowed cores are divided evenly instead",
         )
 
     def test_fewer_cpus_than_workers_are_an_error(self) -> None:

@@ -41,7 +41,7 @@ HERE = Allocation(
     hosts=("gpu01",),
     node_rank=0,
     address="127.0.0.1",
-    address_reason="one node needs no other",
+    address_reason="a single node",
     port=None,
     port_reason="a free one is reserved at the start",
 )
@@ -93,7 +93,7 @@ def test_a_machine_without_gpus_runs_one_worker_with_all_cpus() -> None:
         "devices": "none found",
         "backend": "no accelerator",
         "threads": "8 usable CPUs / 1 worker",
-        "master_addr": "one node needs no other",
+        "master_addr": "a single node",
         "master_port": "a free one is reserved at the start",
         "pin": "default",
     }
@@ -157,7 +157,7 @@ def test_notes_come_from_options_cluster_devices_torch_binding_and_pin_in_this_o
         "of the cluster",
         "of the devices",
         "torch 2.13.0+cpu is a CPU build, so it cannot use the accelerators: "
-        "install another, or ask for --nproc-per-node cpu",
+        "install another, or use --nproc-per-node cpu",
         "3 workers on 2 devices: set_device(LOCAL_RANK) fails from local rank 2 on; "
         "use DDPLAUNCH_DEVICE, or --virtual-local-rank",
     )
@@ -542,7 +542,7 @@ def test_commands_for_each_rank_that_see_all_devices_get_the_cpus_near_their_own
 @pytest.mark.parametrize(
     ("asked", "gpus", "number", "reason"),
     [
-        ({}, 0, 4, "no accelerator, and slurm was asked for as many tasks"),
+        ({}, 0, 4, "no accelerator: as many as tasks per node in slurm"),
         ({}, 2, 2, "2 accelerators"),
         ({"nproc_per_node": 3}, 0, 3, "--nproc-per-node"),
         ({"nproc_per_node": "cpu"}, 0, 8, "--nproc-per-node cpu: 8 usable CPUs"),

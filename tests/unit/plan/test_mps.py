@@ -31,9 +31,9 @@ def test_the_parts_of_a_gpu_are_never_more_than_the_whole_unless_each_is_the_lea
 
 
 WRONG = [
-    (((),), "/mps", False, "DDPLAUNCH_MPS: MPS lets workers share NVIDIA GPUs, and these have none"),
-    (((Device(kind="xpu", index=0, token="0"),),), "/mps", False, "DDPLAUNCH_MPS: MPS lets workers share NVIDIA GPUs"),
-    (((GPUS[0],),), None, False, "DDPLAUNCH_MPS: there is no nvidia-cuda-mps-control in PATH"),
+    (((),), "/mps", False, "DDPLAUNCH_MPS: the workers have no NVIDIA GPU to share"),
+    (((Device(kind="xpu", index=0, token="0"),),), "/mps", False, "DDPLAUNCH_MPS: the workers have no NVIDIA GPU"),
+    (((GPUS[0],),), None, False, "DDPLAUNCH_MPS: nvidia-cuda-mps-control was not found on PATH"),
     (((GPUS[0],),), "/mps", True, "DDPLAUNCH_MPS: a command was started for each rank"),
 ]
 

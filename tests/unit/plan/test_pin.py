@@ -18,7 +18,7 @@ ONE_SHARED: Owned = (ONE_EACH[0], ONE_EACH[0])
 TWO_FOR_ONE: Owned = ((*ONE_EACH[0], *ONE_EACH[1]),)
 MIG: Owned = tuple((Device(kind="cuda", index=n, token=f"MIG-{n}"),) for n in range(2))
 ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"
-OWN_ONLY = "each worker sees only its own devices: there LOCAL_RANK is no device's index, but DDPLAUNCH_DEVICE is"
+OWN_ONLY = "each worker sees only its own devices, so LOCAL_RANK is not a device index: use DDPLAUNCH_DEVICE"
 
 
 def spec(kind: ProgramKind = ProgramKind.SCRIPT, **fields: Any) -> JobSpec:

@@ -74,29 +74,33 @@ def test_the_screen_travels():
 
 def test_the_first_host_is_where_the_others_meet():
     spec = spec_of("train.py")
-    first = orders.allocation(order_of(spec, HOSTS, 0), None).meeting
+    first = orders.allocation(order_of(spec, HOSTS, 0), None).rendezvous
     assert first is not None
     assert (first.coordinator, first.ports, first.listen) == (True, (0,), None)
     meet = messages.Meet(addresses=("a", "10.0.0.1"), port=4000)
     other = orders.allocation(order_of(spec, HOSTS, 2), meet)
     assert other.node_rank == 2
-    assert other.meeting is not None
-    assert (other.meeting.coordinator, other.meeting.addresses, other.meeting.ports) == (False, meet.addresses, (4000,))
+    assert other.rendezvous is not None
+    assert (other.rendezvous.coordinator, other.rendezvous.addresses, other.rendezvous.ports) == (
+        False,
+        meet.addresses,
+        (4000,),
+    )
 
 
 @pytest.mark.parametrize(("place", "address"), [(1, "127.0.0.2"), (2, "127.0.0.3"), (299, "127.0.1.44")])
 def test_simulated_nodes_have_addresses_of_their_own(place, address):
     hosts = [Host(name=f"node-{number}") for number in range(300)]
     spec = spec_of("--nnodes", "300", "--simulate", "train.py")
-    first = orders.allocation(order_of(spec, hosts, 0), None).meeting
-    other = orders.allocation(order_of(spec, hosts, place), messages.Meet(addresses=("127.0.0.1",), port=1)).meeting
+    first = orders.allocation(order_of(spec, hosts, 0), None).rendezvous
+    other = orders.allocation(order_of(spec, hosts, place), messages.Meet(addresses=("127.0.0.1",), port=1)).rendezvous
     assert first is not None
     assert other is not None
     assert (first.listen, other.source) == ("127.0.0.1", address)
 
 
 def test_one_host_meets_nobody():
-    assert orders.allocation(order_of(spec_of("train.py"), HOSTS[:1], 0), None).meeting is None
+    assert orders.allocation(order_of(spec_of("train.py"), HOSTS[:1], 0), None).rendezvous is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ REASONS = {
     "devices": "NVML",
     "backend": "every worker has a GPU of its own",
     "threads": "8 usable CPUs / 2 workers",
-    "master_addr": "one node needs no other",
+    "master_addr": "a single node",
     "master_port": "a free one is reserved at the start",
     "pin": "default",
 }
@@ -77,7 +77,7 @@ def test_the_table_shows_values_reasons_workers_command_variables_and_notes() ->
     assert table(plan(notes=("this is how it is",)), asked) == dedent("""\
         workers  2 on gpu01  2 accelerators
         cluster  local
-        address  127.0.0.1   one node needs no other
+        address  127.0.0.1   a single node
         port     -           a free one is reserved at the start
         backend  nccl        every worker has a GPU of its own
         threads  4           8 usable CPUs / 2 workers

@@ -19,7 +19,7 @@ def variables(**env: str) -> dict[str, str]:
 
 
 def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> None:
-    assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", "DDPLAUNCH_MEETING_PORT": "20000"}
+    assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", "DDPLAUNCH_RDZV_PORT": "20000"}
     assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
 
 
