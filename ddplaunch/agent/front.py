@@ -75,7 +75,6 @@ class _Front:
         self._agent = agent
         self._stops = stops
         self._pipes = pipes
-        self._to_agent = pipes.signals[1]
         self._suspended = pipes.suspended[0]
         self._suspending = False
         self._stopping = False
@@ -120,7 +119,7 @@ class _Front:
         without a word to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
         """
         if is_orphaned_group():
-            os.write(self._to_agent, bytes([signal.SIGCONT]))
+            self._pipes.pass_on(signal.SIGCONT)
         elif not self._suspending:
             self._suspending = True
             may_stop = self._may_stop()

@@ -46,12 +46,13 @@ class FrontPipes:
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         return cls(signals, requests, suspended, (reader, writer))
 
+    def pass_on(self, signum: int) -> None:
+        """From the front, pass a signal on to the agent, if it lives."""
+        _write(self.signals[1], bytes([signum]))
+
     def request(self, kind: bytes, signum: int = 0) -> None:
         """From the front, request something of the agent, if it lives."""
-        try:
-            os.write(self.requests[1], kind + bytes([signum]))
-        except OSError:  # it has ended, or so many wait that one more makes no difference
-            pass
+        _write(self.requests[1], kind + bytes([signum]))
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
@@ -64,6 +65,13 @@ class FrontPipes:
         os.close(self.requests[1])
         os.close(self.suspended[0])
         self.output[0].close()
+
+
+def _write(fd: int, data: bytes) -> None:
+    try:
+        os.write(fd, data)
+    except OSError:  # the agent has ended, or so many wait that one more makes no difference
+        pass
 
 
 class OutputQueue:

@@ -139,7 +139,7 @@ def _notify(queue: OutputQueue, event: Event) -> None:
 
 def _send_last(queue: OutputQueue, text: str) -> None:
     """Leave it to the command that started this agent to print this when nothing more comes from any host."""
-    _send(queue, {"type": "last_words", "text": text})
+    _send(queue, {"type": "final_report", "text": text})
 
 
 def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""The command line: words in, a call, what it prints, the exit status. click lives here and nowhere else."""
+"""The command line: parses arguments, calls the launcher, gives the exit status. No other folder imports click."""

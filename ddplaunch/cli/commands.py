@@ -1,4 +1,4 @@
-"""The verbs as click commands: their options from the table, their help, and what a shell completes. Converts no value."""
+"""The verbs as click commands: their options from the table, their help, and shell completion. Converts no value."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ USAGE = {
 }
 _ABOUT = {
     "run": "Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the "
-    "moment one fails or you say stop. Everything after SCRIPT belongs to the script.",
-    "plan": "Shows what `ddplaunch` with the same words would do: ranks, devices, CPUs, variables, and where each value "
+    "moment one fails or you stop the job. Everything after SCRIPT belongs to the script.",
+    "plan": "Shows what `ddplaunch` with the same arguments would do: ranks, devices, CPUs, variables, and where each value "
     "came from. Starts nothing. Takes the options of `ddplaunch --help`.",
-    "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. What stands before -- goes to "
-    "sbatch, but for the options below; what stands behind it is what `ddplaunch` would be given on one machine.",
+    "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to "
+    "sbatch, but for those below; what follows it are the arguments of `ddplaunch` on one machine.",
     "completion": "Prints the script that makes a shell complete our options. In bash or zsh: "
     'eval "$(ddplaunch completion bash)". In fish: ddplaunch completion fish | source.',
 }
@@ -55,7 +55,7 @@ SUBMIT_OPTIONS = (
     ("--print", "Shows the script and submits nothing. Needs no Slurm."),
     (
         "--wait",
-        "Waits until the job ends, tells what becomes of it, and ends with its status; of an array, with the worst.",
+        "Waits until the job ends, reports its states, and exits with its status; of an array, with the worst.",
     ),
     ("--follow", "Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job."),
     ("--parsable", "Prints the number of the job and nothing else."),
@@ -65,17 +65,17 @@ _SUBMIT_EXAMPLES = (
         "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 4:00:00 -- train.py --lr 0.1",
         "on two nodes with four GPUs each",
     ),
-    ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and look on"),
+    ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and show its output"),
     ("ddplaunch submit --print --nodes 2 -- train.py > train.sh", "a script to change and keep"),
 )
 SUBMIT_DEFAULTS = (
-    "Unless you say otherwise, the script asks for --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
+    "Unless given, the script has --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
     "--ntasks-per-node=1, --output=%x-%j.out (%x-%A_%a.out for an array) and --open-mode=append."
 )
 _DEFAULTS = (
-    "An option may also stand in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
+    "An option may also be set in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
-    "Words with _ for - mean the same."
+    "Options may be written with _ for -."
 )
 
 
@@ -83,14 +83,14 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
     """Make the command of a verb; `show` prints a text and gives the exit status."""
     if verb == "completion":
         shell = click.Argument(["shell"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_shell)
-        return _Verb(verb, params=[shell, *_answers(show)])
+        return _Verb(verb, params=[shell, *_help_and_version(show)])
     if verb == "submit":
         flags = [click.Option([name], is_flag=True, help=text) for name, text in SUBMIT_OPTIONS]
-        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
-        return _Submit(verb, params=[*flags, *_answers(show), words])
+        argv = click.Argument(["job"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
+        return _Submit(verb, params=[*flags, *_help_and_version(show), argv])
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
     forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in _FORMS if verb == "plan"]
-    return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_answers(show), program])
+    return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_help_and_version(show), program])
 
 
 def root(show: Callable[[str], int]) -> click.Group:
@@ -98,35 +98,35 @@ def root(show: Callable[[str], int]) -> click.Group:
     return _Root("ddplaunch", commands={verb: command(verb, show) for verb in VERBS}, add_help_option=False)
 
 
-def with_values(words: Sequence[str]) -> list[str]:
-    """Give an option whose value is optional its value: the next word if that is one of its choices or a number, else its own.
+def with_values(argv: Sequence[str]) -> list[str]:
+    """Add the value of each option whose value is optional: the next argument if that is a choice or a number, else its default.
 
-    click would take any next word, so that `--debug train.py` would lack its script.
+    click would take any next argument, so that `--debug train.py` would lack its script.
     """
     result: list[str] = []
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
-        word = words[at]
-        following = words[at + 1 : at + 2]
-        option = FLAGS.get(word.replace("_", "-"))
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
+        argument = argv[at]
+        following = argv[at + 1 : at + 2]
+        option = FLAGS.get(argument.replace("_", "-"))
         if option is not None and option.optional is not None:
             explicit = following if following and _is_value(option, following[0]) else []
             result.append(f"{option.flag}={explicit[0] if explicit else option.optional}")
             at += 1 + len(explicit)
             continue
-        taken = following if _takes_next(word, option) else []
-        result += [word, *taken]
+        taken = following if _takes_next(argument, option) else []
+        result += [argument, *taken]
         at += 1 + len(taken)
-    return [*result, *words[at:]]
+    return [*result, *argv[at:]]
 
 
-def _is_value(option: Option, word: str) -> bool:
-    return word in option.choices if option.choices else word.isdigit()
+def _is_value(option: Option, argument: str) -> bool:
+    return argument in option.choices if option.choices else argument.isdigit()
 
 
-def _takes_next(word: str, option: Option | None) -> bool:
-    if not word.startswith("--"):  # short ones stand together, and what follows one with a value is its value
-        options = [FLAGS.get(f"-{letter}") for letter in word[1:]]
+def _takes_next(argument: str, option: Option | None) -> bool:
+    if not argument.startswith("--"):  # short ones may be grouped, and what follows one with a value is its value
+        options = [FLAGS.get(f"-{letter}") for letter in argument[1:]]
         valued = [at for at, one in enumerate(options) if one is not None and not one.is_flag]
         return bool(valued) and valued[0] == len(options) - 1
     return option is not None and not option.is_flag
@@ -141,7 +141,7 @@ class _Verb(click.Command):
             context_settings={
                 "allow_interspersed_args": False,
                 "max_content_width": 100,
-                "token_normalize_func": lambda word: word.replace("_", "-"),
+                "token_normalize_func": lambda name: name.replace("_", "-"),
             },
         )
 
@@ -165,19 +165,19 @@ class _Verb(click.Command):
             for group in GROUPS:
                 rows = [(_usage_of(option), _help_of(option)) for option in OPTIONS if option.group == group]
                 _write_rows(formatter, group, rows)
-            _write_rows(formatter, "Answers", [("-h, --help", "This text."), ("--version", "The version.")])
+            _write_rows(formatter, "Other options", [("-h, --help", "This text."), ("--version", "The version.")])
             formatter.write_paragraph()
             formatter.write_text(_DEFAULTS)
             _write_rows(formatter, "Exit status", list(MEANINGS.items()))
 
 
 class _Submit(_Verb):
-    """Knows its words only as far as a shell that completes them needs; see submit.words."""
+    """Parses only what completion by a shell needs; see slurm/submit/args.py."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        ctx.params["words"] = tuple(args[args.index("--") + 1 :]) if "--" in args else None
+        ctx.params["job"] = tuple(args[args.index("--") + 1 :]) if "--" in args else None
         return []
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -214,7 +214,7 @@ class _Root(click.Group):
 def _click_option(option: Option) -> click.Option:
     return click.Option(
         [name for name in (option.short, option.flag, option.name) if name],
-        is_flag=option.is_flag or None,  # False would let click take no value where the next word is an option
+        is_flag=option.is_flag or None,  # False would let click take no value where the next argument is an option
         multiple=option.repeatable,
         type=None if option.is_flag else click.UNPROCESSED,
         help=option.help,
@@ -222,7 +222,7 @@ def _click_option(option: Option) -> click.Option:
     )
 
 
-def _answers(show: Callable[[str], int]) -> list[click.Parameter]:
+def _help_and_version(show: Callable[[str], int]) -> list[click.Parameter]:
     def help_(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value and not ctx.resilient_parsing:
             ctx.exit(show(ctx.get_help()))
@@ -252,11 +252,11 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem, ShellComplete
 
-    words = ctx.params["words"]
-    if words is None:
+    argv = ctx.params["job"]
+    if argv is None:
         return [CompletionItem("--")] if "--".startswith(incomplete) else []
     run = command("run", lambda text: 0)
-    return ShellComplete(run, {}, "ddplaunch", "").get_completions(list(words), incomplete)
+    return ShellComplete(run, {}, "ddplaunch", "").get_completions(list(argv), incomplete)
 
 
 def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -267,10 +267,10 @@ def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str)
     from click.shell_completion import CompletionItem
 
     option = BY_NAME[str(param.name)]
-    words = [CompletionItem(word) for word in option.choices if word.startswith(incomplete)]
-    if option.path or option.optional is not None:  # without a value, the next word may be the script
-        return [*words, *_files(incomplete, "dir" if option.path == "folder" else "file")]
-    return words
+    choices = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
+    if option.path or option.optional is not None:  # without a value, the next argument may be the script
+        return [*choices, *_files(incomplete, "dir" if option.path == "folder" else "file")]
+    return choices
 
 
 def _write_usage(formatter: click.HelpFormatter, verbs: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: words to a JobSpec, a call, what it prints, and the exit status. Decides nothing about the job."""
+"""The entry point: arguments to a JobSpec, a call, its output, and the exit status. Decides nothing about the job."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from ddplaunch.spec import JobSpec, ProgramKind
 
 _COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
-_HABITS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env", "-H": "--hosts"}  # mpirun's and srun's
+_OF_OTHER_LAUNCHERS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env", "-H": "--hosts"}  # of mpirun and srun
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says and give the exit status; `argv` is without the command's own name."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run the command line and give the exit status; `argv` is without the name of the command."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _main(words, dict(os.environ))
+        return _main(argv, dict(os.environ))
     except LaunchError as error:
-        _say(error.render())
+        _write_stderr(error.render())
         return error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
-        _say(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
+        _write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
         return BUG
 
 
-def parse(verb: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Split words into the values of options, by name, and "program": SCRIPT and its arguments. Converts no value.
+def parse(verb: str, argv: Sequence[str]) -> Mapping[str, Any]:
+    """Parse arguments into values of options, by name, and "program": SCRIPT and its arguments. Converts no value.
 
     Raises:
-        LaunchError: a word is no option, or a value is missing.
-        click.exceptions.Exit: --help or --version was there, and was answered.
+        LaunchError: an argument is no option, or a value is missing.
+        click.exceptions.Exit: --help or --version was given, and was printed.
     """
     try:
-        return command(verb, _print).make_context(f"ddplaunch {verb}", list(words)).params
+        return command(verb, _print).make_context(f"ddplaunch {verb}", list(argv)).params
     except click.UsageError as error:
-        raise _in_our_voice(error, words) from None
+        raise _as_launch_error(error, argv) from None
 
 
-def asked(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | None) -> JobSpec:
+def resolve(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | None) -> JobSpec:
     """Merge flags, variables and the files found from `folder` upward into the job.
 
     Raises:
@@ -62,24 +62,24 @@ def asked(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | None)
     return job_spec(given, parsed["program"])
 
 
-def _main(words: list[str], env: Mapping[str, str]) -> int:
+def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if instruction := env.get(_COMPLETE):
         from click.shell_completion import (
             shell_complete,  # only for a shell that completes
         )
 
         return shell_complete(root(_print), {}, "ddplaunch", _COMPLETE, instruction)
-    # only the first word can be a verb, so that a script may be called as it likes
-    verb = words.pop(0) if words and words[0] in VERBS else "run"
+    # only the first argument can be a verb, so that a script may have any name
+    verb = argv.pop(0) if argv and argv[0] in VERBS else "run"
     if verb == "submit":
-        return _submit(words, env)
+        return _submit(argv, env)
     try:
-        parsed = parse(verb, words)
-    except click.exceptions.Exit as answered:
-        return answered.exit_code
+        parsed = parse(verb, argv)
+    except click.exceptions.Exit as exited:
+        return exited.exit_code
     if verb == "completion":
         return _completion(parsed["shell"], env)
-    spec = asked(parsed, env, _folder())
+    spec = resolve(parsed, env, _working_folder())
     _check(spec, env)
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
@@ -95,31 +95,31 @@ def _check(spec: JobSpec, env: Mapping[str, str]) -> None:
     program = spec.program
     if program.kind is ProgramKind.SCRIPT and program.target in VERBS and not os.path.lexists(program.target):
         raise LaunchError(
-            f"{program.target} does not exist", hint=f"a verb stands first: `ddplaunch {program.target} ...`"
+            f"{program.target} does not exist", hint=f"a verb comes first: `ddplaunch {program.target} ...`"
         )
     check(program, {**env, **dict(spec.env)}.get("PATH"))
 
 
-def _submit(words: list[str], env: Mapping[str, str]) -> int:
+def _submit(argv: list[str], env: Mapping[str, str]) -> int:
     from ddplaunch.slurm import submit  # no other verb needs it
 
-    request = submit.split(words)
+    request = submit.split(argv)
     if request.help or request.version:
         try:
             parse("submit", ["--help" if request.help else "--version"])
-        except click.exceptions.Exit as answered:
-            return answered.exit_code
+        except click.exceptions.Exit as exited:
+            return exited.exit_code
 
-    def understand(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
+    def parse_job(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
         parsed = parse("run", job)
-        return len(parsed["program"]), asked(parsed, job_env, _folder())
+        return len(parsed["program"]), resolve(parsed, job_env, _working_folder())
 
-    made = submit.draft(request, env, _ourselves(), understand, VERBS)
+    made = submit.draft(request, env, _own_command(), parse_job, VERBS)
     return _print(made.script) if request.print else submit.send(made, request, env, _print)
 
 
-def _ourselves() -> list[str]:
-    """The command by which we are started elsewhere: what was typed if that was ddplaunch, else our interpreter."""
+def _own_command() -> list[str]:
+    """The command that starts ddplaunch in a job: the one that was typed if that was ddplaunch, else our interpreter."""
     typed = sys.argv[0]
     if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
         return [os.path.abspath(typed)]
@@ -133,7 +133,9 @@ def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
     shell = shells[0] if shells else os.path.basename(env.get("SHELL", ""))
     if len(shells) > 1 or shell not in known:
         raise LaunchError(
-            f"completion {' '.join(shells)}: expected bash, zsh or fish" if shells else "SHELL names no shell we know",
+            f"completion {' '.join(shells)}: expected bash, zsh or fish"
+            if shells
+            else "SHELL is not bash, zsh or fish",
             hint="type `ddplaunch completion bash`, zsh or fish",
         )
     found = get_completion_class(shell)
@@ -141,14 +143,14 @@ def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
     return _print(found(root(_print), {}, "ddplaunch", _COMPLETE).source())
 
 
-def _in_our_voice(error: click.UsageError, words: Sequence[str]) -> LaunchError:
+def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
     match error:
         case click.NoSuchOption(option_name=name):
-            typed = next((word for word in words if not name.startswith("--") and word.startswith(name)), name)
-            words_of_ours = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
-            close = did_you_mean(typed.lstrip("-").partition("=")[0], words_of_ours, cutoff=0.7)
-            meant = _HABITS.get(name) or (close and f"--{close}")
-            order = "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+            typed = next((each for each in argv if not name.startswith("--") and each.startswith(name)), name)
+            known = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
+            close = did_you_mean(typed.lstrip("-").partition("=")[0], known, cutoff=0.7)
+            meant = _OF_OTHER_LAUNCHERS.get(name) or (close and f"--{close}")
+            order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
             return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
         case click.BadOptionUsage(option_name=name):
             option = FLAGS.get(name)
@@ -158,10 +160,10 @@ def _in_our_voice(error: click.UsageError, words: Sequence[str]) -> LaunchError:
     return LaunchError(error.format_message().rstrip("."), hint="ddplaunch --help")
 
 
-def _folder() -> str | None:
+def _working_folder() -> str | None:
     try:
         return os.getcwd()
-    except OSError:  # removed meanwhile: no file can be there
+    except OSError:  # it was removed: no file can be found from it
         return None
 
 
@@ -170,7 +172,7 @@ def _print(text: str) -> int:
     if sys.stdout is None:  # closed by the caller
         return OK
     try:
-        # names of files that are no UTF-8 come out as they came in
+        # names of files that are not UTF-8 are written as they were read
         sys.stdout.buffer.write(f"{text.rstrip()}\n".encode(errors="surrogateescape"))
         sys.stdout.flush()
     except OSError as error:
@@ -182,10 +184,10 @@ def _print(text: str) -> int:
     return OK
 
 
-def _say(text: str) -> None:
+def _write_stderr(text: str) -> None:
     if sys.stderr is not None:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
         except OSError:
-            pass  # nobody is there to be told; the exit status still tells
+            pass  # stderr is closed; there is still the exit status

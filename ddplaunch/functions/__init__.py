@@ -1,7 +1,7 @@
 """Functions as jobs: `launch(function, ...)` runs a function in several workers and returns what each of them returned.
 
-The workers are those of the command, with the same plan, supervision and reports; only how the function gets to them and the
-results come back is done here.
+The workers are those of the command, with the same plan, supervision and reports. Here is only how the function gets to them
+and how the results come back; it supervises no worker and imports no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def launch(
     Raises:
         WorkerFailed: a worker failed; it is of the type of the exception that the function raised, too.
         JobTimeout: `timeout` was reached.
-        JobError: the job could not be carried out.
+        JobError: the job could not be run.
         ValueError: an option has a wrong value, or two do not go together.
         TypeError: there is no such option, or the function or an argument cannot be sent.
     """
@@ -52,10 +52,11 @@ def launch(
     from ddplaunch.functions import request
     from ddplaunch.functions.caller import Caller
     from ddplaunch.functions.exceptions import JobError
+    from ddplaunch.functions.main_module import working_folder
     from ddplaunch.functions.pickling import CannotSend, Function
 
     try:
-        given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, _folder())
+        given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, working_folder())
         spec = request.spec_of(given)
     except LaunchError as error:
         raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None
@@ -83,10 +84,3 @@ def _refuse_in_worker() -> None:
             f"launch() was called in a worker (rank {os.environ.get('RANK', '?')} of job {os.environ['DDPLAUNCH_RUN_ID']}); "
             "a job cannot start another one"
         )
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # removed meanwhile: no file can be there
-        return None

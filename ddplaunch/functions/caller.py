@@ -1,6 +1,6 @@
-"""The caller's side of a job: one loop, in the thread that called, which serves the command, its workers and what they print.
+"""The caller's side of `launch()`: one loop, in the calling thread, which serves the command, its workers and their output.
 
-It has no thread, no signal handler and no child but the command. It returns when nothing of the job is left.
+It has no thread, no signal handler and no child but the command. It returns when no process of the job is left.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import time
 from typing import IO, Any
 
 from ddplaunch.functions import exceptions, request
-from ddplaunch.functions.connection import ERROR, RESULT, Hello, Line, Listener
+from ddplaunch.functions.connection import ERROR, RESULT, Hello, Listener, WorkerConnection
 from ddplaunch.functions.outcome import CallOutcome
-from ddplaunch.functions.pickling import CannotSend, Function, Sent
+from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
 from ddplaunch.spec import JobSpec
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_BEFORE_TIMEOUT = 0.5  # seconds: stacks are written so long before the job is stopped, or a tenth of the time
-_FAREWELL = 10.0  # seconds, besides the grace period, until what a killed command left counts as lost
+_BEFORE_TIMEOUT = 0.5  # seconds: stacks are written so long before the timeout, or a tenth of it if that is less
+_LOST_TIMEOUT = 10.0  # seconds after the grace period in which the agent of a killed command must have ended
 _CHUNK = 1 << 16  # bytes
 
 
@@ -41,16 +41,16 @@ class Caller:
         self._result_limit = result_limit
         self._began = time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self._lines: dict[int, Line] = {}  # of the latest generation, by rank
-        self._others: set[Line] = set()  # that have not said hello, or belong to an earlier generation
+        self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
+        self._others: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
         self._stacks: dict[int, int] = {}  # descriptors of the files for them, by rank
-        self._open = 0  # ways from the command that are not at their end
+        self._open = 0  # pipes from the command that are not at their end
         self._world_size = 0
         self._cannot_send: CannotSend | None = None
         self._is_ending = False
         self._is_muted = False
         self._control = b""
-        self._ending = CallOutcome()
+        self._outcome = CallOutcome()
         self._stop_signal = stop_signal(spec)
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = Listener()
@@ -70,8 +70,8 @@ class Caller:
             except BaseException as interruption:
                 self._end(self._interrupt if isinstance(interruption, KeyboardInterrupt) else self._stop_signal)
                 raise
-            for line in self._lines.values():
-                line.drain()
+            for worker in self._workers.values():
+                worker.drain()
             return self._results()
         finally:
             self._close()
@@ -83,19 +83,19 @@ class Caller:
             raise exceptions.JobError(
                 "this program has no Python interpreter to start workers with (sys.executable is empty)"
             )
-        ours, its = socket.socketpair()
-        self._selector.register(ours, selectors.EVENT_READ, self._told)
+        ours, theirs = socket.socketpair()
+        self._selector.register(ours, selectors.EVENT_READ, self._read_control)
         self._ours = ours
-        with its:
+        with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START.format(folder=_FOLDER)],
-                stdin=its.fileno(),
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "DDPLAUNCH_CALL": self._listener.address},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
-        order = {"words": request.words(collected), "caller": os.getpid()}
+        order = {"options": request.encode(collected), "caller": os.getpid()}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
         self._open = 1
@@ -106,7 +106,7 @@ class Caller:
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._command_ended)
 
     def _show(self, pipe: IO[bytes], name: str) -> None:
-        """Have what comes through a pipe written to sys.stdout or sys.stderr, whatever that is just then."""
+        """Write what comes through a pipe to sys.stdout or sys.stderr, as it is set at that time."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         descriptor = pipe.fileno()
         self._open += 1
@@ -122,12 +122,12 @@ class Caller:
                 try:
                     stream.write(text)
                     stream.flush()
-                except (OSError, ValueError):  # closed: the job goes on, and its logs have it
+                except (OSError, ValueError):  # closed: the job goes on, and the output is in its logs
                     pass
 
         self._selector.register(descriptor, selectors.EVENT_READ, readable)
 
-    def _told(self) -> None:
+    def _read_control(self) -> None:
         try:
             data = self._ours.recv(_CHUNK)
         except OSError:
@@ -137,12 +137,12 @@ class Caller:
             self._open -= 1
         *lines, self._control = (self._control + data).split(b"\n")
         for line in lines:
-            self._ending.hear(json.loads(line))
+            self._outcome.update(json.loads(line))
 
     def _command_ended(self) -> None:
         self._selector.unregister(self._pidfd)
         self._process.wait()
-        self._given_up_at = time.monotonic() + self._spec.grace_period + _FAREWELL
+        self._lost_at = time.monotonic() + self._spec.grace_period + _LOST_TIMEOUT
 
     # --- the loop
 
@@ -150,20 +150,20 @@ class Caller:
     def _is_going_on(self) -> bool:
         if self._process.returncode is None:
             return True
-        # the agent of a command that was killed ends its workers, and only then closes what it has of ours
-        return self._open > 0 and time.monotonic() < self._given_up_at
+        # the agent of a command that was killed ends its workers before it closes its ends of our pipes
+        return self._open > 0 and time.monotonic() < self._lost_at
 
     def _wait(self) -> None:
-        patience = None if self._process.returncode is None else max(0.0, self._given_up_at - time.monotonic())
+        timeout = None if self._process.returncode is None else max(0.0, self._lost_at - time.monotonic())
         still = self._selector.get_map()
-        for key, _ in self._selector.select(patience):
+        for key, _ in self._selector.select(timeout):
             if still.get(key.fd) is key:
                 key.data()
         if self._cannot_send is not None and not self._is_ending:
             raise self._cannot_send
 
     def _end(self, signum: int) -> None:
-        """Have the job stopped, and wait until it is; each further Ctrl-C says to be quick."""
+        """Stop the job and wait until it has ended; each further Ctrl-C escalates."""
         self._is_ending = True
         while True:
             try:
@@ -174,85 +174,84 @@ class Caller:
                 return
             except KeyboardInterrupt:
                 signum = self._interrupt
-            except Exception:  # noqa: BLE001 - the first one is raised; whoever shows the output has no use for more
+            except Exception:  # noqa: BLE001 - the first one is raised; stop writing to the stream that raised it
                 self._is_muted = True
 
     # --- workers
 
     def _accept(self) -> None:
-        connection = self._listener.accept()
-        if connection is not None:
-            line = Line(connection, self._selector, greeted=self._greeted, result_limit=self._result_limit)
-            self._others.add(line)
+        if (connection := self._listener.accept()) is not None:
+            self._others.add(WorkerConnection(connection, self._selector, self._call_for, self._result_limit))
 
-    def _greeted(self, line: Line, secret: bytes, hello: Hello) -> tuple[Sent, dict[str, Any]] | None:
+    def _call_for(self, worker: WorkerConnection, secret: bytes, hello: Hello) -> tuple[Payload, dict[str, Any]] | None:
         if not self._listener.is_ours(secret) or self._is_ending:
             return None
         try:
-            sent = self._function.sent()
+            payload = self._function.payload()
         except CannotSend as error:
             self._cannot_send = error
             return None
-        self._others.discard(line)
-        if hello.rank in self._lines:
-            self._others.add(self._lines[hello.rank])
-        self._lines[hello.rank] = line
+        self._others.discard(worker)
+        if hello.rank in self._workers:
+            self._others.add(self._workers[hello.rank])
+        self._workers[hello.rank] = worker
         self._world_size = hello.world_size
         more: dict[str, Any] = {"result_limit": self._result_limit, "stacks_after": None}
         if self._spec.timeout is not None:
             left = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)
             more["stacks_after"] = max(0.01, left - (time.monotonic() - self._began))
-            sent = self._with_file_for_stacks(sent, hello.rank)
-        return sent, more
+            payload = self._with_file_for_stacks(payload, hello.rank)
+        return payload, more
 
-    def _with_file_for_stacks(self, sent: Sent, rank: int) -> Sent:
+    def _with_file_for_stacks(self, payload: Payload, rank: int) -> Payload:
         if (old := self._stacks.pop(rank, None)) is not None:
             os.close(old)
         self._stacks[rank] = os.memfd_create(f"ddplaunch-stacks-{rank}")
-        return Sent(
-            preparation=sent.preparation,
-            pickle=sent.pickle,
-            descriptors=(*sent.descriptors, os.dup(self._stacks[rank])),
+        return Payload(
+            preparation=payload.preparation,
+            pickle=payload.pickle,
+            descriptors=(*payload.descriptors, os.dup(self._stacks[rank])),
         )
 
     # --- the end
 
     def _results(self) -> list[Any]:
-        ending = self._ending
-        status = self._process.returncode if ending.status is None else ending.status
+        outcome = self._outcome
+        status = self._process.returncode if outcome.status is None else outcome.status
         if status != 0:
-            returned = sorted(rank for rank, line in self._lines.items() if line.answer and line.answer[0] == RESULT)
-            raise ending.failure(status, self._raised, self._read_stacks, returned)
+            replies = ((rank, worker.reply) for rank, worker in self._workers.items())
+            returned = sorted(rank for rank, reply in replies if reply and reply[0] == RESULT)
+            raise outcome.failure(status, self._exception_of, self._read_stacks, returned)
         results = []
         for rank in range(self._world_size):
-            answer = self._lines[rank].answer if rank in self._lines else None
-            if answer is None or answer[0] != RESULT:
-                raise ending.without_result(rank)
+            reply = self._workers[rank].reply if rank in self._workers else None
+            if reply is None or reply[0] != RESULT:
+                raise outcome.without_result(rank)
             try:
-                results.append(pickle.loads(answer[1]))
+                results.append(pickle.loads(reply[1]))
             except Exception as error:
-                raise ending.unreadable(rank, error) from error
+                raise outcome.unreadable(rank, error) from error
         return results
 
-    def _raised(self, rank: int) -> exceptions.Raised | None:
-        """What this rank has raised, as far as it has told."""
-        line = self._lines.get(rank)
-        if line is None or line.answer is None or line.answer[0] != ERROR:
+    def _exception_of(self, rank: int) -> exceptions.Raised | None:
+        """The exception that this rank sent, if any."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.reply is None or worker.reply[0] != ERROR:
             return None
-        told = pickle.loads(line.answer[1])
+        sent = pickle.loads(worker.reply[1])
         parts = None
-        if told["parts"] is not None:
+        if sent["parts"] is not None:
             try:
-                parts = pickle.loads(told["parts"])
+                parts = pickle.loads(sent["parts"])
             except Exception:  # noqa: BLE001, S110 - its text is known
                 pass
         return exceptions.Raised(
             rank=rank,
             parts=parts,
-            type=told["type"],
-            message=told["message"],
-            traceback=told["traceback"],
-            during=told["during"],
+            type=sent["type"],
+            message=sent["message"],
+            traceback=sent["traceback"],
+            during=sent["during"],
         )
 
     def _read_stacks(self) -> list[tuple[int, str]]:
@@ -263,9 +262,9 @@ class Caller:
         return found
 
     def _close(self) -> None:
-        """Let go of everything."""
-        for line in (*self._lines.values(), *self._others):
-            line.close()
+        """Close all descriptors; kill the command if it still runs."""
+        for worker in (*self._workers.values(), *self._others):
+            worker.close()
         for descriptor in self._stacks.values():
             os.close(descriptor)
         self._listener.close()

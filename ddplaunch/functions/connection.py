@@ -1,7 +1,7 @@
-"""The connections of workers to the caller of `launch()`: one call goes to each, one answer comes back. Unpickles nothing.
+"""The connections of workers to the caller of `launch()`: one call goes to each, one reply comes back. Unpickles nothing.
 
-They come over an abstract Unix address, which leaves no file behind whatever ends the caller. A stranger is refused: by the
-kernel's word on whose process it is, and by a secret that workers have from their environment.
+They use an abstract Unix socket, which leaves no file behind whatever ends the caller. Other processes are refused: by the
+user id that the kernel gives (SO_PEERCRED), and by a secret that workers have in their environment.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ RESULT, ERROR = b"r", b"e"
 AT_ONCE = 200  # descriptors in one message; Linux takes 253
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
-_AT_A_TIME = 1 << 20  # bytes
-_ERROR_LIMIT = 8 << 20  # bytes of an answer that is an exception
+_CHUNK = 1 << 20  # bytes
+_ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
 
 
 @record(kw_only=True)
 class Hello:
-    """What a worker says of itself."""
+    """The first message of a worker."""
 
     rank: int
     world_size: int
 
 
 class Listener:
-    """Where workers come to."""
+    """The socket to which workers connect."""
 
     def __init__(self) -> None:
         self._name = f"ddplaunch/{os.urandom(16).hex()}"
@@ -50,11 +50,11 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """What workers find in their environment."""
+        """The address and the secret, for the environment of workers."""
         return f"{self._name} {self._secret.hex()}"
 
     def accept(self) -> socket.socket | None:
-        """Take the next connection; None if it is a stranger's, or gone again."""
+        """Accept a connection; None if it is of another user, or closed again."""
         try:
             connection, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
@@ -73,61 +73,60 @@ class Listener:
         return compare_digest(secret, self._secret)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self.socket.close()
 
 
-class Line:
-    """One connection. Never blocks."""
+class WorkerConnection:
+    """The connection of one worker. Never blocks."""
 
     def __init__(
         self,
         connection: socket.socket,
         selector: selectors.BaseSelector,
-        *,
-        greeted: Callable[[Line, bytes, Hello], tuple[pickling.Sent, dict[str, Any]] | None],
+        call_for: Callable[[WorkerConnection, bytes, Hello], tuple[pickling.Payload, dict[str, Any]] | None],
         result_limit: int,
     ) -> None:
-        """Take a connection; `greeted` gives the call for whoever said hello with that secret, None: nobody of ours."""
+        """Take a connection; `call_for` gives the call for a worker with this secret and hello, None if it is not ours."""
         self._connection = connection
         self._selector = selector
-        self._greeted = greeted
+        self._call_for = call_for
         self._result_limit = result_limit
         self._buffer = bytearray(HELLO.size)
         self._filled = 0
         self._kind = b""
-        self._taker: Callable[[], bool] = self._take_hello
-        self._waiting: list[tuple[memoryview, tuple[int, ...]]] = []
+        self._handler: Callable[[], bool] = self._take_hello
+        self._queue: list[tuple[memoryview, tuple[int, ...]]] = []
         self._descriptors: tuple[int, ...] = ()
-        self.answer: tuple[bytes, bytearray] | None = None
+        self.reply: tuple[bytes, bytearray] | None = None
         self.open = True
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         if self.open:
             self.open = False
             self._selector.unregister(self._connection)
             self._connection.close()
-            self._let_go()
+            self._close_descriptors()
 
     def drain(self) -> None:
-        """Take in what a worker that has ended left."""
+        """Read what a worker that has ended left."""
         while self.open and self._read():
             pass
 
     def _ready(self) -> None:
-        if self._waiting:
+        if self._queue:
             self._write()
         if self.open:
             self._read()
 
-    # --- what comes
+    # --- from the worker
 
     def _read(self) -> bool:
-        """Read some; say whether there may be more."""
+        """Read once; return whether there may be more."""
         try:
-            view = memoryview(self._buffer)[self._filled :][:_AT_A_TIME]
+            view = memoryview(self._buffer)[self._filled :][:_CHUNK]
             number = self._connection.recv_into(view)
         except BlockingIOError:
             return False
@@ -137,18 +136,18 @@ class Line:
             self.close()
             return False
         self._filled += number
-        if self._filled == len(self._buffer) and not self._taker():
+        if self._filled == len(self._buffer) and not self._handler():
             self.close()
         return True
 
-    def _expect(self, size: int, taker: Callable[[], bool]) -> bool:
-        self._buffer, self._filled, self._taker = bytearray(size), 0, taker
+    def _expect(self, size: int, handler: Callable[[], bool]) -> bool:
+        self._buffer, self._filled, self._handler = bytearray(size), 0, handler
         return True
 
     def _take_hello(self) -> bool:
         secret, rank, world_size = HELLO.unpack(self._buffer)
         hello = Hello(rank=rank, world_size=world_size)
-        call = self._greeted(self, secret, hello)
+        call = self._call_for(self, secret, hello)
         if call is None:
             return False
         self._send(*call)
@@ -157,46 +156,46 @@ class Line:
     def _take_head(self) -> bool:
         self._kind, size = ANSWER.unpack(self._buffer)
         limit = {RESULT: self._result_limit, ERROR: _ERROR_LIMIT}.get(self._kind, -1)
-        return 0 < size <= limit and self._expect(size, self._take_answer)
+        return 0 < size <= limit and self._expect(size, self._take_reply)
 
-    def _take_answer(self) -> bool:
-        self.answer = (self._kind, self._buffer)
+    def _take_reply(self) -> bool:
+        self.reply = (self._kind, self._buffer)
         return False
 
-    # --- what goes
+    # --- to the worker
 
-    def _send(self, sent: pickling.Sent, more: dict[str, Any]) -> None:
-        self._descriptors = sent.descriptors
-        prepared = pickle.dumps({"preparation": sent.preparation, **more})
-        head = CALL.pack(len(prepared), len(sent.pickle), len(sent.descriptors))
-        groups = [sent.descriptors[at : at + AT_ONCE] for at in range(0, len(sent.descriptors), AT_ONCE)]
-        self._waiting = [
+    def _send(self, payload: pickling.Payload, more: dict[str, Any]) -> None:
+        self._descriptors = payload.descriptors
+        prepared = pickle.dumps({"preparation": payload.preparation, **more})
+        head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
+        groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
+        self._queue = [
             (memoryview(head), ()),
             *((memoryview(b"."), group) for group in groups),
             (memoryview(prepared), ()),
-            (memoryview(sent.pickle), ()),
+            (memoryview(payload.pickle), ()),
         ]
         self._selector.modify(self._connection, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
         self._write()
 
     def _write(self) -> None:
-        while self._waiting:
-            data, descriptors = self._waiting[0]
+        while self._queue:
+            data, descriptors = self._queue[0]
             beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))]
             try:
-                number = self._connection.sendmsg([data[:_AT_A_TIME]], beside if descriptors else [])
+                number = self._connection.sendmsg([data[:_CHUNK]], beside if descriptors else [])
             except BlockingIOError:
                 return
-            except OSError:  # it is gone; what it said before is still to be read
-                self._waiting.clear()
+            except OSError:  # it has closed; what it sent before is still to be read
+                self._queue.clear()
                 break
             if number < len(data):
-                self._waiting[0] = (data[number:], ())
+                self._queue[0] = (data[number:], ())
             else:
-                del self._waiting[0]
-        self._let_go()
+                del self._queue[0]
+        self._close_descriptors()
         self._selector.modify(self._connection, selectors.EVENT_READ, self._ready)
 
-    def _let_go(self) -> None:
+    def _close_descriptors(self) -> None:
         pickling.close(self._descriptors)
         self._descriptors = ()

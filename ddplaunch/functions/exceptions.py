@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ddplaunch.record import record
 from ddplaunch.report.words import these_ranks
 
+E = TypeVar("E", bound="JobError")
+
 
 class JobError(RuntimeError):
-    """The job of a call did not end well. `status` is the exit status that a command would have."""
+    """The job of a `launch()` call failed. `status` is the exit status that the command would have."""
 
     __module__ = "ddplaunch"
 
@@ -58,42 +60,31 @@ class Raised:
     during: str  # what it interrupted, if that was not the function: "while it ..."
 
 
-def failed(raised: Raised, words: str) -> WorkerFailed:
-    """Make the exception for what a worker raised; `words` is the failure report, "" if there is none."""
+def failed(raised: Raised, report: str) -> WorkerFailed:
+    """Make the exception for one that a worker raised; `report` is the failure report, "" if there is none."""
     made = _of_both_types(*raised.parts) if raised.parts is not None else None
     result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank
     result.traceback = raised.traceback
     where = f"This is the exception of rank {raised.rank}{f', {raised.during}' if raised.during else ''}:"
     result.add_note(f"\n{where}\n\n{raised.traceback.rstrip()}")
-    if rest := _aftermath(words, raised.rank):
+    if rest := _after_traceback(report, raised.rank):
         result.add_note(f"\n{rest}")
     return result
 
 
-def died(words: str, rank: int) -> WorkerFailed:
-    """Make the exception for a worker that ended without one; `words` is the failure report."""
-    head, _, rest = words.removeprefix("error: ").rstrip().partition("\n")
-    result = WorkerFailed(head)
-    result.rank = rank
+def from_report(kind: type[E], report: str) -> E:
+    """Make the exception for a job without an exception of a worker, from the failure report or error message."""
+    head, _, rest = report.removeprefix("error: ").rstrip().partition("\n")
+    result = kind(head)
     if rest:
         result.add_note(rest)
     return result
 
 
-def refused(words: str, status: int) -> JobError:
-    """Make the exception for a job that could not be carried out, from what the command would have said."""
-    head, _, rest = words.removeprefix("error: ").rstrip().partition("\n")
-    result = JobError(head)
-    result.status = status
-    if rest:
-        result.add_note(rest)
-    return result
-
-
-def timed_out(words: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Make the exception for a job that took too long; `stacks` is where each rank was, `returned` those that were done."""
-    result = JobTimeout(words)
+def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
+    """Make the exception for a timeout; `stacks` has the stack of each rank, `returned` the ranks that had returned."""
+    result = JobTimeout(report)
     result.status = 124
     alike: dict[str, list[int]] = {}
     for rank, stack in stacks:
@@ -106,18 +97,18 @@ def timed_out(words: str, stacks: Sequence[tuple[int, str]], returned: Sequence[
     return result
 
 
-def _aftermath(words: str, rank: int) -> str:
+def _after_traceback(report: str, rank: int) -> str:
     """The part of a failure report that follows the traceback: the process, the others, the hint."""
-    at = words.rfind(f"\n\n  rank {rank}   ")
-    return words[at:].strip("\n") if at >= 0 else ""
+    at = report.rfind(f"\n\n  rank {rank}   ")
+    return report[at:].strip("\n") if at >= 0 else ""
 
 
 def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
     """Rebuild an exception as one of its own type that is a WorkerFailed too; None if its type does not allow that.
 
-    Its __init__ is not called: what it was called with there is not known.
+    Its __init__ is not called: its arguments in the worker are not known.
     """
-    if not issubclass(kind, Exception):  # SystemExit and the like would pass all handlers of ours
+    if not issubclass(kind, Exception):  # SystemExit and the like are not caught by `except Exception`
         return None
     try:
         bases: tuple[type, ...] = (kind, WorkerFailed)
@@ -129,7 +120,7 @@ def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, A
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
             "__doc__": kind.__doc__,
-            # it may have to go on to another process, where its class is made again
+            # it may be pickled for another process, where its class is made again
             "__reduce__": lambda self: (_of_both_types, (kind, self.args, {**attributes, **vars(self)})),
         }
         result: Any = type(kind.__name__, bases, names)

@@ -1,4 +1,4 @@
-"""How a job ended, as the command told it, and the exception that says so. Pure; knows no process and no socket."""
+"""How a job ended, from the messages of its command, and the exception for it. Pure; knows no process and no socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddplaunch import exitcodes
 from ddplaunch.functions import exceptions
 from ddplaunch.options.table import BY_NAME
 
-# what leads to a function, or to a test
+# frames of a traceback above a function, or a test
 _RUNNER = re.compile(
     r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/testing/[^"]*|_pytest/[^"]*|pluggy/[^"]*)", line'
 )
@@ -20,21 +20,21 @@ _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
 
 
 class CallOutcome:
-    """What the command has told so far."""
+    """What the command has reported so far."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self._why = ""
         self._first: Mapping[str, Any] | None = None
-        self._words = ""
+        self._report = ""
 
-    def hear(self, told: Mapping[str, Any]) -> None:
-        """Take what the command said."""
-        match told["type"]:
-            case "said":
-                self._words = told["text"]
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the command."""
+        match message["type"]:
+            case "failure_text":
+                self._report = message["text"]
             case "outcome":
-                self.status, self._why, self._first = told["status"], told["why"], told["first_failure"]
+                self.status, self._why, self._first = message["status"], message["why"], message["first_failure"]
 
     def failure(
         self,
@@ -47,15 +47,17 @@ class CallOutcome:
         first = self._first
         if self._why == "timed_out":
             return exceptions.timed_out(
-                _in_python(self._words), [(rank, _theirs(text)) for rank, text in stacks()], returned
+                _in_python(self._report), [(rank, _user_stacks(text)) for rank, text in stacks()], returned
             )
         if first is None:
-            return exceptions.refused(_in_python(self._words) or _lost(status), abs(status))
-        told = raised(first["rank"])
-        error = (
-            exceptions.failed(told, self._words) if told is not None else exceptions.died(self._words, first["rank"])
-        )
-        error.status = status
+            refused = exceptions.from_report(exceptions.JobError, _in_python(self._report) or _lost(status))
+            refused.status = abs(status)
+            return refused
+        if (exception := raised(first["rank"])) is not None:
+            error = exceptions.failed(exception, self._report)
+        else:
+            error = exceptions.from_report(exceptions.WorkerFailed, self._report)
+        error.rank, error.status = first["rank"], status
         error.exit_status, error.signal = first["status"], first["signal"]
         error.host, error.local_rank, error.pid = first["host"], first["local_rank"], first["pid"]
         return error
@@ -74,20 +76,20 @@ class CallOutcome:
         return error
 
 
-def _in_python(words: str) -> str:
-    """Write options as the keywords that they are here."""
-    return _OPTION.sub(lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], words)
+def _in_python(report: str) -> str:
+    """Write options as keywords of `launch()`."""
+    return _OPTION.sub(lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], report)
 
 
 def _lost(status: int) -> str:
     if status < 0:
-        return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were ended with it"
+        return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were killed with it"
     if status == exitcodes.BUG:
         return "this is a bug in ddplaunch; please report it with what it printed above"
-    return f"the job ended with status {status}; what it printed above says why"
+    return f"the job ended with status {status}; see its output above"
 
 
-def _theirs(stack: str) -> str:
-    """The stacks of a worker as faulthandler wrote them, without what is ours and without numbers of threads."""
+def _user_stacks(stack: str) -> str:
+    """The stacks of a worker as faulthandler wrote them, without frames of ours and without thread ids."""
     lines = [line for line in stack.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
     return re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")

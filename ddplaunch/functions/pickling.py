@@ -18,17 +18,17 @@ from typing import Any
 from ddplaunch.functions import main_module
 from ddplaunch.record import record
 
-_MAIN = b"__main__"  # what stands in a pickle that needs that module
+_MAIN = b"__main__"  # the name in a pickle that needs that module
 _MOVE = "put it into a module that workers can import"
 
 
 class CannotSend(Exception):
-    """Something cannot be sent to the workers: what, why, and what to do."""
+    """An object cannot be sent to the workers; the text says which, why, and what to do."""
 
 
 @record(kw_only=True)
-class Sent:
-    """What one worker gets. Whoever has it closes the descriptors."""
+class Payload:
+    """A pickled call for one worker. Its holder closes the descriptors."""
 
     preparation: dict[str, Any]  # for multiprocessing.spawn.prepare
     pickle: bytes
@@ -36,52 +36,52 @@ class Sent:
 
 
 class Function:
-    """A function and its arguments, to be pickled for each worker anew: what shares memory counts its readers."""
+    """A function and its arguments, pickled again for each worker: shared memory counts its readers."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._whole = (function, tuple(args), dict(kwargs))
         self._main = main_module.imported_by(sys.modules["__main__"])
         self._by_value = False
-        self._first: Sent | None = self._try()  # so that nothing is started in vain
+        self._first: Payload | None = self._try()  # before any process is started
 
-    def sent(self) -> Sent:
+    def payload(self) -> Payload:
         """Pickle it for one more worker.
 
         Raises:
-            CannotSend: it has become impossible.
+            CannotSend: it can no longer be pickled.
         """
         first, self._first = self._first, None
         return first or self._pickled(by_value=self._by_value)
 
     def close(self) -> None:
-        """Close what nobody took."""
+        """Close the descriptors of a payload that was not used."""
         if self._first is not None:
             close(self._first.descriptors)
 
-    def _try(self) -> Sent:
+    def _try(self) -> Payload:
         try:
-            sent = self._pickled(by_value=False)
+            payload = self._pickled(by_value=False)
         except CannotSend:
             if not _cloudpickle():
                 raise
         else:
-            if not self._is_out_of_reach(sent):
-                return sent
-            close(sent.descriptors)
+            if not self._is_unimportable(payload):
+                return payload
+            close(payload.descriptors)
             if not _cloudpickle():
                 name = getattr(self._whole[0], "__qualname__", repr(self._whole[0]))
                 raise CannotSend(
-                    f"{name} and its arguments use what is defined in this session, which workers cannot import; "
+                    f"{name} and its arguments use definitions of this session, which workers cannot import; "
                     f"`pip install cloudpickle`, or {_MOVE}"
                 )
         self._by_value = True
         return self._pickled(by_value=True)
 
-    def _is_out_of_reach(self, sent: Sent) -> bool:
-        """Whether workers would look for something in the caller's `__main__` and not find it there."""
-        return _MAIN in sent.pickle and (not self._main or main_module.is_interactive())
+    def _is_unimportable(self, payload: Payload) -> bool:
+        """Whether it needs something of the caller's `__main__` that workers cannot import."""
+        return _MAIN in payload.pickle and (not self._main or main_module.is_interactive())
 
-    def _pickled(self, *, by_value: bool) -> Sent:
+    def _pickled(self, *, by_value: bool) -> Payload:
         try:
             data, descriptors = dumps(self._whole, by_value=by_value)
         except Exception as error:
@@ -90,10 +90,10 @@ class Function:
         preparation = main_module.preparation(main)
         if by_value:
             preparation["sources"] = main_module.sources()
-        return Sent(preparation=preparation, pickle=data, descriptors=descriptors)
+        return Payload(preparation=preparation, pickle=data, descriptors=descriptors)
 
     def _reason(self, error: Exception, *, by_value: bool) -> str:
-        """Say which part it was."""
+        """Say which part cannot be pickled, and why."""
         function, args, kwargs = self._whole
         parts: Iterator[tuple[str, Any]] = iter(
             [
@@ -106,8 +106,8 @@ class Function:
             try:
                 close(dumps(value, by_value=by_value)[1])
             except Exception as own:  # noqa: BLE001 - as above
-                way = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
-                return f"{name} cannot be sent to workers: {_one_line(own)}{way}{_advice(own)}"
+                remedy = "" if by_value or _cloudpickle() else f"; `pip install cloudpickle`, or {_MOVE}"
+                return f"{name} cannot be sent to workers: {_one_line(own)}{remedy}{_advice(own)}"
         return f"the function and its arguments cannot be sent to workers: {_one_line(error)}{_advice(error)}"
 
 
@@ -118,14 +118,14 @@ def close(descriptors: Sequence[int]) -> None:
 
 
 class _Descriptor:
-    """Stands for the descriptor of this index in a pickle."""
+    """A descriptor in a pickle, by its index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 class _Collector:
-    """What multiprocessing takes for the process that is being started: it is handed the descriptors."""
+    """Collects descriptors, in place of the process that multiprocessing is starting."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -133,13 +133,13 @@ class _Collector:
     DupFd = _Descriptor
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Keep it, whatever becomes of its owner; give its index."""
+        """Duplicate it, since its owner may close it; give its index."""
         self.descriptors.append(os.dup(descriptor))
         return len(self.descriptors) - 1
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Pickle; give the descriptors that belong to it, which the caller closes.
+    """Pickle a value; give its descriptors too, which the caller closes.
 
     Raises: whatever the objects' own code raises.
     """
@@ -166,11 +166,11 @@ def loads(data: bytes, descriptors: Sequence[Any]) -> Any:
 
 @contextmanager
 def _spawning(collector: _Collector) -> Iterator[None]:
-    """Let the objects of multiprocessing know that they are pickled for a process that is being started."""
+    """Make multiprocessing's objects take this for the pickling of a process that is being started."""
     from multiprocessing import context
 
     before = context.get_spawning_popen()
-    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # all that they ask of it
+    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # all that they use of it
     try:
         yield
     finally:

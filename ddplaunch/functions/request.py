@@ -1,4 +1,4 @@
-"""What the keywords of `launch()` ask for: the job they make, and the words by which its command is told. Starts nothing."""
+"""From the keywords of `launch()` to a JobSpec, and the options encoded for the command that runs it. Starts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_OTHER_HOSTS = (
     "cluster", "exclude", "hostfile", "hosts", "include", "local_addr", "master_addr", "no_control", "node_rank",
     "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "remote_python", "standalone", "token_file",
 )  # fmt: skip
-# a file or a variable that gives these to commands has nothing to say to a function
+# in files and variables these are for commands, and are ignored for functions
 _NOT_OF_FUNCTIONS = frozenset(
     (*_OF_PROGRAMS, *_OF_TERMINALS, *_OF_OTHER_HOSTS, "nnodes", "simulate", "quiet", "verbose")
 )
@@ -32,11 +32,11 @@ _NOT_OF_FUNCTIONS = frozenset(
 def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
     """Collect what was asked for: keywords, variables, and the files found from `folder` upward.
 
-    ddplaunch says nothing of its own unless it is asked to: what goes wrong is raised.
+    ddplaunch is quiet unless asked otherwise: errors are raised.
 
     Raises:
         TypeError: a keyword is no option, or has a value of a wrong type.
-        LaunchError: an option has no meaning for a function, or a file is wrong.
+        LaunchError: an option does not apply to functions, or a file is wrong.
     """
     asked = list(from_keywords(keywords, call=CALL))
     for one in asked:
@@ -61,24 +61,24 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
 
 
 def spec_of(collected: Iterable[Given]) -> JobSpec:
-    """Settle what was collected into the job.
+    """Resolve the collected options into a JobSpec.
 
     Raises:
-        LaunchError: a value means nothing, or two of them do not go together.
+        LaunchError: a value is invalid, or two of them do not go together.
     """
     return job_spec(collected, [RUNNER])
 
 
-def words(collected: Iterable[Given]) -> list[list[str]]:
-    """Write what was collected for another process of ours."""
+def encode(collected: Iterable[Given]) -> list[list[str]]:
+    """Encode the collected options for the command."""
     return [[one.option.name, one.text, one.source.name, one.origin, one.quote] for one in collected]
 
 
-def from_words(written: Iterable[list[str]]) -> list[Given]:
-    """Read what `words` wrote."""
+def decode(encoded: Iterable[list[str]]) -> list[Given]:
+    """Decode what `encode` gave."""
     return [
         Given(option=BY_NAME[name], text=text, source=Source[source], origin=origin, quote=quote)
-        for name, text, source, origin, quote in written
+        for name, text, source, origin, quote in encoded
     ]
 
 
@@ -97,6 +97,6 @@ def _refusal(name: str) -> str | None:
 
 
 def stop_signal(spec: JobSpec) -> signal.Signals:
-    """Give the signal that ends this job: SIGTERM, unless it was given another meaning."""
+    """Give the signal that stops this job: SIGTERM, unless it has another meaning for this job."""
     stops = [signum for signum in spec.stop_signals if signum not in spec.forward_signals]
     return signal.SIGTERM if signal.SIGTERM in stops or not stops else stops[0]

@@ -1,7 +1,7 @@
-"""The ordinary command as `launch()` starts it: in a process of its own, and not for people to type.
+"""The command that `launch()` starts in a process of its own. Not for users to type.
 
-So the caller, which may be a notebook with many threads, neither forks nor has a signal handler of ours. What is to be done
-comes over the socket that is our stdin; how the job goes and ends goes back there, a line of JSON each.
+So the caller, which may be a notebook with many threads, neither forks nor has a signal handler of ours. The order comes over
+the socket that is our stdin; reports on the job go back there, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ddplaunch.process.linux import die_with_parent
 
 
 def main() -> NoReturn:
-    """Carry out the order that comes, and end with the job's status."""
-    # what the caller ignores or blocks, as a notebook does SIGINT between two cells, is nothing to us
+    """Read the order, run the job, and exit with its status."""
+    # signals that the caller ignores or blocks, as a notebook does SIGINT between two cells, are not ignored here
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
@@ -30,9 +30,9 @@ def main() -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
     status = BUG
     try:
-        status = _carry_out(_order(control), control)
+        status = _run(_order(control), control)
     except LaunchError as error:
-        _tell(control, {"type": "said", "text": error.render()})
+        _send(control, {"type": "failure_text", "text": error.render()})
         status = error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
@@ -43,22 +43,22 @@ def main() -> NoReturn:
 def _order(control: int) -> dict[str, Any]:
     with socket.socket(fileno=os.dup(control)) as connection, connection.makefile("rb") as file:
         line = file.readline()
-    if not line:  # the caller is gone already
+    if not line:  # the caller has ended already
         os._exit(BUG)
     order: dict[str, Any] = json.loads(line)
     return order
 
 
-def _carry_out(order: dict[str, Any], control: int) -> int:
-    spec = request.spec_of(request.from_words(order["words"]))
+def _run(order: dict[str, Any], control: int) -> int:
+    spec = request.spec_of(request.decode(order["options"]))
     die_with_parent(order["caller"], stop_signal(spec))
     from ddplaunch.launcher import dispatch
 
     return dispatch.run(spec, dict(os.environ), control=control)
 
 
-def _tell(control: int, what: dict[str, Any]) -> None:
+def _send(control: int, message: dict[str, Any]) -> None:
     try:
-        os.write(control, json.dumps(what).encode() + b"\n")
-    except OSError:  # nobody is there
+        os.write(control, json.dumps(message).encode() + b"\n")
+    except OSError:  # the caller has ended
         pass

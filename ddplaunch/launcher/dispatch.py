@@ -1,4 +1,4 @@
-"""From what was asked to the status of the job: look around, plan, then run the job here or start agents elsewhere."""
+"""From a JobSpec to the exit status of the job: find the hosts, then run the job here or start agents elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 _UNAUTHENTICATED = (
-    "unauthenticated: whoever reaches node 0 and knows the job's name and port can join or stop the job; "
+    "unauthenticated: any process that reaches node 0 and knows the job's name and port can join or stop the job; "
     "to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
 
@@ -35,28 +35,28 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
 def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) -> int:
     """Run the job and give its exit status.
 
-    `control` is a descriptor on which whoever called for the job is told of its workers and how it ended.
+    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended.
 
     Raises:
         LaunchError: nothing was started.
     """
     _prepare_stdio()
-    answers = control is not None
-    serve = partial(front.run, control=control) if answers else front.run
+    to_caller = control is not None
+    serve = partial(front.run, control=control) if to_caller else front.run
     allocation = _allocation(spec, env)
     if allocation.starter == "srun":
-        from ddplaunch.slurm import step  # each way needs what the others do not
+        from ddplaunch.slurm.step import run_step  # each of the three needs what the others do not
 
-        return step.lead(spec, env, allocation)
+        return run_step(spec, env, allocation)
     if allocation.start:
-        from ddplaunch.remote import start
+        from ddplaunch.remote.start import run_over_ssh
 
-        return start.lead(spec, env, allocation, serve=serve, answers=answers)
+        return run_over_ssh(spec, env, allocation, serve=serve, reports_to_caller=to_caller)
     from ddplaunch.devices.node import inspect
     from ddplaunch.launcher import node
 
-    found = inspect(spec, token.public(env))
-    return node.run(spec, env, allocation, found, notifies_starter=answers, reports_to_caller=answers, serve=serve)
+    here = inspect(spec, token.public(env))
+    return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
 
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation:
@@ -72,9 +72,9 @@ def _read(path: str) -> str:
 
 
 def _prepare_stdio() -> None:
-    """Fill closed ones of the three standard descriptors, so that no file of ours becomes a worker's stdin or stdout.
+    """Open /dev/null for standard descriptors that are closed, so that no file of ours becomes a worker's stdin or stdout.
 
-    And leave the keys of the shell that has put this job into the background to the shell.
+    And read none of the input that belongs to the shell, if this command runs in its background.
     """
     for fd in (0, 1, 2):
         try:

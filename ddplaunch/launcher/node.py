@@ -110,7 +110,7 @@ def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -
     def why_ending() -> ClusterEnding:
         from ddplaunch.slurm import ending  # only a signal needs it
 
-        return ending.why_ending(token.public(env), min(ending.CONTROLLER, spec.heartbeat_timeout / 4))
+        return ending.why_ending(token.public(env), min(ending.CONTROLLER_TIMEOUT, spec.heartbeat_timeout / 4))
 
     return why_ending
 

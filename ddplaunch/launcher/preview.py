@@ -37,11 +37,11 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     here = make_plan(spec, allocation, _at(spec, allocation, node, 0), run_id=run_id)
     if allocation.task is not None or len(here.seats) == 1:
         return here
-    asked = [_for_host(spec, allocation, place) for place in range(len(here.seats))]
-    nodes = [_at(spec, allocation, node, place) for place in range(len(asked))]
+    asked = [_for_host(spec, allocation, node_rank) for node_rank in range(len(here.seats))]
+    nodes = [_at(spec, allocation, node, node_rank) for node_rank in range(len(asked))]
     drafts = [
-        make_plan(one, replace(allocation, node_rank=place), nodes[place], run_id=run_id)
-        for place, one in enumerate(asked)
+        make_plan(one, replace(allocation, node_rank=node_rank), nodes[node_rank], run_id=run_id)
+        for node_rank, one in enumerate(asked)
     ]
     agreed = Agreed(
         run_id=run_id,
@@ -58,16 +58,16 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
 
 
-def _at(spec: JobSpec, allocation: Allocation, node: Node, place: int) -> Node:
-    """The node at this place: one like this one, or its part of this one if all nodes are simulated here."""
+def _at(spec: JobSpec, allocation: Allocation, node: Node, node_rank: int) -> Node:
+    """The node of this rank: one like this one, or its part of this one if all nodes are simulated here."""
     if spec.simulate is None:
         return node
     nodes = len(allocation.start)
-    devices = assign.simulated(node.devices, place, nodes, spec.simulate)
+    devices = assign.simulated(node.devices, node_rank, nodes, spec.simulate)
     return replace(node, devices=devices, shared=nodes > 1 and devices == node.devices)
 
 
-def _for_host(spec: JobSpec, allocation: Allocation, place: int) -> JobSpec:
-    """The job as a host gets it that was given a number of workers of its own."""
-    slots = allocation.start[place].slots if allocation.start else None
+def _for_host(spec: JobSpec, allocation: Allocation, node_rank: int) -> JobSpec:
+    """The job of this node, with the number of workers that its host was given."""
+    slots = allocation.start[node_rank].slots if allocation.start else None
     return spec if slots is None else replace(spec, nproc_per_node=slots)

@@ -1,13 +1,13 @@
-"""An agent in a step that ddplaunch has started: `python -m ddplaunch.launcher.task WORDS`.
+"""An agent in a step that ddplaunch has started: `python -m ddplaunch.launcher.task ARGUMENTS`.
 
-The words say all that was asked for; variables and files were read where the command was typed.
+The arguments are complete: variables and files were read where the command was typed.
 """
 
 from __future__ import annotations
 
 import gc
 
-gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the start
+gc.disable()  # imports make no garbage, and collecting takes a tenth of the start
 
 import os  # noqa: E402 - as in __main__
 import sys  # noqa: E402
@@ -17,13 +17,13 @@ from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.argv import from_argv  # noqa: E402
 from ddplaunch.options.resolve import job_spec  # noqa: E402
-from ddplaunch.slurm.quoting import unsheltered  # noqa: E402
+from ddplaunch.slurm.quoting import unescaped  # noqa: E402
 
 
 def main() -> int:
-    """Run the agent and give the exit status of its task: of a job that failed, one task says so, and not each of them."""
+    """Run the agent and give the exit status of its task: if the job failed, one task reports it, not each of them."""
     try:
-        status = dispatch.run(job_spec(*from_argv(unsheltered(sys.argv[1:]))), dict(os.environ))
+        status = dispatch.run(job_spec(*from_argv(unescaped(sys.argv[1:]))), dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         sys.stderr.write(error.render())
@@ -36,4 +36,4 @@ def main() -> int:
 if __name__ == "__main__":
     ended = main()
     sys.stderr.flush()
-    os._exit(ended)  # to tear the interpreter down would take longer than to start a worker
+    os._exit(ended)  # a normal exit of the interpreter takes longer than the start of a worker

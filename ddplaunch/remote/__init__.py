@@ -1,6 +1,4 @@
-"""Jobs whose agents we start ourselves, on other hosts or as simulated nodes: the command that was typed is the front of all.
+"""Jobs whose agents ddplaunch starts itself, over ssh or as simulated nodes: `dispatcher` here, `host_front` on each host.
 
-`hosts` starts them one by one: `fan` is the loop behind the front, `branch` the way to one host, `__main__` and `relay` what
-runs there. `slurm` has srun start them: `step` is the loop, `task` what runs on each node. Nothing secret stands in a command
-line. Here nothing is imported, since what starts on many hosts has to be quick.
+Decides nothing about workers, puts no secret into a command line, and imports nothing here: an agent has to start quickly.
 """

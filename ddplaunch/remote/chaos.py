@@ -1,4 +1,4 @@
-"""What --chaos breaks in a simulated job, and when. All processes are on this machine, and below this one."""
+"""Which faults --chaos injects into a simulated job, and when. All its processes are descendants of this one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ddplaunch.process.tree import Process, descendants, look, signal_process
+from ddplaunch.remote.connection import HostConnection
 from ddplaunch.spec import Fault
+from ddplaunch.supervise.deadline import soonest
 
-BLINK = 0.05  # seconds that a worker which is slowed down runs, and does not run
+SLOW_INTERVAL = 0.05  # seconds for which a worker that is slowed down runs, then is stopped
 
 
 class Schedule:
@@ -20,19 +22,19 @@ class Schedule:
         self._began: float | None = None
 
     def begin(self, at: float) -> None:
-        """Start to count, the first time that this is called."""
+        """Start the clock at the first call; later calls do nothing."""
         if self._began is None:
             self._began = at
 
     @property
     def deadline(self) -> float | None:
-        """When the next fault is due, once the counting has started."""
+        """When the next fault is due; None before `begin`."""
         if self._began is None or not self._faults:
             return None
         return self._began + self._faults[0].after
 
     def due(self, now: float) -> list[Fault]:
-        """Take out the faults whose time has come."""
+        """Remove and return the faults that are due."""
         due: list[Fault] = []
         while (deadline := self.deadline) is not None and deadline <= now:
             due.append(self._faults.pop(0))
@@ -40,17 +42,17 @@ class Schedule:
 
 
 class Chaos:
-    """Carries the schedule out on the workers and nodes that it is told of."""
+    """Injects the faults into the workers and nodes that are reported to it."""
 
-    def __init__(self, faults: Sequence[Fault], nodes: Sequence[Callable[[], int | None]], say: Callable[[str], None]):
-        """Prepare; `nodes` give the pid of each node's first process, by place; None if there is none."""
+    def __init__(self, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]) -> None:
+        """Prepare; `nodes` are the connections to the agents, by node rank."""
         self._schedule = Schedule(faults)
         self._nodes = nodes
-        self._say = say
+        self._notify = notify
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
         self._world_size: int | None = None
         self._slow: set[int] = set()  # ranks
-        self._blink_at: float | None = None
+        self._toggle_at: float | None = None
         self._runs = True  # the slow ones do
 
     def begun(self, world_size: int) -> None:
@@ -58,7 +60,7 @@ class Chaos:
         self._world_size = world_size
 
     def started(self, rank: int, pid: int, now: float) -> None:
-        """Learn of a worker."""
+        """Add a worker of this generation."""
         if (process := look(pid)) is not None:
             self._workers[rank] = process
         if len(self._workers) == self._world_size:
@@ -67,38 +69,38 @@ class Chaos:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return min((at for at in (self._schedule.deadline, self._blink_at) if at is not None), default=None)
+        return soonest(self._schedule.deadline, self._toggle_at)
 
     def expire(self, now: float) -> None:
-        """Break what is due."""
+        """Inject the faults that are due."""
         for fault in self._schedule.due(now):
-            self._break(fault, now)
-        if self._blink_at is not None and now >= self._blink_at:
+            self._inject(fault, now)
+        if self._toggle_at is not None and now >= self._toggle_at:
             self._runs = not self._runs
             self._slow = {
                 rank for rank in self._slow if self._signal(rank, signal.SIGCONT if self._runs else signal.SIGSTOP)
             }
-            self._blink_at = now + BLINK if self._slow else None
+            self._toggle_at = now + SLOW_INTERVAL if self._slow else None
 
-    def _break(self, fault: Fault, now: float) -> None:
-        who = f"rank {fault.target}"
+    def _inject(self, fault: Fault, now: float) -> None:
+        worker = f"rank {fault.target}"
         match fault.kind:
             case "kill" if self._signal(fault.target, signal.SIGKILL, group=False):
-                self._say(f"chaos: killed {who}")
+                self._notify(f"chaos: killed {worker}")
             case "hang" if self._signal(fault.target, signal.SIGSTOP):
-                self._say(f"chaos: stopped {who}, which hangs from now on")
+                self._notify(f"chaos: stopped {worker}, which hangs from now on")
             case "slow" if self._signal(fault.target, signal.SIGSTOP):
                 self._slow.add(fault.target)
-                self._runs, self._blink_at = False, now + BLINK
-                self._say(f"chaos: {who} runs at half its speed from now on")
-            case "node" if self._lose(fault.target):
-                self._say(f"chaos: killed all of node {fault.target}")
+                self._runs, self._toggle_at = False, now + SLOW_INTERVAL
+                self._notify(f"chaos: {worker} runs at half its speed from now on")
+            case "node" if self._kill_node(fault.target):
+                self._notify(f"chaos: killed all of node {fault.target}")
             case _:
-                what = f"node {fault.target}" if fault.kind == "node" else who
-                self._say(f"chaos: {fault.kind} {what}: it does not run")
+                target = f"node {fault.target}" if fault.kind == "node" else worker
+                self._notify(f"chaos: {fault.kind} {target}: it does not run")
 
     def _signal(self, rank: int, signum: int, *, group: bool = True) -> bool:
-        """Signal a worker, with what it has started if `group`; say whether it was there."""
+        """Signal a worker, if `group` with its process group; return whether it was alive."""
         known = self._workers.get(rank)
         now = look(known.pid) if known is not None else None
         if known is None or now is None or now.started != known.started or now.state in "ZX":
@@ -112,9 +114,9 @@ class Chaos:
         signal_process(known, signum)
         return True
 
-    def _lose(self, place: int) -> bool:
-        """Kill everything of a node at once, as far as one process can: first nothing runs any more, then all is gone."""
-        pid = self._nodes[place]()
+    def _kill_node(self, node_rank: int) -> bool:
+        """Kill all processes of a node as if at once: stop every one first, then kill them."""
+        pid = self._nodes[node_rank].pid
         root = look(pid) if pid is not None else None
         if root is None or root.state in "ZX":
             return False

@@ -1,4 +1,4 @@
-"""The way to one host: the process that leads there, what it says and what is said to it. Decides nothing."""
+"""The connection to one host: the ssh process or the like, its output, and the frames in both directions. Decides nothing."""
 
 from __future__ import annotations
 
@@ -13,92 +13,92 @@ from typing import Protocol
 from ddplaunch.agent.pipes import MESSAGE, STDERR, STDOUT
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
-from ddplaunch.remote.protocol import BEAT, FROM_HOST, Decoder, FrameError, Reception, pack
+from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder, pack
 
 _READ = 1 << 18  # bytes at a time
-_KEPT = 1 << 16  # bytes of what the process says on its own, for an error report
-_LONGEST_LINE = 1 << 20  # bytes of a line that came in pieces until it is shown in pieces
+_KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
+_LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
 
 
 @record(kw_only=True)
 class AgentStart:
-    """How a host is reached, and what is said first."""
+    """How the agent of a host is started, and its order."""
 
-    place: int  # node rank
-    host: str  # as ssh takes it
+    node_rank: int
+    host: str  # for ssh
     argv: tuple[str, ...]
-    order: bytes
+    order: bytes  # the first frame
 
 
 class HostPhase(Enum):
-    """How far a branch has come."""
+    """The state of a host's connection."""
 
-    WAITING = auto()  # its turn has not come
-    CALLING = auto()  # the process runs, nobody has answered
-    THERE = auto()  # ddplaunch runs there
-    GONE = auto()
+    WAITING = auto()  # not started yet
+    STARTING = auto()  # the process runs, the greeting has not come
+    CONNECTED = auto()  # ddplaunch runs on the host
+    CLOSED = auto()
 
 
 class ConnectionHandler(Protocol):
-    """Whom a branch tells what it hears."""
+    """What receives the events of the hosts."""
 
-    def greeted(self, branch: HostConnection, protocol: int, version: str) -> None:
-        """Ddplaunch runs there."""
+    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
+        """The greeting came: ddplaunch runs on the host."""
 
-    def reported(self, branch: HostConnection, data: bytes) -> None:
-        """A report came."""
+    def report_received(self, host: HostConnection, data: bytes) -> None:
+        """A report arrived."""
 
-    def showed(self, branch: HostConnection, stream: bytes, data: bytes) -> None:
-        """Output came."""
+    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Output arrived."""
 
-    def gone(self, branch: HostConnection) -> None:
-        """Nothing more will come."""
+    def disconnected(self, host: HostConnection) -> None:
+        """The process has ended and its pipes are read."""
 
 
 class HostConnection:
     """One host of the job."""
 
-    def __init__(self, call: AgentStart, selector: selectors.BaseSelector, handler: ConnectionHandler) -> None:
-        self.call = call
+    def __init__(self, agent: AgentStart, selector: selectors.BaseSelector, handler: ConnectionHandler) -> None:
+        self.agent = agent
         self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it
-        self.never_started = ""  # why there was no process
-        self.has_answered = False  # ddplaunch runs there, or did
-        self.is_ready = False  # all is there that the job needs
-        self.given_up = False  # by us: its end says nothing
-        self.fault = ""  # for which we have ended the process
-        self._unanswered: int | None = None  # beats; None: it does not answer yet
+        self.start_error = ""  # why the process could not be started
+        self.was_connected = False  # the greeting has come
+        self.is_ready = False  # the host has all that the job needs
+        self.given_up = False  # the job goes on without it: its end is no error
+        self.fault = ""  # why the process was killed
+        self._unanswered: int | None = None  # heartbeats; None: it sends none yet
         self._selector = selector
         self._handler = handler
         self._child: Child | None = None
         self._stdin = self._stdout = self._stderr = -1
         self._queue: deque[memoryview] = deque()
-        self._reception: Reception | None = Reception()
+        self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()
         self._decoder = Decoder(FROM_HOST)
-        self._said = b""
-        self._pieces: dict[bytes, bytes] = {}
+        self._own_output = b""
+        self._partial_lines: dict[bytes, bytes] = {}
         self._paused = False
         self._has_ended = False
 
     def __str__(self) -> str:
-        return self.call.host.rpartition("@")[2]
+        return self.agent.host.rpartition("@")[2]
 
     @property
     def pid(self) -> int | None:
-        """The process that leads there."""
+        """The pid of ssh, or of what else connects to the host."""
         return self._child.pid if self._child is not None else None
 
     @property
-    def said(self) -> str:
-        """What the process has said on its own: ssh's complaints, a login's words, a traceback."""
-        skipped = self._reception.skipped if self._reception is not None else ""
-        return f"{skipped}\n{self._said.decode(errors='replace')}"
+    def own_output(self) -> str:
+        """What the process itself printed: errors of ssh, login banners, a traceback."""
+        skipped = self._greeting_decoder.skipped if self._greeting_decoder is not None else ""
+        return f"{skipped}\n{self._own_output.decode(errors='replace')}"
 
     # --- the process
 
     def start(self, env: Mapping[str, str], handled: Collection[int], open_files: tuple[int, int]) -> None:
-        """Start the process; that it cannot be is told as its end."""
-        self.phase = HostPhase.CALLING
+        """Start the process; a failure is reported as its end."""
+        self.phase = HostPhase.STARTING
         theirs: list[int] = []
         try:
             for name in ("_stdin", "_stdout", "_stderr"):
@@ -107,21 +107,21 @@ class HostConnection:
                 setattr(self, name, ours)
                 theirs.append(others)
                 os.set_blocking(ours, False)
-            self._child = start(self.call.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
+            self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
         except (StartError, OSError) as error:
-            self.never_started = str(error)
+            self.start_error = str(error)
             self._close()
-            self._handler.gone(self)
+            self._handler.disconnected(self)
             return
         finally:
             for fd in theirs:
                 os.close(fd)
-        self._selector.register(self._child.pidfd, selectors.EVENT_READ, self._ended)
-        self._selector.register(self._stderr, selectors.EVENT_READ, self._complained)
+        self._selector.register(self._child.pidfd, selectors.EVENT_READ, self._child_ended)
+        self._selector.register(self._stderr, selectors.EVENT_READ, self._read_stderr)
         if not self._paused:
-            self._selector.register(self._stdout, selectors.EVENT_READ, self._readable)
+            self._selector.register(self._stdout, selectors.EVENT_READ, self._read_stdout)
 
-    def _ended(self) -> None:
+    def _child_ended(self) -> None:
         assert self._child is not None
         self._selector.unregister(self._child.pidfd)
         self._has_ended = True
@@ -129,65 +129,65 @@ class HostConnection:
             self._finish()
 
     def _finish(self) -> None:
-        """Take in what the process has left in its pipes, and let go of it. Whoever else holds them has nothing to say."""
+        """Read what the process has left in its pipes, and close them, even if another process still holds them."""
         assert self._child is not None
-        while self._stderr >= 0 and self._complained():
+        while self._stderr >= 0 and self._read_stderr():
             pass
-        while self._stdout >= 0 and self._readable():
+        while self._stdout >= 0 and self._read_stdout():
             pass
         code = os.waitstatus_to_exitcode(os.waitpid(self._child.pid, 0)[1])
         self.exit_status = code if code >= 0 else 128 - code
-        if (never := why_not_started(self._child, self.call.argv[0])) is not None:
-            self.never_started = str(never)
-        for stream, piece in self._pieces.items():
-            self._handler.showed(self, stream, piece)
+        if (never := why_not_started(self._child, self.agent.argv[0])) is not None:
+            self.start_error = str(never)
+        for stream, piece in self._partial_lines.items():
+            self._handler.output_received(self, stream, piece)
         os.close(self._child.pidfd)
         os.close(self._child.failure)
         self._close()
-        self._handler.gone(self)
+        self._handler.disconnected(self)
 
     def _close(self) -> None:
-        self.phase = HostPhase.GONE
-        self.hang_up()
-        self._close_output("_stdout")
-        self._close_output("_stderr")
+        self.phase = HostPhase.CLOSED
+        self.close_stdin()
+        self._close_pipe("_stdout")
+        self._close_pipe("_stderr")
 
     def kill(self) -> None:
-        """End the process, not what it leads to."""
+        """Kill the process here; the agent on the host ends when its stdin closes."""
         if self._child is not None and not self._has_ended:
             signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
 
-    def break_off(self, fault: str) -> None:
-        """End the process for what it did wrong."""
+    def kill_for(self, fault: str) -> None:
+        """Kill the process because of this fault."""
         self.fault = fault
         self.kill()
 
     def give_up(self) -> None:
-        """Wait for no answer."""
+        """Stop waiting for the greeting."""
         if self.phase is HostPhase.WAITING:
-            self.phase = HostPhase.GONE
-        elif self.phase is HostPhase.CALLING:
+            self.phase = HostPhase.CLOSED
+        elif self.phase is HostPhase.STARTING:
             self.given_up = True
             self.kill()
 
     # --- to the host
 
     def send(self, tag: bytes, data: bytes) -> None:
-        """Send a frame, as soon as there is room for it."""
+        """Queue a frame, and send what can be sent at once."""
         if self._stdin >= 0:
             self._queue.append(memoryview(pack(tag, data)))
             self._flush()
 
-    def beat(self, *, heeded: bool) -> int:
-        """Say that we are there, unless that waits to be taken already; give how often that was not answered.
+    def send_heartbeat(self, *, reading: bool) -> int:
+        """Send a heartbeat unless other frames are queued; return how many have had no reply.
 
-        `heeded` is whether answers are read at all.
+        `reading` is whether replies are read at present.
         """
         if not self._queue:
-            self.send(BEAT, b"")
-        if self._unanswered is None:  # it is still getting ready
+            self.send(HEARTBEAT, b"")
+        if self._unanswered is None:  # its agent is still being prepared
             return 0
-        self._unanswered = self._unanswered + 1 if heeded else 0
+        self._unanswered = self._unanswered + 1 if reading else 0
         return self._unanswered
 
     def _flush(self) -> None:
@@ -196,8 +196,8 @@ class HostConnection:
                 written = os.write(self._stdin, self._queue[0])
             except BlockingIOError:
                 break
-            except OSError:  # its end will tell
-                self.hang_up()
+            except OSError:  # the process has ended, which its pidfd reports
+                self.close_stdin()
                 return
             if written == len(self._queue[0]):
                 self._queue.popleft()
@@ -209,12 +209,12 @@ class HostConnection:
         elif is_watched and not self._queue:
             self._selector.unregister(self._stdin)
 
-    def hang_up(self) -> None:
-        """Say nothing more: what runs there ends."""
+    def close_stdin(self) -> None:
+        """Close the stdin of the process, at which the agent on the host ends."""
         self._queue.clear()
-        self._close_output("_stdin")
+        self._close_pipe("_stdin")
 
-    def _close_output(self, name: str) -> None:
+    def _close_pipe(self, name: str) -> None:
         fd = getattr(self, name)
         if fd >= 0:
             if fd in self._selector.get_map():
@@ -225,11 +225,11 @@ class HostConnection:
     # --- from the host
 
     def pause(self, paused: bool) -> None:
-        """Leave alone what it shows, or take it up again."""
+        """Stop reading its output, or go on."""
         if paused is self._paused:
             return
         self._paused = paused
-        if self.phase not in (HostPhase.CALLING, HostPhase.THERE):
+        if self.phase not in (HostPhase.STARTING, HostPhase.CONNECTED):
             return
         if not paused and self._has_ended:
             self._finish()
@@ -237,59 +237,59 @@ class HostConnection:
             if paused:
                 self._selector.unregister(self._stdout)
             else:
-                self._selector.register(self._stdout, selectors.EVENT_READ, self._readable)
+                self._selector.register(self._stdout, selectors.EVENT_READ, self._read_stdout)
 
-    def _complained(self) -> bool:
-        """Keep what the process says on its own; say whether there was anything."""
+    def _read_stderr(self) -> bool:
+        """Keep what the process itself prints; return whether there was anything."""
         data = _read(self._stderr)
         if data == b"":
-            self._close_output("_stderr")
-        self._said = (self._said + (data or b""))[-_KEPT:]
+            self._close_pipe("_stderr")
+        self._own_output = (self._own_output + (data or b""))[-_KEPT:]
         return bool(data)
 
-    def _readable(self) -> bool:
-        """Take in what came; say whether there was anything."""
+    def _read_stdout(self) -> bool:
+        """Read frames; return whether there was anything."""
         data = _read(self._stdout)
         if data == b"":
-            self._close_output("_stdout")
+            self._close_pipe("_stdout")
         if data and not self.fault:
             if self._unanswered is not None:
                 self._unanswered = 0
             try:
-                self._heard(data)
+                self._received(data)
             except FrameError as error:
-                self.break_off(str(error))
+                self.kill_for(str(error))
         return bool(data)
 
-    def _heard(self, data: bytes) -> None:
-        if self._reception is not None:
-            greeting = self._reception.feed(data)
+    def _received(self, data: bytes) -> None:
+        if self._greeting_decoder is not None:
+            greeting = self._greeting_decoder.feed(data)
             if greeting is None:
                 return
-            data, self._reception = self._reception.rest, None
-            self.phase, self.has_answered = HostPhase.THERE, True
-            self._handler.greeted(self, *greeting)
+            data, self._greeting_decoder = self._greeting_decoder.rest, None
+            self.phase, self.was_connected = HostPhase.CONNECTED, True
+            self._handler.connected(self, *greeting)
         self._decoder.feed(data)
         while (frame := self._decoder.take()) is not None:
             tag, content = frame
-            if tag == BEAT:
+            if tag == HEARTBEAT:
                 self._unanswered = 0
             elif tag in (STDOUT, STDERR):
-                self._show(tag, content)
+                self._handle_output(tag, content)
             else:
-                self._handler.reported(self, content)
+                self._handler.report_received(self, content)
 
-    def _show(self, stream: bytes, data: bytes) -> None:
-        """Show what came, but a line that was too long for one message whole."""
-        data = self._pieces.pop(stream, b"") + data
+    def _handle_output(self, stream: bytes, data: bytes) -> None:
+        """Hand output on; a line that was split over several messages is joined first."""
+        data = self._partial_lines.pop(stream, b"") + data
         if len(data) % MESSAGE == 0 and not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
-            self._pieces[stream] = data
+            self._partial_lines[stream] = data
         else:
-            self._handler.showed(self, stream, data)
+            self._handler.output_received(self, stream, data)
 
 
 def _read(fd: int) -> bytes | None:
-    """What is there, b"" at the end, None if nothing is there yet."""
+    """What can be read at once, b"" at the end, None if there is nothing yet."""
     try:
         return os.read(fd, _READ)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What the loop shows: the output of all hosts and its own few words, on their way to the front. Never blocks."""
+"""What the dispatcher shows: the output of all hosts and its own messages, on their way to the front. Never blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _OURS = (b"ddplaunch: ", b"error: ")
 
 
 class Console:
-    """Holds the hosts' output back while nobody reads ours; who stops a job does not want to wait for that."""
+    """Stops reading the hosts' output while the front reads none; a stopped job waits HASTE seconds for that at most."""
 
     def __init__(
-        self, queue: OutputQueue, selector: selectors.BaseSelector, *, quiet: bool, answers: bool = False
+        self, queue: OutputQueue, selector: selectors.BaseSelector, *, quiet: bool, reports_to_caller: bool = False
     ) -> None:
         self._queue = queue
         self._selector = selector
         self._quiet = quiet
-        self._answers = answers
-        self._told: dict[bytes, HostConnection] = {}  # what agents said in ddplaunch's name, and who was the first
+        self._reports_to_caller = reports_to_caller
+        self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
         self._sent = 0  # bytes
         self._sent_at = 0.0  # when that was last new, CLOCK_MONOTONIC seconds
-        self._hurries = False
+        self._limits_wait = False
 
     @property
     def is_empty(self) -> bool:
@@ -35,56 +35,56 @@ class Console:
 
     @property
     def is_full(self) -> bool:
-        """Whether the hosts are left alone."""
+        """Whether the hosts' output is not read."""
         return self._queue.full
 
     @property
     def deadline(self) -> float | None:
-        """When `mind` is to be called at the latest."""
-        return self._sent_at + HASTE if self._hurries and self._queue.size else None
+        """When `update` is to be called at the latest."""
+        return self._sent_at + HASTE if self._limits_wait and self._queue.size else None
 
-    def show(self, branch: HostConnection, stream: bytes, data: bytes) -> None:
-        """Show what a host shows; what several of them say alike in our own name, once."""
+    def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
+        """Show output of a host; a message of ddplaunch that several hosts send, once."""
         is_ours = stream == STDERR and data.startswith(_OURS)
-        if not is_ours or self._told.setdefault(data, branch) is branch:
+        if not is_ours or self._first.setdefault(data, host) is host:
             self._queue.put(stream, data)
 
-    def pass_on(self, data: bytes) -> None:
-        """Hand on what is for whoever called for the job."""
+    def forward(self, data: bytes) -> None:
+        """Forward what is for the caller of the job."""
         self._queue.put(CONTROL, data)
 
-    def say(self, text: str) -> None:
-        """Tell the user, unless nothing is to be told."""
+    def notify(self, text: str) -> None:
+        """Print a message of ddplaunch, unless quiet."""
         if not self._quiet:
             self.write(f"ddplaunch: {text}\n")
 
     def report(self, text: str) -> None:
-        """Tell why the job failed; "": nothing to tell."""
-        if not self._answers:
+        """Report why the job failed, "" if it did not, to its caller or the user."""
+        if not self._reports_to_caller:
             self.write(text)
         elif text:
-            self.pass_on(messages.encode(messages.Said(text=text)))
+            self.forward(messages.encode(messages.FailureText(text=text)))
 
     def write(self, text: str) -> None:
         """Write to stderr."""
         self._queue.put(STDERR, text.encode(errors="replace"))
 
-    def hurry(self) -> None:
-        """Wait for a reader only while there is one, from now on."""
-        if not self._hurries:
-            self._hurries = True
+    def limit_wait(self) -> None:
+        """From now on wait for the front only while it makes progress."""
+        if not self._limits_wait:
+            self._limits_wait = True
             self._sent, self._sent_at = self._queue.sent, time.monotonic()
 
     def abandon(self) -> None:
-        """Show nothing any more."""
+        """Drop all output from now on."""
         self._queue.abandon()
 
-    def mind(self, branches: Iterable[HostConnection]) -> None:
-        """Adapt to how full the way to the front is."""
+    def update(self, hosts: Iterable[HostConnection]) -> None:
+        """Adapt to how much waits for the front."""
         queue, now = self._queue, time.monotonic()
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now
-        elif self._hurries and now >= self._sent_at + HASTE:
+        elif self._limits_wait and now >= self._sent_at + HASTE:
             queue.abandon()
         is_watched = queue.fileno() in self._selector.get_map()
         if queue.size and not is_watched:
@@ -92,5 +92,5 @@ class Console:
         elif is_watched and not queue.size:
             self._selector.unregister(queue)
         if queue.full or queue.size < FULL // 2:
-            for branch in branches:
-                branch.pause(queue.full)
+            for host in hosts:
+                host.pause(queue.full)

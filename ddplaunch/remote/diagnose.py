@@ -1,4 +1,4 @@
-"""Why an agent could not be started on a host, in words: from what ssh, the shell or python there has said. Pure."""
+"""Why an agent could not be started on a host, from what ssh, the shell or python there has printed. Pure."""
 
 from __future__ import annotations
 
@@ -19,135 +19,135 @@ class HostError:
     """Why a job cannot run on a host."""
 
     message: str  # as it reads after the host's name
-    hint: str | None = None  # for all hosts that have this trouble; {host} stands for the name of the first
+    hint: str | None = None  # for all hosts with this error; {host} stands for the name of the first
     status: int = RENDEZVOUS
 
 
-_LOGIN = "`ssh {host}` has to work without a question"
+_LOGIN = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (
     (
         r"Could not resolve hostname|Name or service not known|name resolution",
-        "no host of this name is known",
+        "cannot resolve the host name",
         "is it spelled right? " + _LOGIN,
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
-        "its host key is not the one that ssh knows",
-        "if it was installed anew: `ssh-keygen -R {host}`, then `ssh {host}` once",
+        "its host key is not the one in known_hosts",
+        "if it was reinstalled: `ssh-keygen -R {host}`, then `ssh {host}` once",
     ),
     (
         r"Host key verification failed|No \S+ host key is known",
-        "ssh does not know its host key",
-        "type `ssh {host}` once and look at the key, or `ssh-keyscan {host} >> ~/.ssh/known_hosts` if you trust the network",
+        "its host key is not in known_hosts",
+        "type `ssh {host}` once and check the key, or `ssh-keyscan {host} >> ~/.ssh/known_hosts` if you trust the network",
     ),
     (
         r"Permission denied|Too many authentication failures|no more authentication methods|Authentication failed",
-        "ssh is not let in without a password",
+        "ssh cannot log in without a password",
         "`ssh-copy-id {host}` puts your key there; a key with a passphrase has to be in ssh-agent: `ssh-add`",
     ),
-    (r"Connection refused", "it refuses connections for ssh", "is sshd running there? " + _LOGIN),
-    (r"timed out", "no answer", "is it up, and is this the right network? " + _LOGIN),
-    (r"No route to host|Network is unreachable|Host is down", "it cannot be reached", "is it up? " + _LOGIN),
+    (r"Connection refused", "ssh connection refused", "is sshd running there? " + _LOGIN),
+    (r"timed out", "ssh connection timed out", "is it up, and is this the right network? " + _LOGIN),
+    (r"No route to host|Network is unreachable|Host is down", "no route to host", "is it up? " + _LOGIN),
     (
         r"Connection (closed|reset)|kex_exchange_identification",
-        "it closed the connection",
+        "ssh connection closed",
         "sshd may be busy: see MaxStartups in its sshd_config; " + _LOGIN,
     ),
 )
 
 
-def explain(starter: str, python: str, status: int | None, said: str) -> HostError:
-    """Say why ddplaunch did not start on a host; `status` is that of the command that should have started it.
+def explain(starter: str, python: str, status: int | None, output: str) -> HostError:
+    """Find out why ddplaunch did not start on a host; `status` is that of the command that should have started it.
 
-    None means that it said what ddplaunch does not say.
+    None means that it printed no greeting of ddplaunch.
     """
     if starter == "ssh" and status == _SSH_FAILED:
         for pattern, message, hint in _SSH:
-            if re.search(pattern, said):
+            if re.search(pattern, output):
                 return HostError(message, hint)
     elsewhere = (
         f"`{python} -m pip install ddplaunch=={__version__}` there, or name its interpreter: --remote-python PATH"
     )
-    if re.search(r"No module named '?ddplaunch", said):
+    if re.search(r"No module named '?ddplaunch", output):
         return HostError(f"{python} there has no ddplaunch", elsewhere)
-    if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", said, re.MULTILINE):
+    if found := re.search(r"^(?:ModuleNotFound|Import)Error: (.*)", output, re.MULTILINE):
         return HostError(f"ddplaunch cannot be imported there: {found[1]}", elsewhere)
-    if re.search(r"[Uu]nknown option:? -P", said):
+    if re.search(r"[Uu]nknown option:? -P", output):
         return HostError(f"{python} there is older than Python 3.11", "name a newer one: --remote-python PATH")
     other = "name the interpreter that has ddplaunch there: --remote-python PATH"
-    if status == NOT_EXECUTABLE and "No such file" not in said:
+    if status == NOT_EXECUTABLE and "No such file" not in output:
         return HostError(f"{python} cannot be executed there", other)
-    if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", said):
+    if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
         return HostError(f"{python} does not exist there", other)
     command = "its agent" if starter == "simulate" else starter
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
-    lines = said.strip().splitlines()[-_SHOWN:]
+    lines = output.strip().splitlines()[-_SHOWN:]
     return HostError(
         f"{command} {ended}" + "".join(f"\n  {line}" for line in lines), _LOGIN if starter == "ssh" else None
     )
 
 
 def of_host(
-    starter: str, python: str, *, never_started: str, has_answered: bool, status: int | None, said: str, fault: str
+    starter: str, python: str, *, start_error: str, was_connected: bool, status: int | None, output: str, fault: str
 ) -> HostError:
-    """Say what is wrong with a host that is gone without the job's status.
+    """Find out what is wrong with a host whose connection closed without the job's status.
 
-    `never_started` is why there was no command to lead there, `status` how it ended, `fault` that for which we have ended it.
+    `start_error` is why the command could not be started, `status` its exit status, `fault` why we killed it.
     """
-    if never_started:
-        return no_command(starter, never_started)
-    if has_answered:
-        return lost(starter, status, said, fault)
-    return explain(starter, python, None if fault else status, fault or said)
+    if start_error:
+        return no_command(starter, start_error)
+    if was_connected:
+        return lost(starter, status, output, fault)
+    return explain(starter, python, None if fault else status, fault or output)
 
 
 def no_command(starter: str, reason: str) -> HostError:
-    """Say why the command itself could not be started here."""
+    """Make the error for a command that could not be started here."""
     hints = {"ssh": "install OpenSSH's client", "blaunch": "it comes with LSF: is this an LSF job?"}
     return HostError(f"{starter} cannot be run here: {reason}", hints.get(starter))
 
 
 def other_version(version: str) -> HostError:
-    """Say that another ddplaunch answers."""
+    """Make the error for a host with another version of ddplaunch."""
     return HostError(
         f"ddplaunch there is {version}, here it is {__version__}",
         "install the same on all hosts, or name the interpreter that has it: --remote-python PATH",
     )
 
 
-def no_answer(seconds: float) -> HostError:
-    """Say that ddplaunch has not started there in time."""
-    return HostError(f"it has not answered within {seconds:g} s", _LOGIN)
+def not_started(seconds: float) -> HostError:
+    """Make the error for a host on which ddplaunch has not started in time."""
+    return HostError(f"ddplaunch did not start there within {seconds:g} s", _LOGIN)
 
 
 def refused(message: str, hint: str | None, status: int) -> HostError:
-    """Say in its own words why the job cannot run there."""
+    """Make the error for a host that has reported why the job cannot run there."""
     return HostError(message, hint, RENDEZVOUS if status == USAGE else status)
 
 
-def lost(starter: str, status: int | None, said: str, fault: str = "") -> HostError:
-    """Say that a host at which ddplaunch ran is gone; `fault` is that for which we have ended the way there."""
-    lines = "".join(f"\n  {line}" for line in said.strip().splitlines()[-_SHOWN:])
+def lost(starter: str, status: int | None, output: str, fault: str = "") -> HostError:
+    """Make the error for a connected host that was lost; `fault` is why we killed the connection."""
+    lines = "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
     if status == BUG:
         return HostError(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
     command = "its agent" if starter == "simulate" else starter
     return HostError(f"lost: {fault or f'{command} ended with status {status}'}{lines}", None, NODE_LOST)
 
 
-def cut_off() -> HostError:
-    """Say that a host was waited for in vain."""
-    return HostError("it has not said how the job ended", None, NODE_LOST)
+def no_status() -> HostError:
+    """Make the error for a host that has not reported the job's status."""
+    return HostError("it has not reported how the job ended", None, NODE_LOST)
 
 
-def error(troubles: Sequence[tuple[str, HostError]]) -> LaunchError:
-    """Put what happened on some hosts into one error."""
-    first = troubles[0][1]
+def error(errors: Sequence[tuple[str, HostError]]) -> LaunchError:
+    """Combine the errors of several hosts into one."""
+    first = errors[0][1]
     by_message: dict[str, list[str]] = {}
-    for host, trouble in troubles:
-        by_message.setdefault(trouble.message, []).append(host.rpartition("@")[2])
+    for host, one in errors:
+        by_message.setdefault(one.message, []).append(host.rpartition("@")[2])
     message = "\n  ".join(f"{_names(hosts)}: {what}" for what, hosts in by_message.items())
-    return LaunchError(message, hint=first.hint and first.hint.replace("{host}", troubles[0][0]), status=first.status)
+    return LaunchError(message, hint=first.hint and first.hint.replace("{host}", errors[0][0]), status=first.status)
 
 
 def _names(hosts: Sequence[str]) -> str:

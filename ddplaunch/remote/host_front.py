@@ -1,7 +1,7 @@
-"""The front of an agent that was started from elsewhere: frames from there become signals, what the agent shows becomes frames.
+"""The front of an agent on another host: frames from the dispatcher become signals, the agent's output becomes frames.
 
-It is to the agent what `front` is where the command was typed, but it blocks on nothing. When the way back is lost, or silent
-for too long, the agent is told that its front is gone, and ends its workers.
+It serves the agent as `agent.front` does in the command that the user typed, but never blocks. When the connection closes, or
+no frame comes for the heartbeat timeout, it closes the agent's signal pipe, and the agent ends its workers.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from ddplaunch.agent import child
-from ddplaunch.agent.front import passed_on
+from ddplaunch.agent import child, pipes
 from ddplaunch.agent.pipes import CONTROL, HASTE, MESSAGE, ONE_FEWER, STDERR, FrontPipes
+from ddplaunch.agent.signals import passed_on
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
-from ddplaunch.remote.protocol import BEAT, FEWER, NUDGE, SIGNAL, FrameError
+from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, FrameError
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 
-_FULL = 1 << 20  # bytes waiting for the way back from which the agent's output is left alone
+_FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
 class HostFront:
     """Serves one agent."""
 
-    def __init__(self, inlet: InputPipe, outlet: OutputPipe, silence: float, host: str) -> None:
-        """Prepare to serve; `silence` is the seconds without a frame after which nobody is there any more.
+    def __init__(self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str) -> None:
+        """Prepare to serve; after `heartbeat_timeout` seconds without a frame the dispatcher is lost.
 
-        `host` is this one, as it was called.
+        `host` is the name of this host in the job.
         """
-        self._inlet = inlet
-        self._outlet = outlet
-        self._silence = silence
+        self._input = input_pipe
+        self._output = output_pipe
+        self._heartbeat_timeout = heartbeat_timeout
         self._host = host
-        self._silent_at = time.monotonic() + silence
+        self._lost_at = time.monotonic() + heartbeat_timeout
         self._selector = selectors.DefaultSelector()
-        self._selector.register(inlet, selectors.EVENT_READ, self._readable)
+        self._selector.register(input_pipe, selectors.EVENT_READ, self._read_frames)
         self._agent: int | None = None
         self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
@@ -48,9 +48,9 @@ class HostFront:
         self._flushes = False
         self._reads = False
 
-    def report(self, what: Report) -> None:
-        """Tell whoever started us."""
-        self._outlet.put(CONTROL, messages.encode(what))
+    def report(self, report: Report) -> None:
+        """Send a report to the dispatcher."""
+        self._output.put(CONTROL, messages.encode(report))
 
     def serve(
         self,
@@ -59,18 +59,18 @@ class HostFront:
         stops: Collection[int],
         meanwhile: Callable[[], None],
     ) -> int:
-        """Do as `front.run` does.
+        """Run the agent, as `front.run` does.
 
         Raises:
             LaunchError: the machine has no room for the agent.
         """
-        self._silent_at = time.monotonic() + self._silence  # nobody has listened until now
+        self._lost_at = time.monotonic() + self._heartbeat_timeout  # no frame was read until now
         passed = passed_on(signals)
         self._stops = stops
         pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
-            signal.signal(signum, self._nudge)
+            signal.signal(signum, self._pass_on_plain)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         pidfd = os.pidfd_open(pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
@@ -82,62 +82,62 @@ class HostFront:
         wait_status = child.reap_agent(pid)
         self._agent = None
         self._watch_agent(False)
-        while self._pass_on():
+        while self._forward_output():
             pass
-        status, words = child.status_of(pid, wait_status, self._host)
-        if words:
-            self._outlet.put(STDERR, words.encode())
+        status, message = child.status_of(pid, wait_status, self._host)
+        if message:
+            self._output.put(STDERR, message.encode())
         return status
 
-    def finish(self, what: Report) -> None:
-        """Send the last word, and wait until all has been taken; of a job that was told to stop, only while any is."""
-        self.report(what)
-        self._silent_at = time.monotonic() + self._silence
-        while self._outlet.size and not self._lost:
-            before = self._outlet.sent
+    def finish(self, report: Report) -> None:
+        """Send the last report, and wait until all is sent; if the job was stopped, only while there is progress."""
+        self.report(report)
+        self._lost_at = time.monotonic() + self._heartbeat_timeout
+        while self._output.size and not self._lost:
+            before = self._output.sent
             at = time.monotonic()
             self._wait(HASTE)
-            if self._stopped and self._outlet.sent == before and time.monotonic() >= at + HASTE:
+            if self._stopped and self._output.sent == before and time.monotonic() >= at + HASTE:
                 return
 
     def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
-        self._inlet.close()
-        self._outlet.close()
+        self._input.close()
+        self._output.close()
         return agent(pipes)
 
     # --- the loop
 
-    def _wait(self, patience: float | None) -> None:
-        if self._outlet.broken:
-            self._lose()
-        self._watch_outlet(bool(self._outlet.size))
-        self._watch_agent(self._agent is not None and self._outlet.size < _FULL)
+    def _wait(self, timeout: float | None) -> None:
+        if self._output.broken:
+            self._disconnect()
+        self._watch_output(bool(self._output.size))
+        self._watch_agent(self._agent is not None and self._output.size < _FULL)
         if not self._lost:
-            left = max(0.0, self._silent_at - time.monotonic())
-            patience = left if patience is None else min(patience, left)
-        for key, _ in self._selector.select(patience):
+            left = max(0.0, self._lost_at - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        for key, _ in self._selector.select(timeout):
             key.data()
-        if time.monotonic() >= self._silent_at:
-            self._lose()
+        if time.monotonic() >= self._lost_at:
+            self._disconnect()
 
-    def _watch_outlet(self, wanted: bool) -> None:
+    def _watch_output(self, wanted: bool) -> None:
         if wanted and not self._flushes:
-            self._selector.register(self._outlet, selectors.EVENT_WRITE, self._outlet.flush)
+            self._selector.register(self._output, selectors.EVENT_WRITE, self._output.flush)
         elif self._flushes and not wanted:
-            self._selector.unregister(self._outlet)
+            self._selector.unregister(self._output)
         self._flushes = wanted
 
     def _watch_agent(self, wanted: bool) -> None:
         if self._pipes is None or wanted is self._reads:
             return
         if wanted:
-            self._selector.register(self._pipes.output[0], selectors.EVENT_READ, self._pass_on)
+            self._selector.register(self._pipes.output[0], selectors.EVENT_READ, self._forward_output)
         else:
             self._selector.unregister(self._pipes.output[0])
         self._reads = wanted
 
-    def _pass_on(self) -> bool:
-        """Make a frame of what the agent shows; say whether there was anything."""
+    def _forward_output(self) -> bool:
+        """Send output of the agent as a frame; return whether there was any."""
         assert self._pipes is not None
         try:
             message = self._pipes.output[0].recv(MESSAGE + 1, socket.MSG_DONTWAIT)
@@ -146,53 +146,45 @@ class HostFront:
         if not message:
             self._watch_agent(False)
             return False
-        self._outlet.put(message[:1], message[1:])
+        self._output.put(message[:1], message[1:])
         return True
 
-    # --- from there
+    # --- from the dispatcher
 
-    def _readable(self) -> None:
-        more = self._inlet.read()
+    def _read_frames(self) -> None:
+        more = self._input.read()
         try:
-            while (frame := self._inlet.take()) is not None:
-                self._silent_at = time.monotonic() + self._silence
-                self._heard(*frame)
+            while (frame := self._input.take()) is not None:
+                self._lost_at = time.monotonic() + self._heartbeat_timeout
+                self._received(*frame)
         except FrameError:
             more = False
         if not more:
-            self._lose()
+            self._disconnect()
 
-    def _heard(self, tag: bytes, data: bytes) -> None:
-        if tag == BEAT and not self._outlet.size:  # else what waits says as well that we are there
-            self._outlet.put(BEAT, b"")
-        elif tag in (SIGNAL, NUDGE) and data:
+    def _received(self, tag: bytes, data: bytes) -> None:
+        if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
+            self._output.put(HEARTBEAT, b"")
+        elif tag in (SIGNAL, PLAIN_SIGNAL) and data:
             self._stopped = self._stopped or data[0] in self._stops
-            if tag == NUDGE:
-                self._nudge(data[0], None)
-            else:
-                self._tell_agent(data[0])
-        elif tag == FEWER:
-            self._tell_agent(ONE_FEWER)
+            if tag == PLAIN_SIGNAL:
+                self._pass_on_plain(data[0], None)
+            elif self._pipes is not None:
+                self._pipes.pass_on(data[0])
+        elif tag == FEWER and self._pipes is not None:
+            self._pipes.request(ONE_FEWER)
 
-    def _tell_agent(self, number: int) -> None:
+    def _pass_on_plain(self, signum: int, _frame: object) -> None:
         if self._pipes is not None:
-            try:
-                os.write(self._pipes.signals[1], bytes([number]))
-            except OSError:  # it has ended, or so many wait that one more makes no difference
-                pass
+            self._pipes.request(pipes.PLAIN_SIGNAL, signum)
 
-    def _nudge(self, signum: int, _frame: object) -> None:
-        """Send the agent a signal that is no reason to hurry, even if it has had one."""
-        if self._agent is not None:
-            os.kill(self._agent, signum)
-
-    def _lose(self) -> None:
-        """Take note that nobody is there any more."""
+    def _disconnect(self) -> None:
+        """Handle the loss of the dispatcher: close the agent's signal pipe."""
         if self._lost:
             return
         self._lost = True
-        self._silent_at = float("inf")
-        self._selector.unregister(self._inlet)
-        self._outlet.abandon()
+        self._lost_at = float("inf")
+        self._selector.unregister(self._input)
+        self._output.abandon()
         if self._pipes is not None:
             os.close(self._pipes.signals[1])

@@ -1,6 +1,6 @@
-"""What the command that was typed and the agents that it started elsewhere tell each other, as typed values. Pure.
+"""The messages between the dispatcher and the agents that it starts, as typed values. Pure.
 
-Both are the same version of ddplaunch. Texts of the operating system (words, variables, paths) travel as bytes, since they
+Both are the same version of ddplaunch. Texts of the operating system (arguments, variables, paths) travel as bytes: they
 need not be UTF-8.
 """
 
@@ -15,28 +15,28 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Order(Struct, frozen=True):
-    """To a host: what to do there."""
+    """To a host: the job, and the host's part in it."""
 
-    token: str  # by which the agents of this job know each other
-    words: tuple[bytes, ...]  # options and program, as on a command line
+    token: str  # the secret of this job, which authenticates its agents to each other
+    arguments: tuple[bytes, ...]  # options and program, as on a command line
     env: tuple[tuple[bytes, bytes], ...]
     cwd: bytes
-    place: int  # node rank
+    node_rank: int
     hosts: tuple[str, ...]  # names by node rank
     cluster: str
-    least: int  # nodes
+    min_nodes: int
     port: int | None  # MASTER_PORT
     port_reason: str
     address: str | None  # MASTER_ADDR; None: as the other nodes reach node 0
     address_reason: str
     terminals: tuple[str, ...]  # which of "OUT" and "ERR" are a terminal where the command was typed
     colour: tuple[str, ...]  # which of them get colours
-    silence: float  # seconds without a word from there after which the workers are ended
-    simulated: str | None  # "divide" or "share": this machine plays all nodes
-    answers: bool = False  # the first host tells whoever called for the job how it ended
+    heartbeat_timeout: float  # seconds without a frame after which the workers are ended
+    simulated: str | None  # "divide" or "share": all nodes are simulated on this machine
+    reports_to_caller: bool = False  # the first host reports the outcome to the caller of `launch()`
 
 
-class Meet(Struct, frozen=True):
+class CoordinatorAddress(Struct, frozen=True):
     """To all hosts but the first: where the coordinator listens."""
 
     addresses: tuple[str, ...]  # in the order to try
@@ -44,13 +44,13 @@ class Meet(Struct, frozen=True):
 
 
 class Addresses(Struct, frozen=True, tag="addresses"):
-    """From the first host: under which addresses others may reach it."""
+    """From the first host: the addresses under which others may reach it."""
 
     addresses: tuple[str, ...]
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """From any other host: all is there that the job needs."""
+    """From any other host: it has all that the job needs."""
 
 
 class Listening(Struct, frozen=True, tag="listening"):
@@ -60,7 +60,7 @@ class Listening(Struct, frozen=True, tag="listening"):
 
 
 class Begun(Struct, frozen=True, tag="begun"):
-    """From a host: a generation of so many workers in all begins."""
+    """From a host: a generation begins."""
 
     world_size: int
 
@@ -86,29 +86,29 @@ class Ended(Struct, frozen=True, tag="ended"):
     status: int
 
 
-class LastWords(Struct, frozen=True, tag="last_words"):
-    """What the user reads last: from the first host how the job ended, from any other that the first was lost."""
+class FinalReport(Struct, frozen=True, tag="final_report"):
+    """The failure report or summary that is printed last; from a host but the first, that the first was lost."""
 
     text: str
 
 
-class Said(Struct, frozen=True, tag="said"):
-    """From the first host, for whoever called for the job: why it ended, in words."""
+class FailureText(Struct, frozen=True, tag="failure_text"):
+    """From the first host, for the caller of `launch()`: the failure report as text."""
 
     text: str
 
 
 class Outcome(Struct, frozen=True, tag="outcome"):
-    """From the first host, for whoever called for the job: how it ended."""
+    """From the first host, for the caller of `launch()`: how the job ended."""
 
     status: int
 
 
-Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | LastWords | Said | Outcome
+Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | FinalReport | FailureText | Outcome
 
 Malformed = msgspec.MsgspecError  # what the decoders raise
 
 encode = msgspec.json.Encoder().encode
 order = msgspec.json.Decoder(Order).decode
-meet = msgspec.json.Decoder(Meet).decode
+coordinator = msgspec.json.Decoder(CoordinatorAddress).decode
 report = msgspec.json.Decoder(Report).decode

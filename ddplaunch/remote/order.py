@@ -1,4 +1,4 @@
-"""From the job as it was asked for to what each host is told to do, and back there to a job. Pure."""
+"""Writes the order for each host from the job, and on the host reads the job from the order. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddplaunch.output.streams import Screen
 from ddplaunch.plan import assign
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.record import replace
-from ddplaunch.remote.messages import Meet, Order
+from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import JobSpec
 
 LOOPBACK = "127.0.0.1"
 
-# fields of JobSpec that concern only the place where the command was typed, or that an order says in a way of its own
-_OF_HERE = frozenset((
+# fields of JobSpec that concern only the host where the command was typed, or that have a field of their own in an order
+_NOT_SENT = frozenset((
     "nnodes", "cluster", "hosts", "hostfile", "include", "exclude", "simulate", "chaos", "node_rank", "master_addr",
     "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone", "token_file", "no_control",
     "remote_python", "debug_rank",
@@ -31,36 +31,36 @@ _OF_HERE = frozenset((
 def order(
     spec: JobSpec,
     allocation: Allocation,
-    place: int,
+    node_rank: int,
     *,
     env: Mapping[str, str],
     cwd: str,
     run_id: str,
     token: str,
     screen: Screen,
-    answers: bool = False,
+    reports_to_caller: bool = False,
 ) -> Order:
-    """Write what the host at this place is to do; `env` are the variables that go there."""
-    host = allocation.start[place]
+    """Write the order for the host with this rank; `env` are the variables that are sent."""
+    host = allocation.start[node_rank]
     alone = len(allocation.start) == 1
     return Order(
         token=token,
-        words=tuple(map(os.fsencode, to_argv(_for_host(spec, host, run_id), without=_OF_HERE))),
+        arguments=tuple(map(os.fsencode, to_argv(_for_host(spec, host, run_id), without=_NOT_SENT))),
         env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
         cwd=os.fsencode(cwd),
-        place=place,
+        node_rank=node_rank,
         hosts=tuple(host.address for host in allocation.start),
         cluster=allocation.cluster,
-        least=allocation.nnodes[0],
+        min_nodes=allocation.nnodes[0],
         port=allocation.port,
         port_reason=allocation.port_reason,
         address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
         address_reason=allocation.address_reason,
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),
-        silence=spec.heartbeat_timeout,
+        heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
-        answers=answers,
+        reports_to_caller=reports_to_caller,
     )
 
 
@@ -73,9 +73,9 @@ def _for_host(spec: JobSpec, host: Host, run_id: str) -> JobSpec:
     return replace(spec, **changes)
 
 
-def words(order: Order) -> list[str]:
-    """Give the words of an order."""
-    return list(map(os.fsdecode, order.words))
+def arguments(order: Order) -> list[str]:
+    """Give the command-line arguments of an order."""
+    return list(map(os.fsdecode, order.arguments))
 
 
 def variables(order: Order) -> dict[str, str]:
@@ -91,40 +91,40 @@ def screen(order: Order) -> Screen:
     )
 
 
-def allocation(order: Order, meet: Meet | None) -> Allocation:
-    """Give the allocation of the host that got this order; `meet` is None for the first and for an only one."""
+def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
+    """Give the allocation of a host from its order; `coordinator` is None for the first host and for an only one."""
     return Allocation(
         cluster=order.cluster,
-        nnodes=(order.least, len(order.hosts)),
-        node_rank=order.place,
+        nnodes=(order.min_nodes, len(order.hosts)),
+        node_rank=order.node_rank,
         hosts=order.hosts,
         address=order.address,
         address_reason=order.address_reason,
         port=order.port,
         port_reason=order.port_reason,
-        rendezvous=_rendezvous(order, meet) if len(order.hosts) > 1 else None,
+        rendezvous=_rendezvous(order, coordinator) if len(order.hosts) > 1 else None,
         start=tuple(Host(name=name) for name in order.hosts),
     )
 
 
-def _rendezvous(order: Order, meet: Meet | None) -> Rendezvous:
-    simulated = order.simulated is not None
+def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezvous:
+    simulated, number = order.simulated is not None, order.node_rank + 1
     return Rendezvous(
-        addresses=meet.addresses if meet else (LOOPBACK if simulated else order.hosts[0],),
-        ports=(meet.port,) if meet else (0,),
-        coordinator=meet is None,
+        addresses=coordinator.addresses if coordinator else (LOOPBACK if simulated else order.hosts[0],),
+        ports=(coordinator.port,) if coordinator else (0,),
+        coordinator=coordinator is None,
         listen=LOOPBACK if simulated else None,
-        source=f"127.0.{(order.place + 1) // 256}.{(order.place + 1) % 256}" if simulated and meet else None,
+        source=f"127.0.{number // 256}.{number % 256}" if simulated and coordinator else None,
     )
 
 
 def share(devices: Sequence[Device], order: Order) -> tuple[Device, ...]:
-    """Give the devices of the node that an order is for: those that are there, or a simulated one's part of them."""
-    return assign.simulated(devices, order.place, len(order.hosts), order.simulated)
+    """Give the devices of the node: all of them, or a simulated node's share."""
+    return assign.simulated(devices, order.node_rank, len(order.hosts), order.simulated)
 
 
 def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:
-    """Give the job as it runs where there is no terminal to be passed through: an only worker is shown as it is, in pipes."""
+    """Give the job as it runs without a terminal to pass through: the output of an only worker is shown raw."""
     if "output" in spec.origins:
         return spec
     single = alone and spec.debug_rank is None and workers_of_node(spec, node.devices, node.hardware)[0] == 1

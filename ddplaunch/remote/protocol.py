@@ -1,7 +1,7 @@
-"""What goes through the pipes of a command that runs elsewhere: a line by which its speaker is known, then frames.
+"""The protocol on the pipes between the dispatcher and the agents on other hosts: a greeting line, then frames.
 
 A frame is a tag of one byte, the length of its data in four, big-endian, and the data. Pure: it opens no pipe and looks into
-no data. What a remote shell prints at login comes before the line, and is skipped.
+no data. What a remote shell prints at login comes before the greeting, and is skipped.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ddplaunch.agent.pipes import CONTROL, STDERR, STDOUT
 PROTOCOL = 1
 
 # to a host
-ORDER = b"j"  # what it is to do
-MEET = b"m"  # where it finds the coordinator
+ORDER = b"j"  # messages.Order
+COORDINATOR = b"m"  # messages.CoordinatorAddress
 SIGNAL = b"s"  # the number of a signal to pass on
-NUDGE = b"n"  # the same, but a second one is no reason to hurry
-FEWER = b"f"  # to the first: a host was given up, and will not come
+PLAIN_SIGNAL = b"n"  # the same, but it does not escalate if it is the second
+FEWER = b"f"  # to the first: one host fewer will join
 # both ways
-BEAT = b"b"  # I am there
+HEARTBEAT = b"b"
 
-TO_HOST = ORDER + MEET + SIGNAL + NUDGE + FEWER + BEAT
-FROM_HOST = STDOUT + STDERR + CONTROL + BEAT
+TO_HOST = ORDER + COORDINATOR + SIGNAL + PLAIN_SIGNAL + FEWER + HEARTBEAT
+FROM_HOST = STDOUT + STDERR + CONTROL + HEARTBEAT
 
-LIMIT = 16 << 20  # bytes of data in one frame; variables and words of a command line are the most there is
-LONGEST_LOGIN = 1 << 20  # bytes of what a shell prints before
+LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments
+LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting
 
 _HEAD = 5  # bytes
 _MARK = b"\0ddplaunch-remote "
@@ -34,13 +34,13 @@ _GREETING = re.compile(re.escape(_MARK) + rb"(\d{1,9}) ([0-9A-Za-z.+-]{1,40})\n"
 
 
 class FrameError(Exception):
-    """What the other side did wrong, as it reads after its name."""
+    """How the peer broke the protocol, as it reads after its name."""
 
 
 def pack(tag: bytes, data: bytes) -> bytes:
     """Make a frame."""
     if len(data) > LIMIT:
-        raise ValueError(f"a frame of {len(data)} bytes, and nobody takes more than {LIMIT}")
+        raise ValueError(f"a frame of {len(data)} bytes, and the limit is {LIMIT}")
     return tag + len(data).to_bytes(_HEAD - 1) + data
 
 
@@ -61,10 +61,10 @@ class Decoder:
         self._buffer += data
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Give the next frame's tag and data, None if it is not all there.
+        """Give the next frame's tag and data, None if it is incomplete.
 
         Raises:
-            FrameError: this is no frame of ours.
+            FrameError: what arrived is no frame.
         """
         buffer = self._buffer
         if not buffer:
@@ -81,25 +81,25 @@ class Decoder:
         return tag, data
 
 
-class Reception:
-    """Waits for the greeting. Afterwards the rest of what was fed belongs to a decoder."""
+class GreetingDecoder:
+    """Waits for the greeting. Afterwards `rest` belongs to a Decoder."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self.rest = b""
 
     def feed(self, data: bytes) -> tuple[int, str] | None:
-        """Give the protocol and the version that the other side speaks, once they are there.
+        """Give the protocol and the version of the peer, once the greeting is complete.
 
         Raises:
-            FrameError: what comes before has no end.
+            FrameError: too much comes before it.
         """
         self._buffer += data
         found = _GREETING.search(self._buffer)
         if found is not None:
             self.rest = self._buffer[found.end() :]
             return int(found[1]), found[2].decode()
-        if len(self._buffer) > LONGEST_LOGIN:
+        if len(self._buffer) > LOGIN_LIMIT:
             raise FrameError(f"printed {len(self._buffer)} bytes before ddplaunch had started there")
         return None
 

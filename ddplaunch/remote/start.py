@@ -1,6 +1,6 @@
-"""From a job on several hosts, real or simulated, to what each of them is told, and to the loop behind the front.
+"""From a job on several hosts, real or simulated, to an order for each of them, and to the dispatcher behind the front.
 
-What a host is to do goes through the pipe to it.
+Orders go through the pipes to the hosts, not onto their command lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ddplaunch.agent import front
+from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import token as secret
@@ -23,17 +24,17 @@ from ddplaunch.report.run_folder import run_id_of
 from ddplaunch.spec import JobSpec
 
 
-def lead(
+def run_over_ssh(
     spec: JobSpec,
     env: Mapping[str, str],
     allocation: Allocation,
     *,
     serve: Callable[..., int] = front.run,
-    answers: bool = False,
+    reports_to_caller: bool = False,
 ) -> int:
-    """Start an agent on each host, show what they show until all have ended, and give the status of the job.
+    """Start an agent on each host, show their output until all have ended, and give the exit status of the job.
 
-    `serve` and `answers` are those of `here.carry_out`.
+    `serve` and `reports_to_caller` are those of `launcher.node.run`.
 
     Raises:
         LaunchError: nothing was started.
@@ -44,61 +45,57 @@ def lead(
             hint="debug it in a job of one node, on that host",
         )
     python = spec.remote_python or sys.executable
-    signals = front.passed_on(spec.signals)
+    signals = passed_on(spec.signals)
     job = dispatcher.RemoteJob(
-        calls=_calls(spec, env, allocation, python, answers=answers),
+        agents=_agents(spec, env, allocation, python, reports_to_caller=reports_to_caller),
         starter=allocation.starter,
         python=python,
-        least=allocation.nnodes[0],
+        min_nodes=allocation.nnodes[0],
         env=secret.public(env),
         open_files=raise_open_files(),
         signals=signals,
-        stops=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
-        silence=spec.heartbeat_timeout,
-        meeting_time=spec.rdzv_timeout,
+        stops=spec.ending_signals,
+        heartbeat_timeout=spec.heartbeat_timeout,
+        rdzv_timeout=spec.rdzv_timeout,
         grace_period=spec.grace_period,
         quiet=spec.verbosity < 0,
-        answers=answers,
+        reports_to_caller=reports_to_caller,
         chaos=spec.chaos,
     )
-    return serve(partial(dispatcher.run, job), signals, spec.stop_signals, meanwhile=_nothing)
+    return serve(partial(dispatcher.run, job), signals, spec.ending_signals, meanwhile=lambda: None)
 
 
-def _calls(
-    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, *, answers: bool
+def _agents(
+    spec: JobSpec, env: Mapping[str, str], allocation: Allocation, python: str, *, reports_to_caller: bool
 ) -> tuple[AgentStart, ...]:
     try:
         cwd = os.getcwd()
     except OSError as error:
         raise LaunchError(
             f"the current folder: {(error.strerror or str(error)).lower()}",
-            hint="ddplaunch runs on each host in the folder where it is typed: change to one that exists",
+            hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
     run_id = run_id_of(spec)
     token = os.urandom(32).hex()
-    going_along, screen = environment.sent(secret.public(env)), Screen.here(env)
+    sent, screen = environment.sent(secret.public(env)), Screen.here(env)
     return tuple(
         AgentStart(
-            place=place,
+            node_rank=node_rank,
             host=host.name,
             argv=commands.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
             order=messages.encode(
                 orders.order(
                     spec,
                     allocation,
-                    place,
-                    env=going_along,
+                    node_rank,
+                    env=sent,
                     cwd=cwd,
                     run_id=run_id,
                     token=token,
                     screen=screen,
-                    answers=answers,
+                    reports_to_caller=reports_to_caller,
                 )
             ),
         )
-        for place, host in enumerate(allocation.start)
+        for node_rank, host in enumerate(allocation.start)
     )
-
-
-def _nothing() -> None:
-    """There is no run folder here to be tidied."""

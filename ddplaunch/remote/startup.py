@@ -1,4 +1,4 @@
-"""Calling hosts, and hanging up: who is called next, how long answers and ends are waited for. Does not say why."""
+"""When connections start and end: which host is next, and until when its greeting and its end are awaited. Reports no errors."""
 
 from __future__ import annotations
 
@@ -8,108 +8,108 @@ from collections.abc import Callable, Mapping, Sequence
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
 
-AT_A_TIME = 64  # hosts that are called and have not answered
-FAREWELL = 5.0  # seconds that an agent needs to end when its workers have
+MAX_STARTING = 64  # hosts whose agent is being started
+QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
 
 
 class Startup:
-    """The branches of a job, as far as they come and go together."""
+    """Starts and ends the connections of a job."""
 
     def __init__(
         self,
-        branches: Sequence[HostConnection],
+        hosts: Sequence[HostConnection],
         *,
         env: Mapping[str, str],
         open_files: tuple[int, int],
-        meeting_time: float,
-        patience: float,
-        is_hopeless: Callable[[], bool],
+        rdzv_timeout: float,
+        quit_timeout: float,
+        has_failed: Callable[[], bool],
     ) -> None:
-        """`env` and `open_files` are for the processes that lead to the hosts.
+        """`env` and `open_files` are for the processes that connect to the hosts.
 
-        `meeting_time` and `patience` are the seconds in which all hosts must have answered, and after which nobody who was
-        hung up on is waited for. Nobody more is called once the job `is_hopeless`.
+        `rdzv_timeout` is the seconds in which all hosts must have connected, `quit_timeout` those in which they must have
+        ended after `disconnect`. No more agents are started once the job `has_failed`.
         """
-        self._branches = branches
+        self._hosts = hosts
         self._env = env
         self._open_files = open_files
-        self._patience = patience
-        self._is_hopeless = is_hopeless
-        self.is_over = False  # no host is called any more
-        self.answer_by: float | None = time.monotonic() + meeting_time  # then `unanswered` are given up
-        self.gone_by: float | None = None  # then `cut_off` is due
+        self._quit_timeout = quit_timeout
+        self._has_failed = has_failed
+        self.is_stopped = False  # no more agents are started
+        self.connect_by: float | None = time.monotonic() + rdzv_timeout  # then `unconnected` is due
+        self.end_by: float | None = None  # then `kill_remaining` is due
 
     @property
-    def all_gone(self) -> bool:
-        """Whether nothing more comes from any host."""
-        return all(branch.phase is HostPhase.GONE for branch in self._branches)
+    def all_closed(self) -> bool:
+        """Whether all connections are closed."""
+        return all(host.phase is HostPhase.CLOSED for host in self._hosts)
 
     @property
-    def only_first_is_there(self) -> bool:
-        """Whether all but the first host are gone."""
-        first, *others = self._branches
-        return first.phase is HostPhase.THERE and all(branch.phase is HostPhase.GONE for branch in others)
+    def only_first_connected(self) -> bool:
+        """Whether the first host is connected and all others are closed."""
+        first, *others = self._hosts
+        return first.phase is HostPhase.CONNECTED and all(host.phase is HostPhase.CLOSED for host in others)
 
     @property
     def is_undecided(self) -> bool:
-        """Whether some host that was called may yet say that the job cannot run there."""
-        asked = (branch for branch in self._branches if branch.phase in (HostPhase.CALLING, HostPhase.THERE))
-        return any(not branch.is_ready for branch in asked)
+        """Whether some host that was started may yet report that the job cannot run there."""
+        started = (host for host in self._hosts if host.phase in (HostPhase.STARTING, HostPhase.CONNECTED))
+        return any(not host.is_ready for host in started)
 
-    def call_next(self) -> None:
-        """Start the agents of the next hosts, as many at a time as are bearable."""
-        calling = sum(branch.phase is HostPhase.CALLING for branch in self._branches)
-        for branch in self._branches:
-            if self.is_over or self._is_hopeless() or calling >= AT_A_TIME:
+    def start_next(self) -> None:
+        """Start the agents of the next hosts, MAX_STARTING at a time."""
+        starting = sum(host.phase is HostPhase.STARTING for host in self._hosts)
+        for host in self._hosts:
+            if self.is_stopped or self._has_failed() or starting >= MAX_STARTING:
                 return
-            if branch.phase is HostPhase.WAITING:
-                branch.start(self._env, handled_signals(), self._open_files)
-                calling += 1
-        if not calling:
-            self.answer_by = None
+            if host.phase is HostPhase.WAITING:
+                host.start(self._env, handled_signals(), self._open_files)
+                starting += 1
+        if not starting:
+            self.connect_by = None
 
-    def unanswered(self) -> list[HostConnection]:
-        """Wait for answers no longer, and give those that have not come."""
-        self.answer_by = None
-        return [branch for branch in self._branches if branch.phase in (HostPhase.WAITING, HostPhase.CALLING)]
+    def unconnected(self) -> list[HostConnection]:
+        """Stop waiting for greetings, and give the connections without one."""
+        self.connect_by = None
+        return [host for host in self._hosts if host.phase in (HostPhase.WAITING, HostPhase.STARTING)]
 
-    def ask_all(self, silence: float, interval: float, *, heeded: bool) -> None:
-        """Say that we are there, and give up whoever has not answered for `silence` seconds, when asked at this interval.
+    def send_heartbeats(self, timeout: float, interval: float, *, reading: bool) -> None:
+        """Send heartbeats at this interval; kill connections without a reply for `timeout` seconds.
 
-        What counts is how often they were asked, so that a pause of this process makes nobody else look dead. `heeded` is
-        whether answers are read.
+        Heartbeats are counted, not seconds, so that a pause of this process makes no host look lost. `reading` is whether
+        replies are read.
         """
-        for branch in self._branches:
-            if branch.phase is HostPhase.THERE and branch.beat(heeded=heeded) > silence / interval:
-                branch.break_off(f"silent for {silence:g} s")
+        for host in self._hosts:
+            if host.phase is HostPhase.CONNECTED and host.send_heartbeat(reading=reading) > timeout / interval:
+                host.kill_for(f"silent for {timeout:g} s")
 
-    def call_nobody(self) -> None:
-        """Give up whoever has not answered."""
-        self.is_over, self.answer_by = True, None
-        for branch in self._branches:
-            branch.give_up()
+    def stop_starting(self) -> None:
+        """Start no more agents, and stop waiting for greetings."""
+        self.is_stopped, self.connect_by = True, None
+        for host in self._hosts:
+            host.give_up()
 
-    def hang_up(self) -> None:
-        """Say nothing more to anybody: what runs there ends."""
-        self.call_nobody()
-        for branch in self._branches:
-            branch.hang_up()
-        self.expect_the_end(self._patience)
+    def disconnect(self) -> None:
+        """Close the stdin of all connections, at which their agents end."""
+        self.stop_starting()
+        for host in self._hosts:
+            host.close_stdin()
+        self.end_within(self._quit_timeout)
 
-    def expect_the_end(self, within: float) -> None:
-        """Wait for nobody longer than this, unless more is shown."""
+    def end_within(self, within: float) -> None:
+        """Wait at most so many seconds for the connections to close, unless more output comes."""
         by = time.monotonic() + within
-        self.gone_by = by if self.gone_by is None else min(by, self.gone_by)
+        self.end_by = by if self.end_by is None else min(by, self.end_by)
 
-    def somebody_is_there(self) -> None:
-        """Do not cut off a host in the middle of what it says."""
-        if self.gone_by is not None:
-            self.gone_by = max(self.gone_by, time.monotonic() + FAREWELL)
+    def extend_deadline(self) -> None:
+        """Do not kill a connection in the middle of its output."""
+        if self.end_by is not None:
+            self.end_by = max(self.end_by, time.monotonic() + QUIT_TIMEOUT)
 
-    def cut_off(self, say: Callable[[str], None]) -> None:
-        """Wait no longer for anybody."""
-        self.gone_by = None
-        for branch in self._branches:
-            if branch.phase is not HostPhase.GONE:
-                say(f"{branch} has not said that its workers have ended")
-                branch.kill()
+    def kill_remaining(self, notify: Callable[[str], None]) -> None:
+        """Kill the connections that are still open."""
+        self.end_by = None
+        for host in self._hosts:
+            if host.phase is not HostPhase.CLOSED:
+                notify(f"{host} has not reported that its workers have ended")
+                host.kill()

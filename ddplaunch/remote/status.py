@@ -1,4 +1,4 @@
-"""What became of the hosts, and what that makes of the job. Pure; knows them by their place."""
+"""How each host ended, and what follows for the exit status of the job. Pure; hosts are node ranks here."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from ddplaunch.remote.diagnose import HostError
 
 @record
 class Verdict:
-    """How the command ends."""
+    """The exit status of the command, and what is printed."""
 
     status: int
-    error: str = ""  # as it stands on stderr
-    remark: str = ""
+    error: str = ""  # for stderr
+    note: str = ""
 
 
 class HostStatuses:
-    """Keeps the books."""
+    """Collects the status and the errors of each host."""
 
-    def __init__(self, hosts: Sequence[str], least: int) -> None:
-        """Expect the agents of these hosts; `least` is the number of nodes that the job needs."""
+    def __init__(self, hosts: Sequence[str], min_nodes: int) -> None:
+        """Expect the agents of these hosts; the job needs `min_nodes` of them."""
         self._hosts = hosts
-        self._least = least
-        self._statuses: dict[int, int] = {}  # of the job, as the agents see it
-        self._losses: dict[int, HostError] = {}  # those that came after the job had begun
-        self.troubles: dict[int, HostError] = {}  # those that make the job impossible
+        self._min_nodes = min_nodes
+        self._statuses: dict[int, int] = {}  # of the job, as each agent reports it
+        self._losses: dict[int, HostError] = {}  # of hosts that were lost after the job had begun
+        self.errors: dict[int, HostError] = {}  # because of which the job cannot run
         self.has_begun = False  # workers were started
 
-    def ended(self, place: int, status: int) -> None:
-        """Learn the job's status from an agent."""
-        self._statuses[place] = status
+    def ended(self, node_rank: int, status: int) -> None:
+        """Record the job's status from an agent."""
+        self._statuses[node_rank] = status
 
-    def status_of(self, place: int) -> int | None:
-        """Give what an agent has said."""
-        return self._statuses.get(place)
+    def status_of(self, node_rank: int) -> int | None:
+        """Give the job's status from this agent."""
+        return self._statuses.get(node_rank)
 
-    def lost(self, place: int, trouble: HostError) -> None:
-        """Learn that a host is gone from a job that runs: the agents know what to do."""
-        self._losses[place] = trouble
+    def lost(self, node_rank: int, error: HostError) -> None:
+        """Record that a host was lost while the job runs, which the agents handle."""
+        self._losses[node_rank] = error
 
-    def is_bearable(self, place: int, left: int) -> bool:
-        """Whether the job can begin without this host; `left` is how many others there are."""
-        return place > 0 and left >= self._least and not self.troubles
+    def can_go_on_without(self, node_rank: int, left: int) -> bool:
+        """Whether the job can begin without this host; `left` is the number of others."""
+        return node_rank > 0 and left >= self._min_nodes and not self.errors
 
     def verdict(self, *, signum: int, front_lost: bool) -> Verdict:
-        """Give the status of the job, and what is to be said because no agent has; `signum` asked for the end, 0: none."""
+        """Give the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none."""
         if front_lost:
             return Verdict(exitcodes.of_signal(Signals.SIGKILL))
-        if self.troubles:
-            error = diagnose.error([(self._hosts[place], self.troubles[place]) for place in sorted(self.troubles)])
+        if self.errors:
+            error = diagnose.error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)])
             return Verdict(error.status, error.render())
         if 0 in self._statuses:
             return Verdict(self._statuses[0])
         if signum and not self.has_begun:
-            words = f"stopped by {Signals(signum).name} before the workers were started"
-            return Verdict(exitcodes.of_signal(signum), remark=words)
-        error = diagnose.error([(self._hosts[0], self._losses.get(0) or diagnose.cut_off())])
+            note = f"stopped by {Signals(signum).name} before the workers were started"
+            return Verdict(exitcodes.of_signal(signum), note=note)
+        error = diagnose.error([(self._hosts[0], self._losses.get(0) or diagnose.no_status())])
         return Verdict(next(iter(self._statuses.values()), exitcodes.NODE_LOST), error.render())

@@ -1,4 +1,4 @@
-"""Our ends of the two pipes to whoever started this agent: frames come in, frames go out. Decides nothing."""
+"""An agent's stdin and stdout as pipes of frames from and to the dispatcher. Decides nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InputPipe:
         return self._fd
 
     def read(self) -> bool:
-        """Take in what is there; say whether more may come."""
+        """Read what has arrived; return whether more may come."""
         try:
             data = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -36,21 +36,21 @@ class InputPipe:
         return bool(data)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Give the next frame that is there.
+        """Give the next complete frame, None if there is none yet.
 
         Raises:
-            FrameError: what is there is no frame.
+            FrameError: what arrived is no frame.
         """
         return self._decoder.take()
 
-    def wait(self, patience: float) -> tuple[bytes, bytes] | None:
-        """Wait for a frame, `patience` seconds at most; None if none comes, or never will."""
-        give_up = time.monotonic() + patience
+    def wait(self, timeout: float) -> tuple[bytes, bytes] | None:
+        """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended."""
+        deadline = time.monotonic() + timeout
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         try:
             while (frame := self.take()) is None:
-                left = give_up - time.monotonic()
+                left = deadline - time.monotonic()
                 if left <= 0 or not poll.poll(left * 1000) or not self.read():
                     return None
         except FrameError:
@@ -63,15 +63,15 @@ class InputPipe:
 
 
 class OutputPipe:
-    """Frames to our stdout, after the greeting. Never blocks, never grows without end if its user heeds `size`."""
+    """Frames to our stdout, after the greeting. Never blocks; bounded if its user watches `size`."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._queue = deque([memoryview(greeting())])
         self.size = len(self._queue[0])  # bytes waiting
-        self.sent = 0  # bytes that were taken, ever
-        self.broken = False  # nobody will read any more: everything is dropped
+        self.sent = 0  # bytes written so far
+        self.broken = False  # the reader has closed it: everything is dropped
         self.flush()
 
     def fileno(self) -> int:
@@ -105,7 +105,7 @@ class OutputPipe:
                 self._queue[0] = self._queue[0][written:]
 
     def abandon(self) -> None:
-        """Drop what waits and whatever comes."""
+        """Drop all output, queued and to come."""
         self.broken = True
         self._queue.clear()
         self.size = 0
@@ -115,8 +115,8 @@ class OutputPipe:
         os.close(self._fd)
 
 
-def own() -> tuple[InputPipe, OutputPipe]:
-    """Take our stdin and stdout for frames alone; whoever reads or prints from now on gets /dev/null and our stderr."""
+def claim_stdio() -> tuple[InputPipe, OutputPipe]:
+    """Keep stdin and stdout for frames alone; other code reads /dev/null and prints to stderr from now on."""
     pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1))
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)

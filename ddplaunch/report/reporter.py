@@ -203,12 +203,12 @@ class Reporter:
         if self._reply is None:
             self._write_last(text)
         else:
-            self._reply({"type": "said", "text": text})
+            self._reply({"type": "failure_text", "text": text})
 
     def close(self, text: str) -> None:
         """Print in one line how a job ended that did not fail by itself."""
         if self._reply is not None:
-            self._reply({"type": "said", "text": text})
+            self._reply({"type": "failure_text", "text": text})
         if self._verbosity >= 0:
             self._write_last(f"ddplaunch: {text}\n")
 

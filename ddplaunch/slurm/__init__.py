@@ -1,4 +1,4 @@
-"""Everything that runs a command of Slurm: scontrol, srun (a step of agents), sbatch (`submit/`).
+"""All that runs a command of Slurm: scontrol, srun (a step with an agent on each node), sbatch (`submit/`).
 
-How a Slurm environment is recognised is in `cluster/slurm.py`, beside its siblings.
+It reads no Slurm environment to find the nodes of a job: `cluster/slurm.py` does.
 """

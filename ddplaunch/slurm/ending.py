@@ -1,6 +1,6 @@
-"""Why Slurm is ending the job that we are part of, and which of its nodes it has lost. It asks `scontrol`, and changes nothing.
+"""Why Slurm is ending the job that we are part of, and which of its nodes it has lost. Runs `scontrol`, and changes nothing.
 
-What `scontrol show` said once node2 of node[1-3] was lost and the tasks had got SIGTERM (Slurm 22.05, jobs with `--no-requeue`):
+The output of `scontrol show` once node2 of node[1-3] was lost and the tasks had got SIGTERM (Slurm 22.05, `--no-requeue`):
 
 | what happened | the job's NodeList | State of node2 |
 | --- | --- | --- |
@@ -21,38 +21,38 @@ from ddplaunch.cluster import hostlist
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.job import Condition, ask, condition, restarts
-from ddplaunch.slurm.scontrol import Unknown, scontrol
+from ddplaunch.slurm.job import JobStatus, query_job, restarts, status_of
+from ddplaunch.slurm.scontrol import ScontrolError, scontrol
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding
 
-CONTROLLER = 5.0  # seconds that the controller gets for an answer while the other nodes of the job wait
+CONTROLLER_TIMEOUT = 5.0  # seconds for a reply of slurmctld while the other nodes of the job wait
 
-# what a job's end is called before all else that is said of it
+# how the report of such an end begins
 _LABELS = {
-    Condition.REQUEUED: "requeued by Slurm",
-    Condition.PREEMPTED: PREEMPTED,
-    Condition.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
-    Condition.CANCELLED: "cancelled",
+    JobStatus.REQUEUED: "requeued by Slurm",
+    JobStatus.PREEMPTED: PREEMPTED,
+    JobStatus.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
+    JobStatus.CANCELLED: "cancelled",
 }
 
 
-def why_ending(env: Mapping[str, str], patience: float) -> ClusterEnding:
-    """Say why Slurm is ending this job; nothing if it is not, or if nobody knows. `patience`: seconds for each answer."""
+def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
+    """Say why Slurm is ending this job; empty if it is not, or if that is unknown. `timeout`: seconds for each query."""
     try:
-        job = ask(env, patience)
-    except Unknown:
-        # newer versions set it when the job starts: somebody may have moved the end since
+        job = query_job(env, timeout)
+    except ScontrolError:
+        # newer versions set it when the job starts: the time limit may have been changed since
         ends_at = env.get("SLURM_JOB_END_TIME", "")
         is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
         return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
-    found = condition(job, restarts(env))
-    if found is not Condition.NODE_LOST:
+    found = status_of(job, restarts(env))
+    if found is not JobStatus.NODE_LOST:
         return ClusterEnding(_LABELS.get(found, ""))
-    return ClusterEnding(_who_was_lost(env, job.nodes, patience), (NODE_LOST, "node_lost"))
+    return ClusterEnding(_describe_lost(env, job.nodes, timeout), (NODE_LOST, "node_lost"))
 
 
-def gone(given: str, left: str) -> tuple[str, ...]:
-    """Give the nodes that a job has no longer, from the host lists of those that it was given and of those that it has."""
+def lost_nodes(given: str, left: str) -> tuple[str, ...]:
+    """Give the nodes that a job has lost, from the host lists of those that it was given and of those that are left."""
     try:
         still = hostlist.expand(left, "NodeList") if left else ()
         return tuple(node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in still)
@@ -60,20 +60,20 @@ def gone(given: str, left: str) -> tuple[str, ...]:
         return ()
 
 
-def down(said: str) -> tuple[str, ...]:
-    """Give the nodes that are down, from what `scontrol show nodes -o` says."""
-    nodes = slurmctld.parse(said, "NodeName")
+def down_nodes(output: str) -> tuple[str, ...]:
+    """Give the nodes that are down, from the output of `scontrol show nodes -o`."""
+    nodes = slurmctld.parse(output, "NodeName")
     return tuple(node["NodeName"] for node in nodes if "DOWN" in re.split(r"[^A-Z_]", node.get("State", "")))
 
 
-def _who_was_lost(env: Mapping[str, str], left: str, patience: float) -> str:
+def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
     given = env.get("SLURM_JOB_NODELIST", "")
-    lost: Sequence[str] = gone(given, left)
+    lost: Sequence[str] = lost_nodes(given, left)
     if len(lost) != 1 and given:
         among = hostlist.compress(lost) if lost else given
         try:
-            lost = down(scontrol(env, ("show", "nodes", "-o", among), patience))
-        except Unknown:
+            lost = down_nodes(scontrol(env, ("show", "nodes", "-o", among), timeout))
+        except ScontrolError:
             lost = ()
     if not lost:
         return "a node of the job was lost"

@@ -1,6 +1,6 @@
-"""What Slurm does with the job that we are part of, as `scontrol` describes it. `parse` and `condition` are pure.
+"""What Slurm does with the job that we are part of, as `scontrol` describes it. `parse` and `status_of` are pure.
 
-What `scontrol show job` said when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides what the job will have been):
+The output of `scontrol show job` when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides the final state):
 
 | what came | JobState | Reason | Restarts | and |
 | --- | --- | --- | --- | --- |
@@ -28,28 +28,28 @@ from enum import Enum
 
 from ddplaunch.record import record
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.scontrol import Unknown, scontrol
+from ddplaunch.slurm.scontrol import ScontrolError, scontrol
 
-PATIENCE = 20.0  # seconds for one answer; slurmctld's own MessageTimeout is 10
+ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
 
 _NEVER = ("None", "Unknown", "N/A", "(null)", "")
 
 
-class Condition(Enum):
+class JobStatus(Enum):
     """What Slurm is doing with the job."""
 
     RUNNING = "running"
-    REQUEUED = "requeued"  # Slurm itself sends it back: preemption, a lost node, `scontrol requeue`
+    REQUEUED = "requeued"  # by Slurm itself: preemption, a lost node, `scontrol requeue`
     PREEMPTED = "preempted"
     OUT_OF_WALLTIME = "out of walltime"
     NODE_LOST = "node lost"
     CANCELLED = "cancelled"  # or its script has ended, which looks the same
-    OVER = "over"  # for a reason that has no place here
+    ENDED = "ended"  # for any other reason
 
 
 @record(kw_only=True)
 class JobRecord:
-    """A job as the controller describes it."""
+    """A job as slurmctld describes it."""
 
     states: tuple[str, ...]  # "RUNNING"; newer versions may give several
     reason: str
@@ -58,14 +58,14 @@ class JobRecord:
     ends_at: str
     is_batch: bool
     may_requeue: bool
-    nodes: str = ""  # a host list of those that it has, or has yet to leave
+    nodes: str = ""  # a host list
 
 
 # --- pure
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """Give the id by which `scontrol` knows this job alone: an array element's own, a het job's first one."""
+    """Give the id that means this job alone to `scontrol`: an array element's own, a het job's first one."""
     array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
     if array and index:
         return f"{array}_{index}"
@@ -73,13 +73,13 @@ def job_id(env: Mapping[str, str]) -> str:
 
 
 def restarts(env: Mapping[str, str]) -> int:
-    """Give how often Slurm has started this job again."""
+    """Give how often Slurm has restarted this job."""
     text = env.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() else 0
 
 
 def parse(text: str) -> JobRecord | None:
-    """Read what `scontrol show job -o` says of one job; None if it is something else."""
+    """Parse the output of `scontrol show job -o` for one job; None if it is something else."""
     fields = next(iter(slurmctld.parse(text)), {})
     if "JobState" not in fields:
         return None
@@ -100,34 +100,34 @@ def _time(text: str) -> str:
     return "" if text in _NEVER else text
 
 
-def condition(job: JobRecord, restarts: int) -> Condition:
-    """Say what Slurm is doing with a job whose processes were told of `restarts` before."""
+def status_of(job: JobRecord, restarts: int) -> JobStatus:
+    """Say what Slurm is doing with a job that had been restarted so many times when its processes were started."""
     states = set(job.states)
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
-        return Condition.REQUEUED
+        return JobStatus.REQUEUED
     if job.reason == "TimeLimit" or "TIMEOUT" in states:
-        return Condition.OUT_OF_WALLTIME
+        return JobStatus.OUT_OF_WALLTIME
     if job.reason == "NodeDown" or "NODE_FAIL" in states:
-        return Condition.NODE_LOST
+        return JobStatus.NODE_LOST
     is_ending = not states <= {"RUNNING", "SUSPENDED", "CONFIGURING", "SIGNALING", "STAGE_OUT"}
     if "PREEMPTED" in states or (job.preempted_at and not (is_ending and job.preempted_at < job.ends_at)):
-        return Condition.PREEMPTED
-    # the signal that was meant for the workers has ended the script: nobody has cancelled the job
+        return JobStatus.PREEMPTED
+    # a signal for the workers has ended the script: the job was not cancelled
     if not is_ending or job.reason == "JobLaunchFailure" or job.reason.startswith("RaisedSignal"):
-        return Condition.RUNNING
-    return Condition.CANCELLED if job.reason == "None" or "CANCELLED" in states else Condition.OVER
+        return JobStatus.RUNNING
+    return JobStatus.CANCELLED if job.reason == "None" or "CANCELLED" in states else JobStatus.ENDED
 
 
-# --- the controller
+# --- scontrol
 
 
-def ask(env: Mapping[str, str], patience: float = PATIENCE) -> JobRecord:
-    """Ask about this job.
+def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRecord:
+    """Query slurmctld about this job.
 
     Raises:
-        Unknown: there is no answer.
+        ScontrolError: there is no reply.
     """
-    job = parse(scontrol(env, ("show", "job", "-o", job_id(env)), patience))
+    job = parse(scontrol(env, ("show", "job", "-o", job_id(env)), timeout))
     if job is None:
-        raise Unknown("scontrol's answer cannot be read")
+        raise ScontrolError("cannot parse the output of scontrol")
     return job

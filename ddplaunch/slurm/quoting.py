@@ -1,4 +1,4 @@
-"""How the words of a command pass through srun, for which a colon by itself begins another component. Pure."""
+"""Escapes the arguments of a command for srun, for which a colon by itself begins another component. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 _BARE = re.compile(r"\\*:")
 
 
-def sheltered(words: Sequence[str]) -> list[str]:
-    """Write the words so that none is a colon by itself: a backslash before it says so, and one more before that of another."""
-    return [f"\\{word}" if _BARE.fullmatch(word) else word for word in words]
+def escaped(argv: Sequence[str]) -> list[str]:
+    """Escape the arguments so that none is a colon by itself: put a backslash before it, and one more before an escaped one."""
+    return [f"\\{argument}" if _BARE.fullmatch(argument) else argument for argument in argv]
 
 
-def unsheltered(words: Sequence[str]) -> list[str]:
-    """Give the words as they were."""
-    return [word[1:] if _BARE.fullmatch(word) else word for word in words]
+def unescaped(argv: Sequence[str]) -> list[str]:
+    """Give the arguments as they were before `escaped`."""
+    return [argument[1:] if _BARE.fullmatch(argument) else argument for argument in argv]

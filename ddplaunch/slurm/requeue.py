@@ -1,4 +1,4 @@
-"""Sends the job back into the queue after a notice, and says why not. `refusal` and `by_hand` are pure."""
+"""Requeues the job after a notice, or says why not. `refusal` and `manual_requeue` are pure."""
 
 from __future__ import annotations
 
@@ -7,87 +7,85 @@ from collections.abc import Mapping
 
 from ddplaunch import exitcodes
 from ddplaunch.record import record
-from ddplaunch.slurm.job import PATIENCE, Condition, JobRecord, ask, condition, job_id, restarts
-from ddplaunch.slurm.scontrol import Missing, Unknown, scontrol
+from ddplaunch.slurm.job import ANSWER_TIMEOUT, JobRecord, JobStatus, job_id, query_job, restarts, status_of
+from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, scontrol
 from ddplaunch.supervise.outcome import Intent
 
 
-def refusal(job: JobRecord, found: Condition) -> str | None:
-    """Say why a job is not to be sent back after all, as what follows on its name in a sentence; None if it is."""
+def refusal(job: JobRecord, found: JobStatus) -> str | None:
+    """Say why a job is not requeued, as follows on its name in a sentence; None if it is."""
     match found:
-        case Condition.REQUEUED:
-            return "is sent back into the queue by Slurm itself"
-        case Condition.CANCELLED:
-            return "was cancelled, and so does not go back into the queue"
-        case Condition.OVER:
-            return f"has ended ({job.reason}), and does not go back into the queue"
+        case JobStatus.REQUEUED:
+            return "is requeued by Slurm itself"
+        case JobStatus.CANCELLED:
+            return "was cancelled, and so is not requeued"
+        case JobStatus.ENDED:
+            return f"has ended ({job.reason}), and is not requeued"
     if not job.is_batch:
-        return "cannot go back into the queue: only jobs of sbatch can"
+        return "cannot be requeued: only jobs of sbatch can"
     if not job.may_requeue:
-        return "cannot go back into the queue: submit it with `sbatch --requeue`"
+        return "cannot be requeued: submit it with `sbatch --requeue`"
     return None
 
 
-def by_hand(env: Mapping[str, str], signum: int) -> str:
-    """Give the line of a batch script that does what we could not do."""
+def manual_requeue(env: Mapping[str, str], signum: int) -> str:
+    """Give the line of a batch script that requeues the job after this signal."""
     own = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if "_" in job_id(env) else "$SLURM_JOB_ID"
     return f"[ $? -ne {exitcodes.of_signal(signum)} ] || scontrol requeue {own}"
 
 
 @record
 class SlurmRequeue:
-    """The way of this job into the queue, which it goes `most` times at most, Slurm's own requeues counted."""
+    """Requeues this job `max_requeues` times at most; Slurm's own requeues count."""
 
     env: Mapping[str, str]
-    most: int
+    max_requeues: int
 
     def decide(self, signum: int) -> Intent:
-        """Find out whether the job is to go back after the notice `signum`."""
-        job, before = job_id(self.env), restarts(self.env)
-        notice = signal.Signals(signum).name
+        """Decide whether the job is requeued after the notice `signum`."""
+        job, notice = job_id(self.env), signal.Signals(signum).name
+        reason = self._reason_against(job, notice)
+        number = restarts(self.env) + 1
+        words = reason or f"job {job} is requeued after {notice} (requeue {number} of at most {self.max_requeues})"
+        return Intent(job=job, goes=reason is None, words=words)
+
+    def _reason_against(self, job: str, notice: str) -> str | None:
         if not job:
-            return _stays(job, f"the workers left after {notice}, and nobody starts them again: this is no Slurm job")
+            return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
+        before = restarts(self.env)
         try:
-            known = ask(self.env)
-        except Missing as error:
-            return _stays(
-                job,
-                f"job {job} should go back into the queue after {notice}, but {error}; "
-                f"put this after the command in the batch script: {by_hand(self.env, signum)}",
+            known = query_job(self.env)
+        except ScontrolMissing as error:
+            line = manual_requeue(self.env, signal.Signals[notice])
+            return (
+                f"job {job} should be requeued after {notice}, but {error}; "
+                f"put this after the command in the batch script: {line}"
             )
-        except Unknown as error:
-            return _stays(job, f"job {job} cannot go back into the queue after {notice}: {error}")
-        if why := refusal(known, condition(known, before)):
-            return _stays(job, f"job {job} {why}")
-        if before >= self.most:
-            return _stays(
-                job,
-                f"job {job} has been started again {before} times, and does not go back into the queue "
-                f"after {notice} (--max-requeues {self.most})",
-            )
-        words = f"job {job} goes back into the queue after {notice} (requeue {before + 1} of at most {self.most})"
-        return Intent(job=job, goes=True, words=words)
+        except ScontrolError as error:
+            return f"job {job} cannot be requeued after {notice}: {error}"
+        if why := refusal(known, status_of(known, before)):
+            return f"job {job} {why}"
+        if before >= self.max_requeues:
+            limit = f"(--max-requeues {self.max_requeues})"
+            return f"job {job} has been requeued {before} times, and is not requeued after {notice} {limit}"
+        return None
 
     def submit(self) -> str | None:
-        """Send the job back, which ends all that runs of it; give the reason in a sentence if that cannot be done."""
+        """Requeue the job, which ends all its processes; give the reason in a sentence if that fails."""
         job = job_id(self.env)
         try:
-            scontrol(self.env, ("requeue", job), PATIENCE)
-        except Unknown as error:
-            # Slurm ends all processes of a job that it sends back, and may have ended scontrol before its answer
-            if ask_restarts(self.env) > restarts(self.env):
+            scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT)
+        except ScontrolError as error:
+            # Slurm ends all processes of a job that it requeues, and may have ended scontrol before its reply
+            if query_restarts(self.env) > restarts(self.env):
                 return None
-            return f"job {job} could not be sent back into the queue: {error}"
+            return f"job {job} could not be requeued: {error}"
         return None
 
 
-def _stays(job: str, words: str) -> Intent:
-    return Intent(job=job, goes=False, words=words)
-
-
-def ask_restarts(env: Mapping[str, str]) -> int:
-    """Ask how often Slurm starts this job again; 0 if there is no answer."""
+def query_restarts(env: Mapping[str, str]) -> int:
+    """Query how often Slurm has restarted this job; 0 if there is no reply."""
     try:
-        return ask(env).restarts
-    except Unknown:
+        return query_job(env).restarts
+    except ScontrolError:
         return 0

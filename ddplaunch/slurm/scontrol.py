@@ -1,4 +1,4 @@
-"""Asks Slurm's controller, by `scontrol`, which may be missing in a container. Interprets nothing of a job."""
+"""Runs `scontrol`, which may be missing in a container, and parses its output. Interprets nothing of a job."""
 
 from __future__ import annotations
 
@@ -6,78 +6,78 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
-PATIENCE = 60.0  # seconds for an answer that nobody waits for; scontrol asks a busy controller again by itself
+POLL_TIMEOUT = 60.0  # seconds for a reply that holds nothing up; scontrol itself retries a busy slurmctld
 
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
 
 
-class Unknown(Exception):
-    """The controller does not answer, or cannot be asked; the text says why, as in a sentence."""
+class ScontrolError(Exception):
+    """slurmctld does not reply, or scontrol cannot be run; the text says why, as in a sentence."""
 
 
-class Missing(Unknown):
-    """There is no scontrol here."""
+class ScontrolMissing(ScontrolError):
+    """scontrol is not installed."""
 
 
-class UnknownJob(Unknown):
-    """The controller knows no such job: there never was one, or it ended some minutes ago (MinJobAge)."""
+class UnknownJob(ScontrolError):
+    """slurmctld knows no such job: there never was one, or it ended some minutes ago (MinJobAge)."""
 
 
-def scontrol(env: Mapping[str, str], words: Sequence[str], patience: float) -> str:
-    """Run scontrol and give what it says; `patience` in seconds.
+def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> str:
+    """Run scontrol and give its output; `timeout` in seconds.
 
     Raises:
-        Unknown: it says nothing.
+        ScontrolError: it fails, or does not reply in time.
     """
     import subprocess  # takes 10 ms, and few jobs need it
 
     try:
         done = subprocess.run(
-            ["scontrol", *words],
+            ["scontrol", *arguments],
             env={**env, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=patience,
+            timeout=timeout,
             check=False,
-            start_new_session=True,  # Ctrl-C is not for it
-            preexec_fn=_bear_the_end,  # which is safe, since this process has no threads
+            start_new_session=True,  # Ctrl-C must not end it
+            preexec_fn=_ignore_sigterm,  # which is safe, since this process has no threads
         )
     except FileNotFoundError:
-        raise Missing("there is no scontrol here") from None
+        raise ScontrolMissing("scontrol is not on PATH") from None
     except OSError as error:
-        raise Missing(f"scontrol cannot be run ({error.strerror})") from None
+        raise ScontrolMissing(f"scontrol cannot be run ({error.strerror})") from None
     except subprocess.TimeoutExpired:
-        raise Unknown(f"scontrol has not answered within {patience:g} s") from None
+        raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise Unknown(f"scontrol says: {said[-1]}" if said else f"scontrol ended with status {done.returncode}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ScontrolError(f"scontrol: {lines[-1]}" if lines else f"scontrol ended with status {done.returncode}")
     return done.stdout.decode(errors="surrogateescape")
 
 
-def _bear_the_end() -> None:
+def _ignore_sigterm() -> None:
     """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def jobs(env: Mapping[str, str], job_id: str, cluster: str | None = None) -> tuple[Mapping[str, str], ...]:
-    """Give what `scontrol show job` says, a record for each element of an array.
+    """Give the records of `scontrol show job`, one for each element of an array.
 
     Raises:
-        UnknownJob: there is none.
-        Unknown: nobody knows, for now.
+        UnknownJob: there is no such job.
+        ScontrolError: there is no reply for now.
     """
     where = () if cluster is None else (f"--clusters={cluster}",)
     try:
-        return parse(scontrol(env, (*where, "show", "job", "-o", job_id), PATIENCE))
-    except Unknown as error:
+        return parse(scontrol(env, (*where, "show", "job", "-o", job_id), POLL_TIMEOUT))
+    except ScontrolError as error:
         if "Invalid job id" in str(error):
             raise UnknownJob(str(error)) from None
         raise
 
 
 def parse(text: str, first: str = "JobId") -> tuple[Mapping[str, str], ...]:
-    """Read the lines of `scontrol --oneliner show`: NAME=VALUE NAME=VALUE, where a value may have spaces in it.
+    """Parse the lines of `scontrol --oneliner show`: NAME=VALUE NAME=VALUE, where a value may have spaces in it.
 
-    `first` is the name with which all that is asked for begins.
+    `first` is the name with which each record begins.
     """
     return tuple(dict(_FIELD.findall(line)) for line in text.splitlines() if line.startswith(f"{first}="))

@@ -12,6 +12,7 @@ from functools import partial
 from ddplaunch import exitcodes
 from ddplaunch.agent import front
 from ddplaunch.agent.pipes import FrontPipes
+from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
 from ddplaunch.options import token as secret
@@ -19,7 +20,7 @@ from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.start import StartError
 from ddplaunch.slurm import srun
-from ddplaunch.slurm.quoting import sheltered
+from ddplaunch.slurm.quoting import escaped
 from ddplaunch.slurm.requeue import SlurmRequeue
 from ddplaunch.spec import JobSpec
 
@@ -33,17 +34,17 @@ _NOT_FOR_THE_STEP = (
     "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
     "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
 )  # fmt: skip
-# what the name of a variable ends with that is for one component of a heterogeneous job; PACK was the word until Slurm 20.02
+# the suffix of a variable of one component of a heterogeneous job; PACK until Slurm 20.02
 _OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
-# what the agents find by themselves, or are told in another way
-_OF_HERE = frozenset((
+# what the agents find by themselves, or get in another way
+_NOT_SENT = frozenset((
     "cluster", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone",
     "token_file",
 ))  # fmt: skip
 
 
-def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
-    """Start the step, speak for the user to its agents, and give the status of the job.
+def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
+    """Start the step, watch it, and give the exit status of the job.
 
     Raises:
         LaunchError: nothing was started.
@@ -53,7 +54,7 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
-    signals = front.passed_on(spec.signals)
+    signals = passed_on(spec.signals)
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env)),
         env=environment(env, token=token, port=port),
@@ -62,16 +63,16 @@ def lead(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
         token=token,
         name="\0".join(("", spec.rdzv_id or "", str(port))),
         signals=signals,
-        stops=frozenset(spec.stop_signals) - frozenset(spec.forward_signals),
+        stops=spec.ending_signals,
         sent_again=allocation.sent_again,
-        silence=spec.heartbeat_timeout,
+        heartbeat_timeout=spec.heartbeat_timeout,
         grace_period=spec.grace_period,
         open_files=raise_open_files(),
         notices=frozenset(spec.requeue_on),
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues),
         is_quiet=spec.verbosity < 0,
     )
-    return front.run(partial(run, job), signals, spec.stop_signals, meanwhile=_nothing)
+    return front.run(partial(run, job), signals, spec.ending_signals, meanwhile=lambda: None)
 
 
 def argv(
@@ -81,10 +82,10 @@ def argv(
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
     one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
-    waits for no other of the job. Of a heterogeneous job, srun is told apart what each of its `components` has to do.
+    waits for no other of the job. In a heterogeneous job, each of the `components` has srun options of its own.
     """
     hosts = [host.address for host in allocation.start]
-    command = (python, "-P", "-m", "ddplaunch.launcher.task", *sheltered(to_argv(spec, without=_OF_HERE)))
+    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(to_argv(spec, without=_NOT_SENT)))
     if not components:
         return ("srun", *_on(hosts), *command)
     words: list[str] = []
@@ -118,7 +119,7 @@ def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, s
     kept = {name: value for name, value in env.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks
-    # --gpus is a number for all nodes of the job, which a step would ask for again and, in some versions, not be given
+    # --gpus is a number for all nodes of the job, which a step would request again and, in some versions, not get
     for name in env:
         part = name.removeprefix("SLURM_GPUS")
         if part != name and (not part or _OF_COMPONENT.fullmatch(part)) and (each := _gpus_on_node(env, part)):
@@ -140,18 +141,14 @@ def _gpus_on_node(env: Mapping[str, str], component: str) -> str | None:
     return None
 
 
-def _nothing() -> None:
-    """There is no run folder here to be tidied."""
-
-
 def run(job: srun.StepJob, pipes: FrontPipes) -> int:
-    """Carry the job out and give its exit status. Runs in a process of its own, in which signals are still held back."""
+    """Run the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
     child = srun.start_step(job)
     from ddplaunch.slurm.watcher import Watcher  # takes about as long as srun does to start the agents
 
     gc.freeze()
     gc.enable()
-    step = Watcher(job, pipes)
+    watcher = Watcher(job, pipes)
     if isinstance(child, StartError):
-        return step.fail(child, exitcodes.NOT_EXECUTABLE)
-    return step.run(child)
+        return watcher.fail(child, exitcodes.NOT_EXECUTABLE)
+    return watcher.run(child)

@@ -1,6 +1,6 @@
-"""The loop of a job in a Slurm allocation: it speaks for the user to the agents of the step that srun starts.
+"""The loop of a job in a Slurm allocation: it forwards the user's signals to the coordinator of the step that srun starts.
 
-It stands where the agent of a job of one node stands, behind the same front. Signals go to the coordinator, never to srun:
+It runs in place of a job's only agent, behind the same front. Signals go to the coordinator, never to srun:
 SIGTERM or SIGHUP have srun SIGKILL its tasks at once. The status comes from the coordinator too: srun's is the highest of
 all tasks', and hidden when Slurm kills them. Agents write whole lines, which srun passes on whole.
 """
@@ -22,14 +22,15 @@ from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.slurm import ending as slurmend
-from ddplaunch.slurm.ending import CONTROLLER
+from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
 from ddplaunch.slurm.srun import StepJob
 from ddplaunch.supervise import node
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import Why
 
-WELCOME = 2.0  # seconds from a signal to stop until a coordinator that was not reached yet counts as not there
-FAREWELL = 5.0  # seconds from the end of the grace period until srun is told to end the step
-LAST_WAIT = 2.0  # seconds from then until srun, which waits for a node that does not answer, is ended itself
+HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no coordinator was reached yet
+QUIT_TIMEOUT = 5.0  # seconds from the end of the grace period until srun gets SIGTERM, at which it ends the step
+KILL_TIMEOUT = 2.0  # seconds from then until srun, which may wait for a lost node, gets SIGKILL
 FOREVER = float("inf")
 
 
@@ -46,7 +47,7 @@ class Watcher:
             stops=job.stops,
             sent_again=job.sent_again,
             feed=self.feed,
-            child_ended=_nothing,
+            child_ended=lambda: None,  # the end of srun is seen by its pidfd
             front_lost=self._queue.abandon,
         )
         self._link = RemoteLink(
@@ -55,7 +56,7 @@ class Watcher:
             key=key(job.token, job.name),
             hello=lambda _: messages.Watch(),
             source=None,
-            heartbeat_timeout=job.silence,
+            heartbeat_timeout=job.heartbeat_timeout,
             rdzv_timeout=FOREVER,  # the step may have to wait for others to end
             clock=time.monotonic,
         )
@@ -63,11 +64,11 @@ class Watcher:
         self._wait_status: int | None = None
         self._quit: JobEnd | None = None
         self._signum = 0  # the first signal to stop
-        self._forwards: list[int] = []  # signals for the workers that the coordinator has not been told of
-        self._untold = False  # whether the coordinator is yet to hear of that signal
-        self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, and no signal explains it
-        self._gone_by: float | None = None
-        self._is_ending = False  # whether srun was told to end the step
+        self._forwards: list[int] = []  # signals for the workers that were not sent to the coordinator yet
+        self._stop_pending = False  # whether that signal was not sent to the coordinator yet
+        self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, without a signal
+        self._end_by: float | None = None
+        self._is_ending = False  # whether srun has got SIGTERM
 
     def run(self, srun: Child) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
@@ -81,27 +82,26 @@ class Watcher:
         if (never := why_not_started(srun, "srun")) is not None:
             return self.fail(never, exitcodes.NOT_FOUND)
         if notice := self._notice():
-            self._go_back(notice)
+            self._requeue(notice)
         return self._status()
 
     def _wait(self) -> None:
-        deadlines = [at for at in (self._link.deadline, self._gone_by) if at not in (None, FOREVER)]
-        soonest = min(deadlines, default=None)
+        deadline = soonest(self._link.deadline, self._end_by)
         still = self._selector.get_map()
-        patience = None if soonest is None else max(0.0, soonest - time.monotonic())
-        for ready, _ in self._selector.select(patience):
+        timeout = None if deadline is None or deadline == FOREVER else max(0.0, deadline - time.monotonic())
+        for ready, _ in self._selector.select(timeout):
             if still.get(ready.fd) is ready:
                 ready.data()
-        self._tell()
+        self._send_pending()
         now = time.monotonic()
         self._link.expire(now)
-        if self._gone_by is not None and now >= self._gone_by:
+        if self._end_by is not None and now >= self._end_by:
             self._end_step()
 
-    # --- what the agents' coordinator says: the ears of the link
+    # --- from the coordinator: the handler of the link
 
     def feed(self, event: node.Event) -> None:
-        """Take a signal of the user, or the end of the front; the coordinator sends us no other event."""
+        """Handle a signal of the user, or the loss of the front; the coordinator sends no other event here."""
         match event:
             case node.SignalReceived(signum, _, escalates):
                 self._signalled(signum, escalates)
@@ -110,69 +110,69 @@ class Watcher:
                 self._stop(signal.SIGTERM)
 
     def say(self, text: str) -> None:
-        """A step that waits for its nodes is Slurm's to tell of."""
+        """Print nothing: srun reports a step that waits for its nodes."""
 
     def begin(self, generation: Generation, address: str | None) -> None:
-        """There are no workers here."""
+        """Do nothing: no workers are started here."""
 
     def listening(self, port: int) -> None:
-        """The coordinator is elsewhere."""
+        """Do nothing: the coordinator is elsewhere."""
 
     def end(self, end: JobEnd) -> None:
-        """Take note of the job's status."""
+        """Record the job's status."""
         self._quit = end
         self._link.close()
-        self._expect_the_end(FAREWELL)
+        self._end_within(QUIT_TIMEOUT)
         if end.why == "lost":
-            self._say(end.words)
-            self._expect_the_end(self._job.grace_period + FAREWELL)
+            self._write(end.words)
+            self._end_within(self._job.grace_period + QUIT_TIMEOUT)
 
     # --- signals
 
     def _signalled(self, signum: int, escalates: bool) -> None:
         if signum not in self._job.stops:
             self._forwards.append(signum)
-            self._tell()
+            self._send_pending()
         elif not self._signum:
             self._stop(signum)
         elif escalates:
             self._kill()
 
     def _stop(self, signum: int) -> None:
-        self._signum, self._untold = signum, True
-        self._tell()
+        self._signum, self._stop_pending = signum, True
+        self._send_pending()
         # the step waits for its nodes; or its workers have just started, and may have something to save
-        if self._untold:
-            self._expect_the_end(WELCOME)
+        if self._stop_pending:
+            self._end_within(HELLO_TIMEOUT)
 
-    def _tell(self) -> None:
-        """Tell the coordinator of signals, as soon as it is reached."""
+    def _send_pending(self) -> None:
+        """Send pending signals to the coordinator, as soon as it is reached."""
         if not self._link.is_reached:
             return
         for signum in self._forwards:
             self._link.send(ForwardToAll(signum))
         self._forwards.clear()
-        if self._untold:
-            self._untold, self._gone_by = False, None
+        if self._stop_pending:
+            self._stop_pending, self._end_by = False, None
             self._link.send(node.ReportStopping(self._why, self._signum))
-            self._expect_the_end(self._job.grace_period + FAREWELL)
+            self._end_within(self._job.grace_period + QUIT_TIMEOUT)
 
     def _kill(self) -> None:
-        if self._untold:
+        if self._stop_pending:
             self._end_step()
         else:
             self._link.send(node.Escalate(self._signum))
-            self._expect_the_end(FAREWELL)
+            self._end_within(QUIT_TIMEOUT)
 
-    def _expect_the_end(self, within: float) -> None:
+    def _end_within(self, within: float) -> None:
         by = time.monotonic() + within
-        self._gone_by = by if self._gone_by is None else min(by, self._gone_by)
+        self._end_by = by if self._end_by is None else min(by, self._end_by)
 
     def _end_step(self) -> None:
-        """Have srun end the step; the second time srun itself is ended."""
+        """Have srun end the step; the second time kill srun."""
         os.kill(self._srun, signal.SIGKILL if self._is_ending else signal.SIGTERM)
         self._is_ending = True
-        self._gone_by = time.monotonic() + LAST_WAIT
+        self._end_by = time.monotonic() + KILL_TIMEOUT
 
     # --- the end
 
@@ -180,7 +180,7 @@ class Watcher:
         _, self._wait_status = os.waitpid(self._srun, 0)
 
     def _notice(self) -> int:
-        """The notice after which the job should go back into the queue, 0 if it should not."""
+        """The notice after which the job should be requeued, 0 if it should not."""
         if self._why is Why.FRONT_LOST:
             return 0
         if self._quit is not None:
@@ -188,15 +188,15 @@ class Watcher:
         never_began = not self._link.is_reached
         return self._signum if never_began and self._signum in self._job.notices else 0
 
-    def _go_back(self, notice: int) -> None:
+    def _requeue(self, notice: int) -> None:
         intent = self._job.requeue.decide(notice)
-        self._mention(intent.words)
+        self._notify(intent.words)
         if intent.goes and (failed := self._job.requeue.submit()) is not None:
-            self._mention(failed)
+            self._notify(failed)
 
-    def _mention(self, words: str) -> None:
+    def _notify(self, text: str) -> None:
         if not self._job.is_quiet:
-            self._say(f"ddplaunch: {words}\n")
+            self._write(f"ddplaunch: {text}\n")
 
     def _status(self) -> int:
         if self._quit is not None:
@@ -209,24 +209,20 @@ class Watcher:
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _lost(self) -> int | None:
-        """Give the status if Slurm has lost the nodes, for then srun may end with 0, before any agent has spoken."""
-        ending = slurmend.why_ending(self._job.requeue.env, CONTROLLER)
+        """Give the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
+        ending = slurmend.why_ending(self._job.requeue.env, CONTROLLER_TIMEOUT)
         if ending.outcome is None:
             return None
-        self._say(f"error: {ending.words}\n")
+        self._write(f"error: {ending.words}\n")
         return ending.outcome[0]
 
     def fail(self, reason: StartError, status: int) -> int:
-        """Say that there is no step, and give the status."""
+        """Report that there is no step, and give the status."""
         hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
-        self._say(LaunchError(f"no step could be started: {reason}", hint=hint).render())
+        self._write(LaunchError(f"no step could be started: {reason}", hint=hint).render())
         return status
 
-    def _say(self, words: str) -> None:
-        self._queue.put(STDERR, words.encode(errors="replace"))
+    def _write(self, text: str) -> None:
+        self._queue.put(STDERR, text.encode(errors="replace"))
         while self._queue.size:
             self._queue.flush()
-
-
-def _nothing() -> None:
-    """srun's end is seen by its pidfd."""

@@ -1,1 +1,1 @@
-"""Tests that run on every rank: the pytest plugin (`plugin`), and what of it runs in a worker (`rank`)."""
+"""Tests that run on every rank: the pytest plugin, and its part in a worker (`rank`). Workers are started by `launch()` alone."""

@@ -1,7 +1,7 @@
 """A pytest plugin: `@pytest.mark.ddplaunch(nproc=2)` runs a test on every rank of a job.
 
 Fixtures are set up once, in pytest's own process, and their values go to the workers. The test fails with what the first
-failing rank reports. In a session that has no such test it does nothing, and imports nothing heavy.
+failing rank reports. In a session without such a test it does nothing, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ABOUT = (
     f"{NAME}(nproc=2, timeout=300, **options): run the test in `nproc` workers, on every rank; `options` are those of "
     "the command ddplaunch, with _ for -"
 )
-# of a worker, where we are there before pytest is; an error to whoever makes errors of warnings
+# a worker imports this plugin before pytest does; the warning would be an error under `-W error`
 _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 _FAILED = pytest.StashKey["JobError"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say which marker there is."""
+    """Register the marker."""
     config.addinivalue_line("markers", _ABOUT)
 
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that has the marker on every rank."""
     marker = pyfuncitem.get_closest_marker(NAME)
-    if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it is a test like any other
+    if marker is None or "DDPLAUNCH_RUN_ID" in os.environ:  # in a worker it runs as any other test
         return None
     from ddplaunch.functions import launch
     from ddplaunch.functions.exceptions import JobError
@@ -66,19 +66,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the rank that failed first reported, in place of how we learned of it."""
+    """Show the report of the rank that failed first, in place of the caller's traceback."""
     report = yield
     error = item.stash.get(_FAILED, None)
     if error is None or call.when != "call":
         return report
-    told = _reported(item.config, error)
+    first = _report_of(item.config, error)
     notes = list(getattr(error, "__notes__", ()))
-    if told is None:
+    if first is None:
         report.longrepr = "\n".join([f"{type(error).__name__}: {error}", *notes])
         return report
-    report.longrepr = told.longrepr
+    report.longrepr = first.longrepr
     rank = getattr(error, "rank", "?")
-    report.sections += [(f"{name} of rank {rank}", text) for name, text in told.sections]
+    report.sections += [(f"{name} of rank {rank}", text) for name, text in first.sections]
     report.sections.append((NAME, "\n".join([f"rank {rank} failed first", *(note.strip("\n") for note in notes[1:])])))
     return report
 
@@ -95,9 +95,9 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
 
 
 def _request(item: pytest.Function) -> Request:
-    """Write what a rank needs to run the same test."""
+    """Build the request for a rank to run the same test."""
     from ddplaunch.functions.pickling import close, dumps
-    from ddplaunch.testing.rank import Later, Request
+    from ddplaunch.testing.rank import Deferred, Request
 
     params = item.callspec.params if hasattr(item, "callspec") else {}
     names = item._fixtureinfo.argnames  # noqa: SLF001 - as pytest itself does where it calls a test
@@ -122,25 +122,25 @@ def _request(item: pytest.Function) -> Request:
             break
     if wrong:
         pytest.fail(wrong, pytrace=False)
-    return Request(arguments=_arguments(item), values={name: Later(value) for name, value in values.items()})
+    return Request(arguments=_arguments(item), values={name: Deferred(value) for name, value in values.items()})
 
 
 def _arguments(item: pytest.Function) -> list[str]:
-    """The command line by which pytest finds this test again, and reports as it does here."""
+    """The command line with which pytest collects this test again, and reports it as here."""
     config, option = item.config, item.config.option
-    words = [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
-    words += ["-o", "addopts="]  # the caller's own, such as `-n 4`, are for the whole session
-    words += [word for pair in option.override_ini or () for word in ("-o", pair) if not pair.startswith("addopts")]
-    words += [word for name in option.plugins or () for word in ("-p", name)]
-    words += [word for warning in option.pythonwarnings or () for word in ("-W", warning)]
-    words += ["-W", _IMPORTED]
-    words += [f"--import-mode={option.importmode}", f"--assert={option.assertmode}", f"--tb={option.tbstyle}"]
-    words += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
-    # what it prints goes to the console of the job, and so into what is captured here
-    return [*words, "-s", "-p", "no:cacheprovider", f"{item.path}::{item.nodeid.partition('::')[2]}"]
+    argv = [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
+    argv += ["-o", "addopts="]  # the caller's own, such as `-n 4`, are for the whole session
+    argv += [one for pair in option.override_ini or () for one in ("-o", pair) if not pair.startswith("addopts")]
+    argv += [one for name in option.plugins or () for one in ("-p", name)]
+    argv += [one for warning in option.pythonwarnings or () for one in ("-W", warning)]
+    argv += ["-W", _IMPORTED]
+    argv += [f"--import-mode={option.importmode}", f"--assert={option.assertmode}", f"--tb={option.tbstyle}"]
+    argv += ["-v"] * option.verbose + ["--showlocals"] * bool(option.showlocals)
+    # its output goes to the console of the job, which pytest captures here
+    return [*argv, "-s", "-p", "no:cacheprovider", f"{item.path}::{item.nodeid.partition('::')[2]}"]
 
 
-def _reported(config: pytest.Config, error: JobError) -> pytest.TestReport | None:
+def _report_of(config: pytest.Config, error: JobError) -> pytest.TestReport | None:
     """The report of the rank that failed first; None if it left none."""
     from ddplaunch.testing.rank import REPORT
 

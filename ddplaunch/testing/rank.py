@@ -1,4 +1,4 @@
-"""What a rank does with a test: it has pytest collect it again and run it, with the values that its fixtures have elsewhere."""
+"""Runs a test in a worker: pytest collects it again and runs it with the fixture values of the calling session."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it
 
 
 class Outcome(Exception):
-    """What pytest expresses by exceptions of its own, which are no Exceptions: a skip, an expected or a plain failure."""
+    """A skip or an expected failure, for which pytest raises BaseExceptions."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
 
     def exception(self) -> BaseException:
-        """Give the exception that says the same."""
+        """Give pytest's own exception."""
         kind, message = self.args
         if kind == "Skipped":
             return pytest.skip.Exception(message, _use_item_location=True)
@@ -32,25 +32,25 @@ class Failed(Exception):
     """pytest.fail() was called."""
 
 
-class Later:
-    """A value that is unpickled when it is asked for: its module may be one that pytest is yet to import."""
+class Deferred:
+    """A value that is unpickled when it is used: its module may be one that pytest has not imported yet."""
 
     def __init__(self, value: object) -> None:
         self._value = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the value apart."""
+        """Pickle the value separately."""
         from multiprocessing import reduction
 
         data, descriptors = pickling.dumps(self._value)
         try:
-            return Parcel, (data, [reduction.DupFd(descriptor) for descriptor in descriptors])
+            return PickledValue, (data, [reduction.DupFd(descriptor) for descriptor in descriptors])
         finally:
             pickling.close(descriptors)
 
 
-class Parcel:
-    """Such a value as it arrives."""
+class PickledValue:
+    """A deferred value in the worker, still pickled."""
 
     def __init__(self, data: bytes, descriptors: Sequence[Any]) -> None:
         self._data = data
@@ -94,21 +94,21 @@ def _remade(arguments: list[str], values: Mapping[str, Any]) -> Request:
 class _Rank:
     """The hooks of the session in a worker."""
 
-    def __init__(self, values: Mapping[str, Parcel]) -> None:
+    def __init__(self, values: Mapping[str, PickledValue]) -> None:
         self._values = values
         self.error: Exception | None = None
         self.has_run = False
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Say nothing: who started us does."""
+        """Print nothing: the calling session reports."""
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             config.pluginmanager.unregister(reporter)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Have no fixture set up: each has its value."""
+        """Set up no fixture: each has its value."""
         assert isinstance(item, pytest.Function)
         params = item.callspec.params if hasattr(item, "callspec") else {}
         for name in item.fixturenames:
@@ -121,7 +121,7 @@ class _Rank:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep what the test raised, with pytest's report of it."""
+        """Keep the exception of the test, with pytest's report of it."""
         report = yield
         self.has_run = self.has_run or call.when == "call"
         if call.excinfo is not None and self.error is None:
@@ -149,7 +149,7 @@ def _error(raised: BaseException) -> Exception:
 
 
 def _from_test_on(raised: BaseException, path: str) -> Any:
-    """The traceback without how pytest came to the test."""
+    """The traceback without the frames of pytest."""
     trace = raised.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next

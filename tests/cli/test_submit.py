@@ -108,7 +108,7 @@ REFUSED = [
     ("-- -p gpu train.py", "-p is not an option of ddplaunch, but one of sbatch",
      "type it before --: ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]..."),
     ("-- --lr 1 train.py", "--lr is not an option",
-     "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."),
+     "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."),
     ("--", "there is no SCRIPT to run", "ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"),
     ("-- --hostfile h train.py", "--hostfile h: no such file or directory", None),
     ("-- --token-file t train.py", "--token-file t: no such file or directory", None),
@@ -122,18 +122,18 @@ REFUSED = [
     ("--nodes 2 -- --standalone train.py", "--nodes 2 of sbatch and --standalone do not go together",
      "--standalone means one node: leave one out"),
     ("--no-requeue -- --requeue-on USR1 train.py", "--no-requeue of sbatch and --requeue-on do not go together",
-     "leave one out: a job that goes back into the queue has to be allowed to"),
-    ("-o logs/%j.out -- train.py", "output logs/%j.out: the folder logs does not exist, and Slurm does not make it",
+     "leave one out: --requeue-on needs a job that may be requeued"),
+    ("-o logs/%j.out -- train.py", "output logs/%j.out: the folder logs does not exist, and Slurm does not create it",
      "type `mkdir -p logs`"),
-    ("-e %x/%j.err -- train.py", "output %x/%j.err: the folder train does not exist, and Slurm does not make it",
+    ("-e %x/%j.err -- train.py", "output %x/%j.err: the folder train does not exist, and Slurm does not create it",
      "type `mkdir -p train`"),
     ("--chdir nowhere -- train.py", "--chdir nowhere: there is no such folder", "paths are taken from where you submit"),
     ("--follow -a 1-2 -- train.py", "--follow shows the output of one job, not of an array",
-     "type --wait, and look at the files of its elements with tail -F"),
+     "type --wait, and read the files of its elements with tail -F"),
     ("--follow --print -- train.py", "--follow and --print do not go together",
-     "a script that is only shown has no output: leave one out"),
+     "--print runs no job whose output could be shown: leave one out"),
     ("--wait --print -- train.py", "--wait and --print do not go together",
-     "a script that is only shown has no end: leave one out"),
+     "--print runs no job to wait for: leave one out"),
     ("--follow --parsable -- train.py", "--follow and --parsable do not go together",
      "both write to stdout: leave one out"),
     ("--wait --test-only -- train.py", "--test-only submits nothing to wait for", "leave one out"),
@@ -154,9 +154,23 @@ def test_a_mistake_is_one_clear_error_and_nothing_is_queued(
 def test_without_slurm_there_is_nothing_to_submit_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["submit", "--", "train.py"]) == 127
     assert capsys.readouterr().err == (
-        "error: there is no sbatch on PATH\n\n"
+        "error: sbatch is not on PATH\n\n"
         "hint: submit from a host of a Slurm cluster; --print shows the script anywhere\n"
     )
+
+
+def test_an_sbatch_without_a_configuration_is_no_slurm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = folder / "sbatch"
+    sbatch.write_text(
+        "#!/bin/sh\nexec >&2\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host'\n"
+        "echo 'sbatch: fatal: Could not establish a configuration source'\nexit 1\n"
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    assert main.main(["submit", "--", "train.py"]) == 1
+    assert capsys.readouterr().err.startswith("error: no Slurm configured here\n\nhint: submit from a host of a Slurm")
 
 
 def test_variables_that_the_job_will_not_have_are_not_looked_at(shown, monkeypatch: pytest.MonkeyPatch) -> None:

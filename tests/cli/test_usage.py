@@ -40,7 +40,7 @@ def test_torchruns_flags_are_flags_in_both_spellings(flag: str) -> None:
     assert main.parse("run", [flag, "train.py"])["program"] == ("train.py",)
 
 
-ORDER = "options of the script stand after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+ORDER = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
 REFUSED = [
     ("--nproc 2 train.py", "--nproc is not an option", "did you mean `--nproc-per-node`?"),
     ("--nproc_per_nod=2 train.py", "--nproc-per-nod is not an option", "did you mean `--nproc-per-node`?"),
@@ -138,7 +138,7 @@ REFUSED = [
     ("--monitor-interval 0 x", "--monitor-interval 0: expected a number above zero",
      "type for example `--monitor-interval 0.1`"),
     ("trian.py", "trian.py does not exist", "did you mean `train.py`?"),
-    ("-q plan train.py", "plan does not exist", "a verb stands first: `ddplaunch plan ...`"),
+    ("-q plan train.py", "plan does not exist", "a verb comes first: `ddplaunch plan ...`"),
     ("plan --json --sh train.py", "--json and --sh do not go together", "leave one out"),
     ("completion tcsh", "completion tcsh: expected bash, zsh or fish",
      "type `ddplaunch completion bash`, zsh or fish"),

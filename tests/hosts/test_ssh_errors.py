@@ -51,12 +51,12 @@ def refused(job, program) -> Callable[..., Result]:
 @pytest.mark.parametrize(
     ("config", "message", "remedy"),
     [
-        ("Port 1", "it refuses connections for ssh", "is sshd running there?"),
-        ("UserKnownHostsFile /dev/null", "ssh does not know its host key", "type `ssh node1` once"),
-        ("UserKnownHostsFile {wrong}", "its host key is not the one that ssh knows", "`ssh-keygen -R node1`"),
-        ("IdentityFile none", "ssh is not let in without a password", "`ssh-copy-id node1` puts your key there"),
-        ("HostName nowhere", "no host of this name is known", "`ssh node1` has to work without a question"),
-        ("HostName 192.0.2.1", "it cannot be reached", "is it up?"),
+        ("Port 1", "ssh connection refused", "is sshd running there?"),
+        ("UserKnownHostsFile /dev/null", "its host key is not in known_hosts", "type `ssh node1` once"),
+        ("UserKnownHostsFile {wrong}", "its host key is not the one in known_hosts", "`ssh-keygen -R node1`"),
+        ("IdentityFile none", "ssh cannot log in without a password", "`ssh-copy-id node1` puts your key there"),
+        ("HostName nowhere", "cannot resolve the host name", "`ssh node1` has to work without a password prompt"),
+        ("HostName 192.0.2.1", "no route to host", "is it up?"),
     ],
     ids=["no-sshd", "unknown-key", "other-key", "no-key", "unknown-name", "no-way"],
 )
@@ -73,14 +73,14 @@ def test_a_host_that_is_down(job, refused):
     job.bed.power_cut("node1")
     job.bed.run(LOGIN, ["ip", "neigh", "flush", "all"])  # else ssh knows its card and waits for an answer
     result = refused()
-    assert "error: node1: it cannot be reached\n" in result.err
+    assert "error: node1: no route to host\n" in result.err
     assert "hint: is it up?" in result.err
 
 
 def test_hosts_that_lack_different_things_are_all_named(ssh_config, refused):
     ssh_config.write_text("Host node0\n Port 1\n")
     assert (
-        "error: node0: it refuses connections for ssh\n  node8, node9: no host of this name is known\n"
+        "error: node0: ssh connection refused\n  node8, node9: cannot resolve the host name\n"
         in refused(nodes="node0,node1,node8,node9").err
     )
 
@@ -134,7 +134,7 @@ def test_a_folder_that_one_host_lacks(job, refused):
         (folder / "train.py").touch()
     result = refused("train.py", cwd=Path("/srv/work"))
     assert "error: node1: /srv/work: no such file or directory\n" in result.err
-    assert "hint: ddplaunch runs on each host in the folder where it is typed\n" in result.err
+    assert "hint: ddplaunch runs on each host in the folder where it was typed\n" in result.err
 
 
 def test_a_script_that_one_host_lacks(job, refused):

@@ -36,7 +36,7 @@ def fronts(caller: Program) -> list[int]:
     found = []
     for pid in caller.left():
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if b"functions.command" in file.read():
+            if b"launcher.call" in file.read():
                 found.append(pid)
     return sorted(found)
 
@@ -123,7 +123,7 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
         from tests.programs import functions
         def knocks():
             name = os.environ["PEEK"]
-            hello = b"x" * wire.HELLO.size
+            hello = b"x" * connection.HELLO.size
             for said in (b"", hello, b"x" * 4):
                 stranger = socket.socket(socket.AF_UNIX)
                 stranger.connect(b"\\0" + name.encode())
@@ -226,9 +226,7 @@ def test_without_cloudpickle_it_says_what_to_do(caller):
     hidden = "import sys; sys.modules['cloudpickle'] = None\n"
     result = caller.run("-c", hidden + textwrap.dedent(INTERACTIVE))
     assert result.status == 1
-    assert (
-        "TypeError: f and its arguments use what is defined in this session, which workers cannot import" in result.err
-    )
+    assert "TypeError: f and its arguments use definitions of this session, which workers cannot import" in result.err
     assert "`pip install cloudpickle`, or put it into a module that workers can import" in result.err
     result = caller.run("-c", hidden + "import ddplaunch; ddplaunch.launch(print, (lambda: 0,), nproc_per_node=1)")
     assert "args[0] cannot be sent to workers" in result.err and "`pip install cloudpickle`" in result.err

@@ -71,7 +71,7 @@ def there(expression: str, cards: str = CARDS) -> Any:
     """What an expression gives on a host of its own with these cards."""
     if why := no_networks_of_our_own():
         pytest.skip(why)
-    program = f"import json; from ddplaunch.process.network import *; print(json.dumps({expression}))"
+    program = f"import json; from ddplaunch.net.addresses import *; print(json.dumps({expression}))"
     done = run_there(cards, sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

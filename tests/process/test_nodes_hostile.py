@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.main import asked, parse
+from ddplaunch.cli.main import parse, resolve
 from ddplaunch.cluster.discover import discover
 from ddplaunch.control.frames import Decoder, pack
 from ddplaunch.control.handshake import Client, Key, Session
@@ -128,7 +128,7 @@ def refusals(nodes):
 
 def key_of(nodes, *flags: object) -> Key:
     """The key of the job, as an agent of its finds it."""
-    spec = asked(parse("run", [str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
+    spec = resolve(parse("run", [str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
     node = inspect(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")

@@ -108,7 +108,7 @@ def noticed(job, program):
     process.send_signal(signal.SIGUSR1)
     result = job.wait()
     assert result.status == 138
-    words = "the workers left after SIGUSR1, and nobody starts them again: this is no Slurm job"
+    words = "the job is not requeued after SIGUSR1: not inside a Slurm job (SLURM_JOB_ID is not set)"
     assert result.err.splitlines()[-1] == f"ddplaunch: {words}"
     summary = json.loads((job.folder / "summary.json").read_text())
     assert summary["left_after"] == {"signal": "SIGUSR1", "job": "", "sent": False, "text": words}

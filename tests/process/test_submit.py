@@ -72,7 +72,7 @@ def said(tmp_path: Path) -> Path:
     return tmp_path / "said"
 
 
-def test_the_number_is_found_among_what_a_site_has_to_say(job: Job, slurm: Slurm) -> None:
+def test_the_number_is_found_among_messages_of_a_site(job: Job, slurm: Slurm) -> None:
     (slurm.home / "sbatch-says").write_text("Quota: 3 of 9 used\n7;east\n")
     slurm.says("COMPLETED")
     slurm.start("--parsable", "--wait", "-p", "gpu", "--hold")
@@ -134,23 +134,23 @@ def test_output_that_cannot_be_written_is_dropped_with_a_word(job: Job, slurm: S
     ]
 
 
-def test_a_controller_that_is_away_is_asked_again(job: Job, slurm: Slurm, said: Path) -> None:
+def test_a_controller_that_does_not_respond_is_queried_again(job: Job, slurm: Slurm, said: Path) -> None:
     slurm.fails("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     with said.open("wb") as err:
         slurm.start("--wait", stderr=err)
-        until(lambda: b"does not answer" in said.read_bytes(), "a word about it")
+        until(lambda: b"does not respond" in said.read_bytes(), "a message about it")
         slurm.says("CANCELLED", ExitCode="0:15")
         assert job.wait().status == 143
     assert said.read_text() == (
-        "ddplaunch: Slurm does not answer, and is asked again: scontrol says: slurm_load_jobs error: Unable to contact "
+        "ddplaunch: Slurm does not respond, trying again: scontrol: slurm_load_jobs error: Unable to contact "
         "slurm controller (connect failure)\n"
         "ddplaunch: job 7 was cancelled\n"
     )
 
 
-def test_a_job_that_slurm_has_forgotten_has_an_end_that_nobody_knows(job: Job, slurm: Slurm) -> None:
+def test_a_job_that_slurm_has_forgotten_has_an_unknown_exit_status(job: Job, slurm: Slurm) -> None:
     slurm.fails("slurm_load_jobs error: Invalid job id specified")
     slurm.start("--wait")
     result = job.wait()
     assert (result.status, result.out) == (1, "ddplaunch: job 7 is submitted; its output goes to train-7.out\n")
-    assert result.err == "ddplaunch: job 7 is no longer known to Slurm, so nobody can say how it ended\n"
+    assert result.err == "ddplaunch: job 7 is no longer known to Slurm, so its exit status is unknown\n"

@@ -24,7 +24,7 @@ def test_workers_that_slurm_itself_tells_leave_and_the_job_goes_back(job: SlurmJ
     job.signs("ready", 2)
     job.cluster.pass_time(95)
     running.wait("PENDING")
-    words = f"ddplaunch: job {running.id} goes back into the queue after SIGTERM (requeue 1 of at most 10)"
+    words = f"ddplaunch: job {running.id} is requeued after SIGTERM (requeue 1 of at most 10)"
     assert running.output().splitlines().count(words) == 1, running.output()
     assert job.has_sign("saved-0")
     running.skip_hold()

@@ -38,13 +38,13 @@ def signs(job: SlurmJob, name: str, number: int) -> list[str]:
 
 def about_the_queue(running: Batch) -> list[str]:
     """What the job has said of the queue, before its next start truncates the file."""
-    return [line for line in running.output().splitlines() if "into the queue" in line]
+    return [line for line in running.output().splitlines() if " requeued" in line]
 
 
 def goes_back(job: SlurmJob, running: Batch, number: int = RANKS, notice: str = "SIGUSR1") -> None:
     """Prove that the job comes back once, after each worker had the signal once and saved, and that it then completes."""
     running.wait("PENDING")
-    words = f"ddplaunch: job {running.id} goes back into the queue after {notice} (requeue 1 of at most 10)"
+    words = f"ddplaunch: job {running.id} is requeued after {notice} (requeue 1 of at most 10)"
     assert about_the_queue(running) == [words], running.output()
     assert signs(job, "saved", number) == [""] * number, running.output()
     assert signs(job, "got", number) == [notice] * number
@@ -96,7 +96,7 @@ def test_of_an_array_the_element_alone_goes_back(job: SlurmJob) -> None:
     assert last.about()["JobId"] == array.id
     last.cancel("--batch", "--signal=USR1")
     last.wait("PENDING")
-    assert about_the_queue(last)[0].startswith(f"ddplaunch: job {last.id} goes back into the queue")
+    assert about_the_queue(last)[0].startswith(f"ddplaunch: job {last.id} is requeued")
     assert (other.state(), other.restarts(), last.restarts()) == ("RUNNING", 0, 1)
     array.cancel()
     assert [element.wait() for element in (other, last)] == ["CANCELLED"] * 2
@@ -155,7 +155,7 @@ def test_a_preempted_job_without_grace_time_goes_back_by_slurm_alone(job: SlurmJ
     running = leaving(job, ONE_NODE, flags="--requeue-on TERM", options=("--partition=low", "--exclusive"))
     high = job.sbatch("true", "--partition=high", "--exclusive", "--nodes=3")
     running.wait("PENDING")
-    assert about_the_queue(running) == [f"ddplaunch: job {running.id} is sent back into the queue by Slurm itself"]
+    assert about_the_queue(running) == [f"ddplaunch: job {running.id} is requeued by Slurm itself"]
     assert high.wait() == "COMPLETED"
     running.skip_hold()
     running.wait("COMPLETED")
@@ -167,8 +167,7 @@ def test_a_job_goes_back_no_more_often_than_it_may(job: SlurmJob) -> None:
     running.cancel("--batch", "--signal=USR1")
     assert (running.wait(), running.exit_code(), running.restarts()) == ("FAILED", 138, 0)
     assert about_the_queue(running) == [
-        f"ddplaunch: job {running.id} has been started again 0 times, and does not go back into the queue after SIGUSR1 "
-        "(--max-requeues 0)"
+        f"ddplaunch: job {running.id} has been requeued 0 times, and is not requeued after SIGUSR1 (--max-requeues 0)"
     ]
 
 
@@ -181,7 +180,7 @@ def test_where_scontrol_is_missing_the_script_can_send_the_job_back(job: SlurmJo
     os.kill(front(job, "node1"), SIGUSR1)
     running.wait("PENDING")
     assert about_the_queue(running) == [
-        f"ddplaunch: job {running.id} should go back into the queue after SIGUSR1, but there is no scontrol here; put this "
+        f"ddplaunch: job {running.id} should be requeued after SIGUSR1, but scontrol is not on PATH; put this "
         f"after the command in the batch script: {by_hand}"
     ]
     running.cancel()

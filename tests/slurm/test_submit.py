@@ -144,7 +144,7 @@ def test_a_job_that_is_submitted_in_a_step_is_a_job_of_its_own(job: SlurmJob) ->
 def test_what_sbatch_refuses_is_one_error_with_its_status(job: SlurmJob, option: str, status: int, says: str) -> None:
     result = submit(job, option, "--", script(job, "greets.py", GREETS))
     assert (result.status, result.out) == (status, "")
-    assert result.err.startswith(f"error: sbatch refuses the job: {says}")
+    assert result.err.startswith(f"error: sbatch failed: {says}")
     assert len(result.err.splitlines()) == 1
     assert job.cluster.queue() == []
 

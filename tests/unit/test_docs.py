@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.agent.pipes import FULL, HASTE, STUCK
 from ddplaunch.cli.commands import VERBS
-from ddplaunch.cli.main import asked, parse
+from ddplaunch.cli.main import parse, resolve
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
@@ -67,7 +67,7 @@ def understood(words: list[str]) -> None:
         return
     if verb != "completion":
         files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
-        asked(files_need_not_exist, {}, None)
+        resolve(files_need_not_exist, {}, None)
 
 
 def test_generated_pages_are_fresh() -> None:

@@ -1,6 +1,7 @@
-"""`ddplaunch submit`: makes a batch script of a job, hands it to sbatch, and waits for the job if that is asked.
+"""`ddplaunch submit`: makes a batch script of a job, hands it to sbatch, and waits for the job if --wait or --follow asks for it.
 
-The decisions are pure: `words` reads the command line, `script` writes the script, `state` judges what Slurm says of the job.
+Decides nothing about workers. What decides is pure: `args` reads the command line, `script` writes the script, `job_state`
+reads the state of the job from the output of scontrol.
 """
 
 from __future__ import annotations
@@ -20,44 +21,44 @@ from ddplaunch.spec import JobSpec
 
 __all__ = ["Draft", "Understand", "draft", "exported", "send", "split"]
 
-# where the words behind -- are understood: gives the number of those that are SCRIPT and its arguments, and the job
-Understand = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
+# parses the arguments behind --: gives how many of them are SCRIPT and its arguments, and the job
+ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 
 
 @record(kw_only=True)
 class Draft:
-    """A job that could be submitted."""
+    """A job that is ready to be submitted."""
 
     script: str
-    folder: str  # in which it will run
-    output: tuple[str, ...]  # patterns of the files of its stdout and, if that is another one, of its stderr
+    folder: str  # its working directory
+    output: tuple[str, ...]  # patterns of the paths of its stdout and, if that is another one, of its stderr
     name: str
     append: bool  # to those files
 
 
 def draft(
-    request: Request, env: Mapping[str, str], command: Sequence[str], understand: Understand, verbs: Sequence[str]
+    request: Request, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
-    """Check what is asked for and write the script, in which `command` starts ddplaunch, which has these verbs.
+    """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs.
 
     Raises:
-        LaunchError: the job cannot be what is meant.
+        LaunchError: the job or an option is wrong.
     """
     with _folder(request):
         job_env = exported(env, request.value("export") or env.get("SBATCH_EXPORT"))
         job = request.job[1:] if request.job[:1] == ("run",) and not os.path.lexists("run") else request.job
         try:
-            program, spec = understand(job, job_env)
+            program, spec = parse_job(job, job_env)
         except LaunchError as error:
             raise _misplaced(error) from None
         asked = script.options(request, spec)
         made = Draft(
-            # a script that is called like a verb would be taken for one
+            # a script with the name of a verb would be taken for the verb
             script=script.text(asked, command, ("run", *job) if job[0] in verbs else job, program),
             folder=os.getcwd(),
             output=tuple(filter(None, (_given(name, asked, request, env) for name in ("output", "error")))),
             name=_given("job-name", asked, request, env),
-            append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch looks at no more
+            append=_given("open-mode", asked, request, env)[:1] in ("a", "A"),  # sbatch reads no more of it
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
         for pattern in made.output:
@@ -66,23 +67,23 @@ def draft(
 
 
 def send(made: Draft, request: Request, env: Mapping[str, str], show: Callable[[str], int]) -> int:
-    """Submit the job, tell its number, wait if that is asked, and give the status; `show` prints to stdout.
+    """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout.
 
     Raises:
         LaunchError: it is not submitted.
     """
-    from ddplaunch.slurm.submit import follow, sbatch  # to print a script takes neither
+    from ddplaunch.slurm.submit import follow, sbatch  # --print needs neither
 
     noted = [tail.before(path, append=made.append) for path in _fixed(made)] if request.follow else []
-    # once more on the command line: there they win over SBATCH_ variables, as what is typed does
-    job = sbatch.submit(made.script, [option.word for option in request.options], env)
+    # once more on the command line, where they override SBATCH_ variables
+    job = sbatch.submit(made.script, [option.argument for option in request.options], env)
     if job is None:
         return OK
-    said = f"ddplaunch: job {job.id} is submitted; its output goes to {_output(made, job.id)}"
+    message = f"ddplaunch: job {job.id} is submitted; its output goes to {_output(made, job.id)}"
     if request.follow:
-        follow.say(said)
+        follow.notify(message)
     else:
-        show(job.parsable if request.parsable else said)
+        show(job.parsable if request.parsable else message)
     return follow.wait(job, tails=noted, follow=request.follow) if request.wait or request.follow else OK
 
 
@@ -100,7 +101,7 @@ def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
 
 
 def _folder(request: Request) -> chdir[str] | nullcontext[None]:
-    """The folder in which the job will run, as a context."""
+    """The working directory of the job, as a context."""
     folder = request.value("chdir")
     if folder is None:
         return nullcontext()
@@ -110,13 +111,13 @@ def _folder(request: Request) -> chdir[str] | nullcontext[None]:
 
 
 def _given(name: str, asked: Sequence[SbatchOption], request: Request, env: Mapping[str, str]) -> str:
-    """What Slurm will take for this option: what is typed, else the variable of sbatch, else what the script says."""
+    """The value that sbatch will use: the command line's, else its variable's, else the script's."""
     default = next((option.value for option in asked if option.name == name), None)
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""
 
 
 def _misplaced(error: LaunchError) -> LaunchError:
-    """The same error, but with a better hint for an option of sbatch that stands behind --."""
+    """The same error, with a better hint for an option of sbatch behind --."""
     name = error.message.removesuffix(" is not an option").lstrip("-")
     if name == error.message or (name not in KNOWN and name not in SHORT):
         return error
@@ -124,9 +125,9 @@ def _misplaced(error: LaunchError) -> LaunchError:
 
 
 def _fixed(made: Draft) -> list[str]:
-    """The output files whose paths do not depend on the number of the job, so that they may be there already."""
+    """The output files whose paths do not depend on the id of the job, so that they may exist already."""
     found = (output_paths.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output)
-    return [os.path.join(made.folder, path) for path in found if output_paths.is_whole(path)]
+    return [os.path.join(made.folder, path) for path in found if output_paths.is_complete(path)]
 
 
 def _output(made: Draft, job_id: str) -> str:

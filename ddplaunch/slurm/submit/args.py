@@ -1,7 +1,7 @@
-"""The words behind `ddplaunch submit`: options of sbatch, ours among them, and behind `--` the job. Pure; asks nobody.
+"""The arguments of `ddplaunch submit`: options of sbatch and of our own, and behind `--` the job. Pure; runs no sbatch.
 
 sbatch reads its options by getopt_long, and so do we, but for two things: a value that begins with `--` is taken for a
-forgotten one, and an option that is not in our table has the next word for its value unless that begins with `-`.
+missing one, and an option that is not in our table takes the next argument as its value unless that begins with `-`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ddplaunch.record import record
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, SHORT, VALUED
 
 USAGE = "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]..."
-MARK = "--"
+SEPARATOR = "--"
 
-# not sbatch's, or not for sbatch: what is done here
+# our own, not passed to sbatch
 _OURS = ("print", "wait", "follow", "parsable", "help", "version")
 _REFUSED = {
     "usage": "`sbatch --usage` shows it",
-    "wrap": "the script is written by ddplaunch: what it runs stands behind --",
+    "wrap": "ddplaunch writes the script: type the job behind --",
 }
 _OF_DDPLAUNCH = frozenset(option.flag.removeprefix("--") for option in OPTIONS)
 
 
 @record
 class SbatchOption:
-    """One option, with its full name if that is known, as it stands in a script."""
+    """One option, with its full name if that is known."""
 
-    name: str  # "partition"; "Z" of a short one that is not known
+    name: str  # "partition"; "Z" for an unknown short one
     value: str | None = None
 
     @property
-    def word(self) -> str:
-        """The one word that means it; of a short one that is not known, with its value behind it."""
+    def argument(self) -> str:
+        """The option as one argument of sbatch."""
         dashes = "-" if len(self.name) == 1 else "--"
         between = "" if len(self.name) == 1 else "="
         return f"{dashes}{self.name}" if self.value is None else f"{dashes}{self.name}{between}{self.value}"
@@ -43,7 +43,7 @@ class SbatchOption:
 
 @record(kw_only=True)
 class Request:
-    """What is to be submitted, and what of it is to be shown."""
+    """The parsed command line."""
 
     options: tuple[SbatchOption, ...] = ()
     print: bool = False
@@ -55,59 +55,57 @@ class Request:
     job: tuple[str, ...] = ()  # options of ddplaunch, SCRIPT and its arguments
 
     def has(self, *names: str) -> bool:
-        """Whether sbatch is given one of these."""
+        """Whether sbatch gets one of these."""
         return any(option.name in names for option in self.options)
 
     def value(self, name: str) -> str | None:
-        """The value that sbatch is given for this; the last one wins."""
+        """The value that sbatch gets for this; the last one wins."""
         return next((option.value for option in reversed(self.options) if option.name == name), None)
 
 
-def split(words: Sequence[str]) -> Request:
-    """Tell the options of sbatch, ours and the job apart.
+def split(argv: Sequence[str]) -> Request:
+    """Split the command line into options of sbatch, our own, and the job.
 
     Raises:
-        LaunchError: `--` is missing, a value is missing, or an option cannot be meant.
+        LaunchError: `--` is missing, a value is missing, or an option is not allowed here.
     """
     found: list[SbatchOption] = []
     at = 0
-    while at < len(words) and words[at] != MARK:
-        if not words[at].startswith("-") or words[at] == "-":
-            raise _no_mark(words, at)
-        options, taken = _long(words, at) if words[at].startswith("--") else _short(words, at)
+    while at < len(argv) and argv[at] != SEPARATOR:
+        if not argv[at].startswith("-") or argv[at] == "-":
+            raise _no_separator(argv, at)
+        options, taken = _long(argv, at) if argv[at].startswith("--") else _short(argv, at)
         for option in options:
             _check(option)
         found += options
         at += taken
     ours = {option.name for option in found} & set(_OURS)
-    if at == len(words) and not ours & {"help", "version"}:
-        raise _no_mark(words, None)
+    if at == len(argv) and not ours & {"help", "version"}:
+        raise _no_separator(argv, None)
     return Request(
         options=tuple(option for option in found if option.name not in _OURS),
-        job=tuple(words[at + 1 :]),
+        job=tuple(argv[at + 1 :]),
         **dict.fromkeys(ours, True),
     )
 
 
-def _long(words: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
-    """The option of a word that begins with --, and how many words it takes."""
-    typed, equals, value = words[at].removeprefix("--").partition("=")
-    name = typed if typed in _OURS else _whole(typed)
+def _long(argv: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
+    """The option at an argument with --, and how many arguments it takes."""
+    typed, equals, value = argv[at].removeprefix("--").partition("=")
+    name = typed if typed in _OURS else _full_name(typed)
     if name in _OF_DDPLAUNCH and name not in KNOWN:
-        raise LaunchError(
-            f"--{name} is an option of ddplaunch, but stands among those of sbatch", hint=f"type it behind --: {USAGE}"
-        )
+        raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it behind --: {USAGE}")
     if equals:
         if name in FLAGS or name in _OURS:
             raise LaunchError(f"--{name} takes no value", hint=f"type `--{name}`")
         return [SbatchOption(name, value)], 1
-    return _with_next(name, words, at)
+    return _with_next(name, argv, at)
 
 
-def _short(words: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
-    """The options of a word that begins with one -: letters may stand together, up to one that takes a value."""
+def _short(argv: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
+    """The options at an argument with one -: letters may be grouped, up to one that takes a value."""
     options: list[SbatchOption] = []
-    letters = words[at][1:]
+    letters = argv[at][1:]
     for index, letter in enumerate(letters):
         name, rest = SHORT.get(letter, letter), letters[index + 1 :]
         if name in FLAGS:
@@ -115,20 +113,20 @@ def _short(words: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
         elif rest:
             return [*options, SbatchOption(name, rest)], 1
         else:
-            last, taken = _with_next(name, words, at)
+            last, taken = _with_next(name, argv, at)
             return [*options, *last], taken
     return options, 1
 
 
-def _with_next(name: str, words: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
-    """This option with the next word for its value, if it takes one."""
-    following = words[at + 1] if at + 1 < len(words) else None
+def _with_next(name: str, argv: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
+    """This option, with the next argument as its value if it takes one."""
+    following = argv[at + 1] if at + 1 < len(argv) else None
     if name in VALUED:
         if following is None or following.startswith("--"):
             raise LaunchError(
-                f"{words[at]} needs a value" + (f", but {following} follows" if following else ""),
+                f"{argv[at]} needs a value" + (f", but {following} follows" if following else ""),
                 hint=f"if {following} is its value, type `--{name}={following}`"
-                if following not in (None, MARK)
+                if following not in (None, SEPARATOR)
                 else None,
             )
         return [SbatchOption(name, following)], 2
@@ -137,8 +135,8 @@ def _with_next(name: str, words: Sequence[str], at: int) -> tuple[list[SbatchOpt
     return [SbatchOption(name, following)], 2
 
 
-def _whole(typed: str) -> str:
-    """The name that was abbreviated, if only one begins so."""
+def _full_name(typed: str) -> str:
+    """The full name of an abbreviated option, if only one begins so."""
     if typed in KNOWN or typed in _OF_DDPLAUNCH:
         return typed
     longer = [name for name in KNOWN if name.startswith(typed)]
@@ -153,16 +151,16 @@ def _check(option: SbatchOption) -> None:
     # a line that begins with #SBATCH ends where the line ends
     if option.value is not None and any(not character.isprintable() for character in option.value if character != "\t"):
         raise LaunchError(
-            f"the value of --{option.name}, {option.value!r}, has a character in it that no #SBATCH line can hold",
+            f"the value of --{option.name}, {option.value!r}, contains a character that an #SBATCH line cannot hold",
             hint="leave line breaks and control characters out",
         )
 
 
-def _no_mark(words: Sequence[str], at: int | None) -> LaunchError:
-    """The error if a word at `at` is no option, or if all words were taken for options and their values."""
+def _no_separator(argv: Sequence[str], at: int | None) -> LaunchError:
+    """The error for an argument at `at` that is no option; None: all were options and their values."""
     if at is None:
-        return LaunchError("there is no job to submit: nothing stands behind --", hint=USAGE)
-    if MARK in words[at:]:
-        return LaunchError(f"{words[at]} stands before --, but is no option of sbatch and no value of one", hint=USAGE)
-    told = shlex.join(["ddplaunch", "submit", *words[:at], MARK, *words[at:]])
-    return LaunchError("-- is missing between the options of sbatch and the job", hint=f"type `{told}`")
+        return LaunchError("no job to submit: nothing follows --", hint=USAGE)
+    if SEPARATOR in argv[at:]:
+        return LaunchError(f"{argv[at]} before -- is neither an option of sbatch nor a value of one", hint=USAGE)
+    meant = shlex.join(["ddplaunch", "submit", *argv[:at], SEPARATOR, *argv[at:]])
+    return LaunchError("-- is missing between the options of sbatch and the job", hint=f"type `{meant}`")

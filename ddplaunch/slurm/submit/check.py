@@ -1,4 +1,4 @@
-"""Looks, before a job is queued, for what would make it fail once it runs, hours later. Looks at files; changes nothing."""
+"""Checks a job before it is queued, for what would make it fail hours later when it runs. Reads files; changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def check(request: Request, spec: JobSpec, env: Mapping[str, str]) -> None:
-    """Look at the job and at what sbatch is given, from the folder in which the job will run.
+    """Check the job and the options of sbatch, in the working directory of the job.
 
     Raises:
         LaunchError: the job would fail, or the options contradict each other.
@@ -32,7 +32,7 @@ def check(request: Request, spec: JobSpec, env: Mapping[str, str]) -> None:
     if spec.requeue_on and request.has("no-requeue"):
         raise LaunchError(
             f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
-            hint="leave one out: a job that goes back into the queue has to be allowed to",
+            hint="leave one out: --requeue-on needs a job that may be requeued",
         )
     if spec.debug_rank is not None:
         raise LaunchError(
@@ -42,17 +42,17 @@ def check(request: Request, spec: JobSpec, env: Mapping[str, str]) -> None:
 
 
 def check_output(path: str, pattern: str) -> None:
-    """Look at the folder of an output file, which Slurm does not make: the job would fail without a word.
+    """Check the folder of an output file, which Slurm does not create: the job would fail without a message.
 
     Raises:
-        LaunchError: it is not there, or cannot be written.
+        LaunchError: it does not exist, or cannot be written.
     """
     folder = os.path.dirname(path) or os.curdir
-    if not output_paths.is_whole(folder):
-        return  # only the job knows it
+    if not output_paths.is_complete(folder):
+        return  # it depends on the job's id
     if not os.path.isdir(folder):
         raise LaunchError(
-            f"output {pattern}: the folder {folder} does not exist, and Slurm does not make it",
+            f"output {pattern}: the folder {folder} does not exist, and Slurm does not create it",
             hint=f"type `mkdir -p {shlex.quote(folder)}`",
         )
     if not os.access(path if os.path.lexists(path) else folder, os.W_OK):
@@ -65,8 +65,8 @@ def check_output(path: str, pattern: str) -> None:
 def _together(request: Request) -> None:
     for first, second, hint in (
         ("follow", "parsable", "both write to stdout: leave one out"),
-        ("follow", "print", "a script that is only shown has no output: leave one out"),
-        ("wait", "print", "a script that is only shown has no end: leave one out"),
+        ("follow", "print", "--print runs no job whose output could be shown: leave one out"),
+        ("wait", "print", "--print runs no job to wait for: leave one out"),
     ):
         if getattr(request, first) and getattr(request, second):
             raise LaunchError(f"--{first} and --{second} do not go together", hint=hint)
@@ -75,7 +75,7 @@ def _together(request: Request) -> None:
     if request.follow and request.has("array"):
         raise LaunchError(
             "--follow shows the output of one job, not of an array",
-            hint="type --wait, and look at the files of its elements with tail -F",
+            hint="type --wait, and read the files of its elements with tail -F",
         )
 
 
@@ -83,15 +83,15 @@ def _nodes(request: Request, spec: JobSpec) -> None:
     found = _NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return
-    given = int(found[1])  # the least that Slurm may give
+    given = int(found[1])  # the minimum
     if spec.standalone and given > 1:
         raise LaunchError(
             f"--nodes {found[0]} of sbatch and {spec.origin('standalone')} do not go together",
             hint="--standalone means one node: leave one out",
         )
-    least, most = spec.nnodes
-    if "nnodes" in spec.origins and not least <= given <= most:
-        asked = str(least) if least == most else f"{least}:{most}"
+    min_nodes, max_nodes = spec.nnodes
+    if "nnodes" in spec.origins and not min_nodes <= given <= max_nodes:
+        asked = str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
         raise LaunchError(
             f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', asked)} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",

@@ -1,4 +1,4 @@
-"""Where Slurm writes the output of a job: its patterns, with what is known put in. Pure."""
+"""Expands the patterns of the paths to which Slurm writes the output of a job. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 
 _SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
-_NUMBERS = "AaJjnst"  # a width pads these with zeros, and is nothing to the others
+_NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
 
 
 def expand(pattern: str, known: Mapping[str, str]) -> str:
-    """Put in what is known, by the letter behind %; what is not stays as it is."""
+    """Replace the letters behind % that are known; leave the others."""
 
     def replace(found: re.Match[str]) -> str:
         width, letter = found.groups()
@@ -23,15 +23,15 @@ def expand(pattern: str, known: Mapping[str, str]) -> str:
     return _SYMBOL.sub(replace, pattern)
 
 
-def is_whole(pattern: str) -> bool:
-    """Whether nothing is left to be put in."""
+def is_complete(pattern: str) -> bool:
+    """Whether all of it is expanded."""
     return _SYMBOL.search(pattern) is None
 
 
 def of_job(job: Mapping[str, str]) -> dict[str, int]:
-    """Give the files that a job writes, as far as it is known where they are, and what to each: 1 stdout, or both; 2 stderr.
+    """Give the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
 
-    scontrol puts in most, but not the node, no padded number and no %%.
+    scontrol expands most, but not the node, padded numbers and %%.
     """
     node = job.get("BatchHost", "").partition(".")[0]
     known = {"j": job["JobId"], "n": "0", "t": "0", "x": job.get("JobName", ""), "%": "%"}
@@ -43,12 +43,12 @@ def of_job(job: Mapping[str, str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for stream, name in ((1, "StdOut"), (2, "StdErr")):
         path = expand(job.get(name, ""), known)
-        if is_whole(path) and path not in ("", "/dev/null"):
+        if is_complete(path) and path not in ("", "/dev/null"):
             found.setdefault(path, stream)
     return found
 
 
 def shown(path: str, folder: str) -> str:
-    """How a path is written for somebody in this folder."""
+    """The path, relative to this folder if it is inside."""
     inside = os.path.relpath(path, folder)
     return path if inside.startswith(os.pardir) else inside

@@ -1,4 +1,4 @@
-"""The batch script: plain, so that somebody who has never heard of ddplaunch can read, change and submit it. Pure."""
+"""The batch script: plain, so that a user who does not know ddplaunch can read, change and submit it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 100  # columns; a command that is longer is broken where an option begin
 
 _INDENT = "    "
 _BREAK = " \\\n" + _INDENT
-# say how sbatch talks to whoever types it, and nothing about the job
+# about the output of sbatch itself, not about the job
 _NOT_IN_SCRIPT = ("quiet", "verbose", "test-only")
 _ABOUT_TASKS = ("ntasks-per-node", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket")
 _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
@@ -22,22 +22,22 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
 def options(request: Request, spec: JobSpec) -> tuple[SbatchOption, ...]:
-    """Give what the script asks of Slurm: what was typed, and what it lacks."""
-    lacking = [
+    """Give the options in the script: those that were typed, and defaults."""
+    defaults = [
         SbatchOption("nodes", _nodes(spec)) if "nnodes" in spec.origins and not request.has("nodes") else None,
         SbatchOption("ntasks-per-node", "1") if not request.has(*_ABOUT_TASKS) else None,
         SbatchOption("output", "%x-%A_%a.out" if request.has("array") else "%x-%j.out"),
-        # a job that is started again goes on in the same file
+        # a requeued job continues in the same file
         SbatchOption("open-mode", "append"),
         SbatchOption("requeue") if spec.requeue_on else None,
     ]
     typed = [option for option in request.options if option.name not in _NOT_IN_SCRIPT]
     named = [SbatchOption("job-name", job_name(spec))]
-    return (*_not_in(request, named), *typed, *_not_in(request, [option for option in lacking if option is not None]))
+    return (*_not_in(request, named), *typed, *_not_in(request, [option for option in defaults if option is not None]))
 
 
 def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[str], program: int) -> str:
-    """Write the script: `command` starts ddplaunch with the words of `job`, of which the last `program` begin with SCRIPT."""
+    """Write the script: `command` starts ddplaunch with the arguments `job`, of which the last `program` are the script's."""
     lines = [
         "#!/bin/bash",
         *(_directive(option) for option in asked),
@@ -50,7 +50,7 @@ def text(asked: Sequence[SbatchOption], command: Sequence[str], job: Sequence[st
 
 
 def job_name(spec: JobSpec) -> str:
-    """Give a name after what the job runs."""
+    """Name the job after its program."""
     target = spec.program.target
     name = os.path.basename(os.path.normpath(target))
     if spec.program.kind is ProgramKind.SCRIPT:
@@ -60,8 +60,8 @@ def job_name(spec: JobSpec) -> str:
 
 
 def _nodes(spec: JobSpec) -> str:
-    least, most = spec.nnodes
-    return f"{least}" if least == most else f"{least}-{most}"
+    min_nodes, max_nodes = spec.nnodes
+    return f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}"
 
 
 def _not_in(request: Request, options: Sequence[SbatchOption]) -> list[SbatchOption]:
@@ -83,7 +83,7 @@ def _in_directive(value: str) -> str:
 
 
 def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
-    """The command line; a long one is broken between its words, but not between an option and its value."""
+    """The command line; a long one is broken between arguments, but not between an option and its value."""
     whole = " ".join(map(quote, (*command, *job)))
     if len(whole) <= WIDTH:
         return whole
@@ -94,19 +94,19 @@ def _command(command: Sequence[str], job: Sequence[str], program: int) -> str:
     return _BREAK.join(lines)
 
 
-def _groups(words: Sequence[str]) -> list[str]:
-    """The quoted words, an option and the word behind it in one."""
+def _groups(argv: Sequence[str]) -> list[str]:
+    """The quoted arguments, an option and its value in one."""
     groups: list[str] = []
-    for at, word in enumerate(words):
-        if at and words[at - 1].startswith("-") and not word.startswith("-"):
-            groups[-1] += f" {quote(word)}"
+    for at, argument in enumerate(argv):
+        if at and argv[at - 1].startswith("-") and not argument.startswith("-"):
+            groups[-1] += f" {quote(argument)}"
         else:
-            groups.append(quote(word))
+            groups.append(quote(argument))
     return groups
 
 
 def _filled(groups: Sequence[str]) -> list[str]:
-    """The same in lines."""
+    """The same, filled into lines."""
     lines: list[str] = []
     for group in groups:
         if lines and len(_INDENT + lines[-1] + group) < WIDTH - 2:
@@ -116,14 +116,14 @@ def _filled(groups: Sequence[str]) -> list[str]:
     return lines
 
 
-def quote(word: str) -> str:
-    """Quote a word for bash; with control characters in a way that keeps it on one line.
+def quote(argument: str) -> str:
+    """Quote an argument for bash, control characters such that it stays on one line.
 
-    sbatch refuses a script with the line ends of DOS in it, wherever they stand.
+    sbatch rejects a script with DOS line ends anywhere.
     """
-    if all(character.isprintable() or "\udc80" <= character <= "\udcff" for character in word):
-        return shlex.quote(word)
-    return "$'" + "".join(_ESCAPES.get(character) or _escaped(character) for character in word) + "'"
+    if all(character.isprintable() or "\udc80" <= character <= "\udcff" for character in argument):
+        return shlex.quote(argument)
+    return "$'" + "".join(_ESCAPES.get(character) or _escaped(character) for character in argument) + "'"
 
 
 def _escaped(character: str) -> str:

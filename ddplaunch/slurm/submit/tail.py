@@ -1,4 +1,4 @@
-"""The output file of a job, read as it grows: one that is not there yet, is truncated, replaced, or on a shared folder."""
+"""Reads the output file of a job as it grows: one that does not exist yet, is truncated, replaced, or in a shared folder."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _LONGEST = 4  # bytes of a character in UTF-8
 
 
 class Tail:
-    """What has been read of a file.
+    """A file that is read as it grows.
 
-    It is opened anew for each look: a network file system promises to show what others wrote only to those who open it.
+    It is opened anew for each read: a network file system guarantees to show what other hosts wrote only after an open.
     """
 
     def __init__(self, path: str, begin: int = 0, unless: tuple[int, int] | None = None) -> None:
@@ -23,8 +23,8 @@ class Tail:
         self._rest = b""
 
     def read(self, *, end: bool = False) -> bytes:
-        """Give what is new, up to a piece; the beginning of a character is held back unless this is the end."""
-        new = self._new()  # which may find that the file is another one
+        """Give new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
+        new = self._new()  # which may find that the file was replaced
         data = self._rest + new
         cut = len(data) if end else whole(data)
         self._rest = data[cut:]
@@ -33,7 +33,7 @@ class Tail:
     def _new(self) -> bytes:
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # not there yet, or not to be seen from here
+        except OSError:  # it does not exist yet, or not on this host
             return b""
         try:
             now = os.fstat(file)
@@ -58,7 +58,7 @@ class Tail:
 
 
 def whole(data: bytes) -> int:
-    """Give how much of the data ends with a whole character, as far as it is UTF-8 at all."""
+    """Give how many bytes are complete characters, as far as the data is UTF-8."""
     for back in range(1, min(len(data), _LONGEST) + 1):
         byte = data[-back]
         if byte < 0x80:
@@ -70,7 +70,7 @@ def whole(data: bytes) -> int:
 
 
 def before(path: str, *, append: bool) -> Tail:
-    """Note what a file holds before the job that will write to it: that is not the job's."""
+    """Note the size of a file before the job runs, so that only the job's output is shown."""
     try:
         now = os.stat(path)
     except OSError:

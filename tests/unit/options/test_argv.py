@@ -45,10 +45,10 @@ def _command_lines(draw: st.DrawFn) -> list[str]:
 @given(_command_lines())
 def test_a_job_written_to_argv_reads_the_same(words: list[str]) -> None:
     try:
-        job = main.asked(main.parse("run", words), {}, None)
+        job = main.resolve(main.parse("run", words), {}, None)
     except LaunchError:
         return  # an impossible combination
-    again = main.asked(main.parse("run", to_argv(job)), {}, None)
+    again = main.resolve(main.parse("run", to_argv(job)), {}, None)
     for name in fields_of(JobSpec):
         if name not in ("origins", "remarks"):
             assert getattr(again, name) == getattr(job, name), name
@@ -56,21 +56,21 @@ def test_a_job_written_to_argv_reads_the_same(words: list[str]) -> None:
 
 
 def test_a_timeout_from_a_variable_does_not_contradict_the_flag_that_won_over_it() -> None:
-    job = main.asked(
+    job = main.resolve(
         main.parse("run", ["--rdzv-timeout=5", "train.py"]),
         {"PET_RDZV_CONF": "join_timeout=60,last_call_timeout=7,is_host=0"},
         None,
     )
-    again = main.asked(main.parse("run", to_argv(job)), {}, None)
+    again = main.resolve(main.parse("run", to_argv(job)), {}, None)
     assert (again.rdzv_timeout, again.last_call, again.rdzv_conf) == (5.0, 7.0, job.rdzv_conf)
 
 
 def test_what_concerns_only_the_place_of_the_command_can_be_left_out() -> None:
     words = ["--nnodes=2", "--hosts=a,b", "--env=A=1", "--quiet", "--backend=gloo", "train.py", "x"]
-    job = main.asked(main.parse("run", words), {}, None)
+    job = main.resolve(main.parse("run", words), {}, None)
     without = frozenset({"hosts", "env", "verbosity"})
     assert to_argv(job, without=without) == ["--backend=gloo", "--nnodes=2", "--", "train.py", "x"]
 
 
 def test_defaults_are_not_written() -> None:
-    assert to_argv(main.asked(main.parse("run", ["train.py"]), {}, None)) == ["--", "train.py"]
+    assert to_argv(main.resolve(main.parse("run", ["train.py"]), {}, None)) == ["--", "train.py"]

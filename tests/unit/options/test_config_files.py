@@ -13,7 +13,7 @@ from ddplaunch.spec import JobSpec, StreamChoice, Streams
 
 def spec(folder: Path, *words: str) -> JobSpec:
     """The job of `ddplaunch WORDS train.py` in this folder."""
-    return main.asked(main.parse("run", [*words, "train.py"]), {}, str(folder))
+    return main.resolve(main.parse("run", [*words, "train.py"]), {}, str(folder))
 
 
 def refused(folder: Path) -> str:

@@ -17,7 +17,7 @@ from ddplaunch.spec import Fault, JobSpec, Program, ProgramKind, StreamChoice, S
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
     """The job of `ddplaunch WORDS train.py`."""
     parsed = main.parse("run", [*words.split(), "train.py"])
-    return main.asked(parsed, env or {}, str(folder) if folder else None)
+    return main.resolve(parsed, env or {}, str(folder) if folder else None)
 
 
 def refused(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
@@ -126,7 +126,7 @@ def test_the_kind_of_program(words: str, kind: ProgramKind) -> None:
 
 def test_everything_after_the_script_is_the_scripts() -> None:
     parsed = main.parse("run", ["--tee", "3", "train.py", "--tee", "1", "--", "-q", "--logs", "x"])
-    job = main.asked(parsed, {}, None)
+    job = main.resolve(parsed, {}, None)
     assert job.program.args == ("--tee", "1", "--", "-q", "--logs", "x")
     assert job.tee == StreamChoice(default=Streams.BOTH)
 
@@ -161,7 +161,7 @@ def test_verbosity(words: str, verbosity: int) -> None:
     ],
 )
 def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int | None) -> None:
-    job = main.asked(main.parse("run", words), {}, None)
+    job = main.resolve(main.parse("run", words), {}, None)
     assert (job.debug_rank, job.program.target) == (rank, "train.py")
 
 
@@ -176,7 +176,7 @@ def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int
     ],
 )
 def test_simulate_takes_a_word_only_if_it_is_one_of_its_own(words: list[str], how: str) -> None:
-    job = main.asked(main.parse("run", words), {}, None)
+    job = main.resolve(main.parse("run", words), {}, None)
     assert (job.simulate, job.program.target) == (how, "train.py")
 
 

@@ -15,7 +15,7 @@ from ddplaunch.spec import JobSpec
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
     """The job of `ddplaunch WORDS train.py`."""
-    return main.asked(main.parse("run", [*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
+    return main.resolve(main.parse("run", [*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
 
 
 def test_without_file_and_variable_there_is_none() -> None:

@@ -7,11 +7,11 @@ import pytest
 from ddplaunch.remote.environment import received, sent
 
 HERE = {"HOME": "/home/here", "PATH": "/here/bin", "SSH_CONNECTION": "1 2 3 4", "TMPDIR": "/tmp/job-7", "LANG": "C"}
-THERE = {"HOME": "/home/there", "PATH": "/there/bin", "SSH_CONNECTION": "5 6 7 8", "USER": "ann", "EDITOR": "vi"}
+CONNECTED = {"HOME": "/home/there", "PATH": "/there/bin", "SSH_CONNECTION": "5 6 7 8", "USER": "ann", "EDITOR": "vi"}
 
 
 def test_the_callers_variables_count_but_for_those_that_describe_a_place():
-    assert received(sent(HERE), THERE, lambda _: True) == {
+    assert received(sent(HERE), CONNECTED, lambda _: True) == {
         "HOME": "/home/there",
         "PATH": "/here/bin",
         "SSH_CONNECTION": "5 6 7 8",
@@ -64,5 +64,5 @@ def test_devices_that_are_named_by_uuid_are_those_of_one_host():
 
 
 def test_a_folder_for_temporary_files_that_is_not_there_is_the_hosts_own():
-    assert "TMPDIR" not in received(sent(HERE), THERE, lambda _: False)
+    assert "TMPDIR" not in received(sent(HERE), CONNECTED, lambda _: False)
     assert received(sent(HERE), {"TMPDIR": "/scratch"}, lambda _: False)["TMPDIR"] == "/scratch"

@@ -1,4 +1,4 @@
-"""What hosts are told to do, and what they make of it."""
+"""The orders for hosts, and what the hosts make of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ddplaunch.spec import JobSpec
 SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset())
 
 
-def spec_of(*words: str) -> JobSpec:
-    return main.asked(main.parse("run", words), {}, None)
+def spec_of(*arguments: str) -> JobSpec:
+    return main.resolve(main.parse("run", arguments), {}, None)
 
 
-def order_of(spec: JobSpec, hosts: list[Host], place: int, env: dict[str, str] | None = None) -> messages.Order:
+def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> messages.Order:
     allocation = Allocation(
         cluster="ssh",
         nnodes=(1, len(hosts)),
@@ -35,12 +35,14 @@ def order_of(spec: JobSpec, hosts: list[Host], place: int, env: dict[str, str] |
         start=tuple(hosts),
         starter="ssh",
     )
-    written = orders.order(spec, allocation, place, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN)
+    written = orders.order(
+        spec, allocation, node_rank, env=env or {}, cwd="/work", run_id="r-1", token="t", screen=SCREEN
+    )
     return messages.order(messages.encode(written))
 
 
 def there(order: messages.Order) -> JobSpec:
-    return spec_of(*orders.words(order))
+    return spec_of(*orders.arguments(order))
 
 
 HOSTS = [Host(name="ann@a"), Host(name="b", slots=3), Host(name="c", devices=("1", "GPU-7"))]
@@ -57,11 +59,11 @@ def test_a_host_gets_the_job_without_what_concerns_only_where_it_was_typed():
 
 def test_slots_and_devices_of_a_host_are_its_own():
     spec = spec_of("--hosts", "a,b,c", "train.py")
-    assert [there(order_of(spec, HOSTS, place)).nproc_per_node for place in range(3)] == [None, 3, None]
+    assert [there(order_of(spec, HOSTS, node_rank)).nproc_per_node for node_rank in range(3)] == [None, 3, None]
     assert there(order_of(spec, HOSTS, 2)).devices == ("1", "GPU-7")
 
 
-def test_words_and_variables_need_not_be_text():
+def test_arguments_and_variables_need_not_be_text():
     odd = os.fsdecode(b"\xff caf\xe9")
     order = order_of(spec_of("--hosts", "a", "train.py", odd), HOSTS, 0, {"ODD": odd})
     assert there(order).program.args == (odd,)
@@ -77,23 +79,25 @@ def test_the_first_host_is_where_the_others_meet():
     first = orders.allocation(order_of(spec, HOSTS, 0), None).rendezvous
     assert first is not None
     assert (first.coordinator, first.ports, first.listen) == (True, (0,), None)
-    meet = messages.Meet(addresses=("a", "10.0.0.1"), port=4000)
-    other = orders.allocation(order_of(spec, HOSTS, 2), meet)
+    coordinator = messages.CoordinatorAddress(addresses=("a", "10.0.0.1"), port=4000)
+    other = orders.allocation(order_of(spec, HOSTS, 2), coordinator)
     assert other.node_rank == 2
     assert other.rendezvous is not None
     assert (other.rendezvous.coordinator, other.rendezvous.addresses, other.rendezvous.ports) == (
         False,
-        meet.addresses,
+        coordinator.addresses,
         (4000,),
     )
 
 
-@pytest.mark.parametrize(("place", "address"), [(1, "127.0.0.2"), (2, "127.0.0.3"), (299, "127.0.1.44")])
-def test_simulated_nodes_have_addresses_of_their_own(place, address):
+@pytest.mark.parametrize(("node_rank", "address"), [(1, "127.0.0.2"), (2, "127.0.0.3"), (299, "127.0.1.44")])
+def test_simulated_nodes_have_addresses_of_their_own(node_rank, address):
     hosts = [Host(name=f"node-{number}") for number in range(300)]
     spec = spec_of("--nnodes", "300", "--simulate", "train.py")
     first = orders.allocation(order_of(spec, hosts, 0), None).rendezvous
-    other = orders.allocation(order_of(spec, hosts, place), messages.Meet(addresses=("127.0.0.1",), port=1)).rendezvous
+    other = orders.allocation(
+        order_of(spec, hosts, node_rank), messages.CoordinatorAddress(addresses=("127.0.0.1",), port=1)
+    ).rendezvous
     assert first is not None
     assert other is not None
     assert (first.listen, other.source) == ("127.0.0.1", address)
@@ -117,5 +121,5 @@ def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(how, device
     spec = spec_of("--nnodes", str(nodes), "--simulate", how, "train.py")
     hosts = [Host(name=f"node-{number}") for number in range(nodes)]
     found = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(devices))
-    got = [orders.share(found, order_of(spec, hosts, place)) for place in range(nodes)]
+    got = [orders.share(found, order_of(spec, hosts, node_rank)) for node_rank in range(nodes)]
     assert ["".join(str(device.index) for device in share) for share in got] == shares

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from ddplaunch import __version__
 from ddplaunch.remote.protocol import (
-    BEAT,
     FROM_HOST,
+    HEARTBEAT,
     LIMIT,
-    LONGEST_LOGIN,
+    LOGIN_LIMIT,
     ORDER,
     PROTOCOL,
     TO_HOST,
     Decoder,
     FrameError,
-    Reception,
+    GreetingDecoder,
     greeting,
     pack,
 )
@@ -69,21 +69,21 @@ def test_a_frame_of_the_other_direction_is_refused():
 @pytest.mark.parametrize("size", [1, 7, 4096])
 @pytest.mark.parametrize("login", [b"", b"Welcome!\n", b"no newline", b"\0\xff\n\0ddplaunch-remote\n"])
 def test_the_greeting_is_found_behind_the_words_of_a_login(login, size):
-    data = login + greeting() + pack(BEAT, b"")
-    reception, found, at = Reception(), None, 0
+    data = login + greeting() + pack(HEARTBEAT, b"")
+    decoder, found, at = GreetingDecoder(), None, 0
     while found is None:
-        found = reception.feed(data[at : at + size])
+        found = decoder.feed(data[at : at + size])
         at += size
     assert found == (PROTOCOL, __version__)
-    assert reception.rest + data[at:] == pack(BEAT, b"")
+    assert decoder.rest + data[at:] == pack(HEARTBEAT, b"")
 
 
 def test_a_login_without_end_is_refused():
     with pytest.raises(FrameError, match="before ddplaunch had started"):
-        Reception().feed(b"y\n" * LONGEST_LOGIN)
+        GreetingDecoder().feed(b"y\n" * LOGIN_LIMIT)
 
 
 def test_what_is_printed_instead_of_a_greeting_can_be_shown():
-    reception = Reception()
-    assert reception.feed(b"This account is not available.\n") is None
-    assert reception.skipped == "This account is not available.\n"
+    decoder = GreetingDecoder()
+    assert decoder.feed(b"This account is not available.\n") is None
+    assert decoder.skipped == "This account is not available.\n"

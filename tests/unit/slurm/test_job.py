@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.slurm import job as slurmjob
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.job import Condition
-from ddplaunch.slurm.requeue import SlurmRequeue, by_hand
+from ddplaunch.slurm.job import JobStatus
+from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue
 
 
 def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
@@ -25,54 +25,54 @@ def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
 
 NOW, BEFORE = "2026-11-21T19:40:54", "2026-11-21T19:40:51"
 # measured while the tasks had SIGTERM, if nothing else is said
-FATES = {
-    "scancel --signal": (line(), 0, Condition.RUNNING),
-    "scancel": (line("COMPLETING", ExitCode="0:15", EndTime=NOW, PreemptTime="None"), 0, Condition.CANCELLED),
-    "scancel, before a step has ended": (line("COMPLETING", EndTime=NOW, PreemptTime="None"), 0, Condition.CANCELLED),
-    "scancel, when all has ended": (line("CANCELLED"), 0, Condition.CANCELLED),
-    "scancel, as a newer version may say it": (line("CANCELLED,COMPLETING"), 0, Condition.CANCELLED),
-    "the time limit": (line("COMPLETING", "TimeLimit", EndTime=NOW), 0, Condition.OUT_OF_WALLTIME),
-    "the time limit, when all has ended": (line("TIMEOUT", "TimeLimit"), 0, Condition.OUT_OF_WALLTIME),
-    "preemption by requeue": (line("COMPLETING", Restarts=1, EndTime="Unknown"), 0, Condition.REQUEUED),
+CONDITIONS = {
+    "scancel --signal": (line(), 0, JobStatus.RUNNING),
+    "scancel": (line("COMPLETING", ExitCode="0:15", EndTime=NOW, PreemptTime="None"), 0, JobStatus.CANCELLED),
+    "scancel, before a step has ended": (line("COMPLETING", EndTime=NOW, PreemptTime="None"), 0, JobStatus.CANCELLED),
+    "scancel, when all has ended": (line("CANCELLED"), 0, JobStatus.CANCELLED),
+    "scancel, as a newer version may say it": (line("CANCELLED,COMPLETING"), 0, JobStatus.CANCELLED),
+    "the time limit": (line("COMPLETING", "TimeLimit", EndTime=NOW), 0, JobStatus.OUT_OF_WALLTIME),
+    "the time limit, when all has ended": (line("TIMEOUT", "TimeLimit"), 0, JobStatus.OUT_OF_WALLTIME),
+    "preemption by requeue": (line("COMPLETING", Restarts=1, EndTime="Unknown"), 0, JobStatus.REQUEUED),
     "preemption by requeue, the second time": (
         line("COMPLETING", Restarts=2, EndTime="Unknown"),
         1,
-        Condition.REQUEUED,
+        JobStatus.REQUEUED,
     ),
-    "a requeued job, when all has ended": (line("PENDING", "BeginTime", Restarts=1), 0, Condition.REQUEUED),
-    "a requeued job that runs": (line(Restarts=1), 1, Condition.RUNNING),
-    "a requeued job that is cancelled": (line("COMPLETING", Restarts=1, EndTime=NOW), 1, Condition.CANCELLED),
-    "preemption with grace": (line(PreemptTime=BEFORE, EndTime="Unknown"), 0, Condition.PREEMPTED),
-    "preemption with grace, a little later": (line(PreemptTime=BEFORE, EndTime=NOW), 0, Condition.PREEMPTED),
-    "scancel in the grace": (line("COMPLETING", PreemptTime=BEFORE, EndTime=NOW), 0, Condition.CANCELLED),
-    "preemption by cancel": (line("COMPLETING", PreemptTime=NOW, EndTime=NOW), 0, Condition.PREEMPTED),
+    "a requeued job, when all has ended": (line("PENDING", "BeginTime", Restarts=1), 0, JobStatus.REQUEUED),
+    "a requeued job that runs": (line(Restarts=1), 1, JobStatus.RUNNING),
+    "a requeued job that is cancelled": (line("COMPLETING", Restarts=1, EndTime=NOW), 1, JobStatus.CANCELLED),
+    "preemption with grace": (line(PreemptTime=BEFORE, EndTime="Unknown"), 0, JobStatus.PREEMPTED),
+    "preemption with grace, a little later": (line(PreemptTime=BEFORE, EndTime=NOW), 0, JobStatus.PREEMPTED),
+    "scancel in the grace": (line("COMPLETING", PreemptTime=BEFORE, EndTime=NOW), 0, JobStatus.CANCELLED),
+    "preemption by cancel": (line("COMPLETING", PreemptTime=NOW, EndTime=NOW), 0, JobStatus.PREEMPTED),
     "preemption by cancel, when all has ended": (
         line("PREEMPTED", PreemptTime=NOW, EndTime=NOW),
         0,
-        Condition.PREEMPTED,
+        JobStatus.PREEMPTED,
     ),
-    "a lost node": (line("COMPLETING", Restarts=1), 0, Condition.REQUEUED),
-    "a lost node, without requeue": (line("COMPLETING", "NodeDown", Requeue=0), 0, Condition.NODE_LOST),
+    "a lost node": (line("COMPLETING", Restarts=1), 0, JobStatus.REQUEUED),
+    "a lost node, without requeue": (line("COMPLETING", "NodeDown", Requeue=0), 0, JobStatus.NODE_LOST),
     "a script that its signal has ended": (
         line("COMPLETING", "JobLaunchFailure", ExitCode="0:10"),
         0,
-        Condition.RUNNING,
+        JobStatus.RUNNING,
     ),
     "a script that its signal has ended, in a newer version": (
         line("COMPLETING", "RaisedSignal:10(User_defined_signal_1)"),
         0,
-        Condition.RUNNING,
+        JobStatus.RUNNING,
     ),
-    "a script that has ended badly, in a newer version": (line("COMPLETING", "NonZeroExitCode"), 0, Condition.OVER),
+    "a script that has ended badly, in a newer version": (line("COMPLETING", "NonZeroExitCode"), 0, JobStatus.ENDED),
 }
 
 
-@pytest.mark.parametrize("what", FATES)
+@pytest.mark.parametrize("what", CONDITIONS)
 def test_what_slurm_does_with_a_job_is_read_from_what_it_says(what: str) -> None:
-    text, restarts, condition = FATES[what]
+    text, restarts, status_of = CONDITIONS[what]
     job = slurmjob.parse(text)
     assert job is not None
-    assert slurmjob.condition(job, restarts) is condition
+    assert slurmjob.status_of(job, restarts) is status_of
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified\n", "JobId=7 Name=x\n", "\0\n"])
@@ -119,18 +119,18 @@ def test_a_job_goes_back_under_its_own_name(tmp_path: Path) -> None:
     way = scontrol(tmp_path, line(Restarts=1), env=element)
     intent = way.decide(SIGUSR1)
     assert (intent.goes, intent.job) == (True, "13_1")
-    assert intent.words == "job 13_1 goes back into the queue after SIGUSR1 (requeue 2 of at most 10)"
+    assert intent.words == "job 13_1 is requeued after SIGUSR1 (requeue 2 of at most 10)"
     assert way.submit() is None
     assert asked(tmp_path) == ["C show job -o 13_1", "C requeue 13_1"]
 
 
 STAYS = {
-    "was cancelled, and so does not go back into the queue": line("COMPLETING"),
-    "is sent back into the queue by Slurm itself": line("COMPLETING", Restarts=1),
-    "has ended (NonZeroExitCode), and does not go back into the queue": line("COMPLETING", "NonZeroExitCode"),
-    "cannot go back into the queue: only jobs of sbatch can": line(BatchFlag=0),
-    "cannot go back into the queue: submit it with `sbatch --requeue`": line(Requeue=0),
-    "cannot go back into the queue after SIGTERM: scontrol's answer cannot be read": "what?\n",
+    "was cancelled, and so is not requeued": line("COMPLETING"),
+    "is requeued by Slurm itself": line("COMPLETING", Restarts=1),
+    "has ended (NonZeroExitCode), and is not requeued": line("COMPLETING", "NonZeroExitCode"),
+    "cannot be requeued: only jobs of sbatch can": line(BatchFlag=0),
+    "cannot be requeued: submit it with `sbatch --requeue`": line(Requeue=0),
+    "cannot be requeued after SIGTERM: cannot parse the output of scontrol": "what?\n",
 }
 
 
@@ -144,41 +144,39 @@ def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
     env = {**OURS, "SLURM_RESTART_COUNT": "10"}
     intent = scontrol(tmp_path, line(Restarts=10), env=env).decide(SIGUSR1)
     assert not intent.goes
-    assert intent.words == (
-        "job 7 has been started again 10 times, and does not go back into the queue after SIGUSR1 (--max-requeues 10)"
-    )
+    assert intent.words == ("job 7 has been requeued 10 times, and is not requeued after SIGUSR1 (--max-requeues 10)")
 
 
 def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> None:
     intent = SlurmRequeue({**OURS, "PATH": str(tmp_path)}, 10).decide(SIGUSR1)
     assert not intent.goes
     assert intent.words == (
-        "job 7 should go back into the queue after SIGUSR1, but there is no scontrol here; put this after the command in "
+        "job 7 should be requeued after SIGUSR1, but scontrol is not on PATH; put this after the command in "
         "the batch script: [ $? -ne 138 ] || scontrol requeue $SLURM_JOB_ID"
     )
     element = {"SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1"}
-    assert by_hand(element, SIGTERM) == (
+    assert manual_requeue(element, SIGTERM) == (
         "[ $? -ne 143 ] || scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
     )
 
 
-def test_outside_of_slurm_nobody_starts_the_job_again() -> None:
+def test_outside_of_slurm_a_job_is_not_requeued() -> None:
     intent = SlurmRequeue({}, 10).decide(SIGUSR1)
     assert not intent.goes
-    assert intent.words.endswith("this is no Slurm job")
+    assert intent.words.endswith("not inside a Slurm job (SLURM_JOB_ID is not set)")
 
 
-def test_a_refusal_is_told_in_slurms_words(tmp_path: Path) -> None:
+def test_a_refusal_has_the_message_of_scontrol(tmp_path: Path) -> None:
     way = scontrol(tmp_path, requeue="echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
     assert way.submit() == (
-        "job 7 could not be sent back into the queue: scontrol says: Requested operation is presently disabled for job 7"
+        "job 7 could not be requeued: scontrol: Requested operation is presently disabled for job 7"
     )
 
 
 def test_scontrol_may_be_ended_with_the_job_before_its_answer(tmp_path: Path) -> None:
     (tmp_path / "after").write_text(line("COMPLETING", Restarts=1))
     assert scontrol(tmp_path, requeue="cat after > said; kill -KILL $$").submit() is None
-    assert "could not be sent back" in str(scontrol(tmp_path, requeue="kill -KILL $$").submit())
+    assert "could not be requeued" in str(scontrol(tmp_path, requeue="kill -KILL $$").submit())
 
 
 def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_its_answer(tmp_path: Path) -> None:
@@ -188,5 +186,5 @@ def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_
 def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     way = scontrol(tmp_path)
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    with pytest.raises(slurmctld.Unknown, match=r"scontrol has not answered within 0\.1 s"):
-        slurmjob.ask(way.env, 0.1)
+    with pytest.raises(slurmctld.ScontrolError, match=r"scontrol timed out after 0\.1 s"):
+        slurmjob.query_job(way.env, 0.1)

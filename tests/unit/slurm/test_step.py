@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.options import token as secret
-from ddplaunch.slurm.quoting import sheltered, unsheltered
+from ddplaunch.slurm.quoting import escaped, unescaped
 from ddplaunch.slurm.step import argv, environment
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
@@ -76,8 +76,8 @@ def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
 
 @given(st.lists(st.text(alphabet="\\:a")))
 def test_no_word_passes_through_srun_as_a_colon_by_itself(words: list[str]) -> None:
-    assert ":" not in sheltered(words)
-    assert unsheltered(sheltered(words)) == words
+    assert ":" not in escaped(words)
+    assert unescaped(escaped(words)) == words
 
 
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=2)

@@ -45,7 +45,7 @@ UNDERSTOOD = [
 
 @pytest.mark.parametrize(("line", "meaning"), UNDERSTOOD)
 def test_options_of_sbatch_are_read_as_sbatch_reads_them(line: str, meaning: str) -> None:
-    assert [option.word for option in split(shlex.split(line)).options] == shlex.split(meaning)
+    assert [option.argument for option in split(shlex.split(line)).options] == shlex.split(meaning)
 
 
 def test_what_is_ours_does_not_reach_sbatch() -> None:
@@ -79,20 +79,20 @@ REFUSED = [
     ("train.py", "-- is missing between the options of sbatch and the job", "type `ddplaunch submit -- train.py`"),
     ("-N 2 'my train.py' --lr 1", "-- is missing between the options of sbatch and the job",
      "type `ddplaunch submit -N 2 -- 'my train.py' --lr 1`"),
-    ("--gres gpu 4 -- a.py", "4 stands before --, but is no option of sbatch and no value of one", SYNTAX),
-    ("", "there is no job to submit: nothing stands behind --", SYNTAX),
-    ("--nodes 2", "there is no job to submit: nothing stands behind --", SYNTAX),
+    ("--gres gpu 4 -- a.py", "4 before -- is neither an option of sbatch nor a value of one", SYNTAX),
+    ("", "no job to submit: nothing follows --", SYNTAX),
+    ("--nodes 2", "no job to submit: nothing follows --", SYNTAX),
     ("--nodes", "--nodes needs a value", None),
     ("--nodes -- a.py", "--nodes needs a value, but -- follows", None),
     ("-N --time 4 -- a.py", "-N needs a value, but --time follows", "if --time is its value, type `--nodes=--time`"),
     ("--hold=1 -- a.py", "--hold takes no value", "type `--hold`"),
     ("--print=1 -- a.py", "--print takes no value", "type `--print`"),
     ("--wrap x -- a.py", "--wrap cannot be given to `ddplaunch submit`",
-     "the script is written by ddplaunch: what it runs stands behind --"),
+     "ddplaunch writes the script: type the job behind --"),
     ("--output= -- a.py", "--output names no file", "leave it out, or type --output=%x-%j.out"),
-    ("--nproc-per-node 4 -- a.py", "--nproc-per-node is an option of ddplaunch, but stands among those of sbatch",
+    ("--nproc-per-node 4 -- a.py", "--nproc-per-node is an option of ddplaunch, not of sbatch",
      f"type it behind --: {SYNTAX}"),
-    ("--comment 'a\nb' -- a.py", "the value of --comment, 'a\\nb', has a character in it that no #SBATCH line can hold",
+    ("--comment 'a\nb' -- a.py", "the value of --comment, 'a\\nb', contains a character that an #SBATCH line cannot hold",
      "leave line breaks and control characters out"),
 ]  # fmt: skip
 
@@ -123,7 +123,7 @@ def test_whatever_is_given_arrives(given: list[tuple[str, str | None]], job: lis
     options = [SbatchOption(*one) for one in given]
     typed = []
     for option in options:
-        typed += [option.word] if joined or option.value is None else [f"--{option.name}", option.value]
+        typed += [option.argument] if joined or option.value is None else [f"--{option.name}", option.value]
     request = split([*typed, "--", *job])
     assert list(request.options) == options
     assert list(request.job) == job

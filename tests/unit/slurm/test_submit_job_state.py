@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from ddplaunch.slurm.scontrol import parse
-from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Seen, end_of, forgotten, has_run, look
+from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Observed, end_of, forgotten, has_run, update
 
 Job = Mapping[str, str]
 
@@ -23,16 +23,16 @@ def element(number: object, state: str, **fields: str) -> Job:
     return job(state, **{"ArrayJobId": "7", "ArrayTaskId": f"{number}", **fields})
 
 
-def told(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Seen]:
-    seen, lines = Seen(), []
+def reported(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Observed]:
+    observed, lines = Observed(), []
     for number, jobs in enumerate(history):
-        seen, said = look(seen, jobs, 100 + number * every)
+        observed, said = update(observed, jobs, 100 + number * every)
         lines.append(said)
-    return lines, seen
+    return lines, observed
 
 
 def test_each_change_is_told_once() -> None:
-    lines, seen = told(
+    lines, observed = reported(
         [job("PENDING")],
         [job("PENDING", "Priority")],
         [job("PENDING", "Resources")],
@@ -46,12 +46,12 @@ def test_each_change_is_told_once() -> None:
         (), ("is pending (Priority)",), ("is pending (Resources)",), (), (), ("is running on node[1-2]",), (),
         ("completed after 00:01:02",),
     ]  # fmt: skip
-    assert (seen.over, seen.status) == (True, 0)
+    assert (observed.over, observed.status) == (True, 0)
 
 
 def test_a_job_that_comes_back_is_not_over() -> None:
     again = {"Restarts": "1"}
-    lines, seen = told(
+    lines, observed = reported(
         [job("RUNNING")],
         [job("PREEMPTED")],
         [job("PENDING", "BeginTime", **again)],
@@ -62,17 +62,17 @@ def test_a_job_that_comes_back_is_not_over() -> None:
         ("is running on node[1-2]",), (), ("is pending (BeginTime), restart 1",),
         ("is running on node[1-2], restart 1",), ("failed with status 3",),
     ]  # fmt: skip
-    assert (seen.over, seen.status) == (True, 3)
+    assert (observed.over, observed.status) == (True, 3)
 
 
 def test_a_job_that_could_come_back_but_does_not_is_over_after_a_while() -> None:
     lost = [job("NODE_FAIL")]
-    lines, seen = told([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
-    assert (seen.over, lines[-1]) == (False, ())
-    lines, seen = told([job("RUNNING")], lost, lost, every=RETURN_TIME)
-    assert (seen.over, seen.status, lines[-1]) == (True, 122, ("ended since a node failed",))
-    _, seen = told([job("NODE_FAIL", Requeue="0")])
-    assert seen.over
+    lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
+    assert (observed.over, lines[-1]) == (False, ())
+    lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME)
+    assert (observed.over, observed.status, lines[-1]) == (True, 122, ("ended since a node failed",))
+    _, observed = reported([job("NODE_FAIL", Requeue="0")])
+    assert observed.over
 
 
 ENDS = [
@@ -89,16 +89,16 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("state", "code", "status", "words"), ENDS)
-def test_the_status_is_the_scripts_or_tells_why_there_is_none(state: str, code: str, status: int, words: str) -> None:
+@pytest.mark.parametrize(("state", "code", "status", "text"), ENDS)
+def test_the_status_is_the_scripts_or_tells_why_there_is_none(state: str, code: str, status: int, text: str) -> None:
     end = end_of(job(state, ExitCode=code))
-    assert (end.status, end.words) == (status, words)
+    assert (end.status, end.text) == (status, text)
 
 
 def test_a_job_that_slurm_could_not_start_has_no_output_to_wait_for() -> None:
     failed = job("FAILED", "JobLaunchFailure", ExitCode="0:53")
     assert end_of(failed).status == FAILED
-    assert "could not be started" in end_of(failed).words
+    assert "could not be started" in end_of(failed).text
     assert not has_run(failed)
     assert not has_run(job("CANCELLED", NodeList=""))
     assert not has_run(job("CANCELLED", NodeList="(null)"))
@@ -106,7 +106,7 @@ def test_a_job_that_slurm_could_not_start_has_no_output_to_wait_for() -> None:
 
 
 def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> None:
-    lines, seen = told(
+    lines, observed = reported(
         [element("1-3%1", "PENDING", Reason="Priority")],
         [element("2-3%1", "PENDING", Reason="JobArrayTaskLimit"), element(1, "RUNNING")],
         [element("3%1", "PENDING"), element(2, "RUNNING"), element(1, "FAILED", ExitCode="2:0", RunTime="00:00:09")],
@@ -116,22 +116,22 @@ def test_an_array_is_over_with_its_last_element_and_has_the_worst_status() -> No
         ("is pending (Priority)",), ("is running",), ("7_1 failed with status 2 after 00:00:09",),
         ("7_3 failed with status 1", "ended, with 2 as the worst status of its elements"),
     ]  # fmt: skip
-    assert (seen.over, seen.status) == (True, 2)
-    lines, seen = told([element(1, "COMPLETED"), element(2, "COMPLETED")])
-    assert (lines, seen.status) == ([("completed with all of its elements",)], 0)
+    assert (observed.over, observed.status) == (True, 2)
+    lines, observed = reported([element(1, "COMPLETED"), element(2, "COMPLETED")])
+    assert (lines, observed.status) == ([("completed with all of its elements",)], 0)
 
 
 def test_a_job_that_slurm_has_forgotten_did_not_end_well_as_far_as_one_knows() -> None:
-    _, seen = told([job("RUNNING")])
-    seen = forgotten(seen)
-    assert (seen.over, seen.status) == (True, FAILED)
-    _, seen = told([element(1, "FAILED", ExitCode="5:0"), element(2, "RUNNING")])
-    assert forgotten(seen).status == 5
+    _, observed = reported([job("RUNNING")])
+    observed = forgotten(observed)
+    assert (observed.over, observed.status) == (True, FAILED)
+    _, observed = reported([element(1, "FAILED", ExitCode="5:0"), element(2, "RUNNING")])
+    assert forgotten(observed).status == 5
 
 
 def test_an_empty_answer_says_nothing() -> None:
-    lines, seen = told([job("RUNNING")], [])
-    assert (lines[1], seen.over) == ((), False)
+    lines, observed = reported([job("RUNNING")], [])
+    assert (lines[1], observed.over) == ((), False)
 
 
 def test_what_scontrol_says_is_read() -> None:

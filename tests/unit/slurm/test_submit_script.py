@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.slurm.submit import exported
 from ddplaunch.slurm.submit.args import split
-from ddplaunch.slurm.submit.output_paths import expand, is_whole, of_job, shown
+from ddplaunch.slurm.submit.output_paths import expand, is_complete, of_job, shown
 from ddplaunch.slurm.submit.sbatch import environment
 from ddplaunch.slurm.submit.script import WIDTH, job_name, options, quote, text
 from ddplaunch.spec import JobSpec, Program, ProgramKind
@@ -21,7 +21,7 @@ def spec(target: str = "train.py", kind: ProgramKind = ProgramKind.SCRIPT, **fie
 
 
 def directives(line: str, job: JobSpec | None = None) -> list[str]:
-    return [option.word for option in options(split([*shlex.split(line), "--", "train.py"]), job or spec())]
+    return [option.argument for option in options(split([*shlex.split(line), "--", "train.py"]), job or spec())]
 
 
 def test_a_script_is_what_a_colleague_would_write() -> None:
@@ -130,7 +130,7 @@ def test_words_are_quoted_for_bash_on_one_line(word: str, quoted: str) -> None:
 )
 def test_patterns_are_filled_with_what_is_known(pattern: str, path: str) -> None:
     assert expand(pattern, {"x": "t", "j": "7", "A": "7", "%": "%"}) == path
-    assert is_whole("a.out") and not is_whole("%N.out")
+    assert is_complete("a.out") and not is_complete("%N.out")
 
 
 FILES = [
