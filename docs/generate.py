@@ -15,13 +15,13 @@ from ddplaunch.cli.commands import SUBMIT_DEFAULTS, SUBMIT_OPTIONS, USAGE
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.exitcodes import HANG, MEANINGS
+from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import GROUPS, OPTIONS
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.plan.variables import of_generation
+from ddplaunch.plan.variables import environment
 from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.events import SCHEMA, VERSION
@@ -56,9 +56,6 @@ _EVENTS = {
 REFERENCE = Path(__file__).parent / "reference"
 PACKAGE = Path(__file__).parents[1] / "ddplaunch"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
-
-# what no job of this version can meet, and stands in the tables of the code for what comes
-_LATER_STATUSES = (HANG,)
 
 # every variable that a worker gets from ddplaunch: a new one fails here until it is explained
 _VARIABLES = {
@@ -218,8 +215,7 @@ def _default_of(option: Option) -> str | None:
 
 
 def _exit_status() -> str:
-    later = {str(status): " (kept for later: no job of this version ends so)" for status in _LATER_STATUSES}
-    rows = [[f"`{status}`", meaning + later.get(status, "")] for status, meaning in MEANINGS.items()]
+    rows = [[f"`{status}`", meaning] for status, meaning in MEANINGS.items()]
     return _page(
         "# Exit status",
         _table(["status", "meaning"], rows),
@@ -273,10 +269,8 @@ def _of_a_worker() -> Mapping[str, str]:
     plan = _example()
     worker = plan.workers[1]
     folder = f"~/.local/state/ddplaunch/runs/{plan.run_id}"
-    changing = of_generation(
-        plan, worker, generation=0, port=43217, error_file=f"{folder}/errors/0/1.json", log_dir=folder
-    )
-    return {**worker.variables, **changing}
+    error_file = f"{folder}/errors/0/1.json"
+    return environment({}, plan, worker, generation=0, port=43217, error_file=error_file, log_dir=folder)
 
 
 def _example() -> Plan:

@@ -11,7 +11,6 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from math import inf
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.generations import Generations
@@ -27,6 +26,7 @@ from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record, replace
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase, Policy
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
@@ -142,14 +142,9 @@ class Agent:
         """How long to sleep at most, in seconds."""
         if self._generations.is_starting:
             return 0
-        deadlines = (
-            self._state.deadline,
-            self._generations.output.deadline,
-            self._backpressure.deadline,
-            self._link.deadline,
-        )
-        soonest = min((deadline for deadline in deadlines if deadline is not None), default=inf)
-        return None if soonest == inf else min(max(0.0, soonest - _now()), LONGEST_SLEEP)
+        output = self._generations.output.deadline
+        deadline = soonest(self._state.deadline, output, self._backpressure.deadline, self._link.deadline)
+        return None if deadline is None else min(max(0.0, deadline - _now()), LONGEST_SLEEP)
 
     def _child_ended(self) -> None:
         reap(keep=self._pids)

@@ -5,7 +5,6 @@ It is made when the agent asks for it: with several nodes the plan is complete o
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +19,7 @@ from ddplaunch.output.display import Display, Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Screen, ShownWorker
 from ddplaunch.plan import Plan
+from ddplaunch.process.program import working_directory
 from ddplaunch.record import record
 from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
@@ -120,7 +120,7 @@ class AgentSetup:
             verbosity=inputs.spec.verbosity,
             # what becomes an exception elsewhere has none
             colour=Stream.ERR in inputs.screen.colour and not inputs.reports_to_caller,
-            cwd=_cwd(),
+            cwd=working_directory() or "",  # removed meanwhile: no path lies below it
             origins=inputs.spec.origins,
             reports_job=inputs.reports_job,
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
@@ -159,10 +159,3 @@ def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:
         return frozenset()  # the terminal belongs to the debugged worker
     hidden = _MASKS[spec.redirects.of(local_rank)] - _MASKS[spec.tee.of(local_rank)]
     return frozenset(set(Stream) - hidden)
-
-
-def _cwd() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # removed meanwhile: no path lies below it
-        return ""

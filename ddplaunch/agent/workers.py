@@ -15,11 +15,11 @@ from ddplaunch import exitcodes
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.plan.variables import init_file, of_generation
+from ddplaunch.plan.variables import environment, init_file
 from ddplaunch.process.pump import Pump, room
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
-from ddplaunch.record import record, replace
+from ddplaunch.record import NOTHING, record, replace
 from ddplaunch.report import error_file
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
@@ -120,19 +120,16 @@ class Workers:
         folder = self._setup.folder
         place = (self._generation, worker.rank, worker.local_rank)
         self._error_files[worker.rank] = file = folder.error_file(*place)
-        env = {
-            **self._setup.env,
-            **worker.variables,
-            **(self._mps.variables if self._mps else {}),
-            **of_generation(
-                self._setup.plan,
-                worker,
-                generation=self._generation,
-                port=self.port,
-                error_file=file,
-                log_dir=str(folder.path or ""),
-            ),
-        }
+        env = environment(
+            self._setup.env,
+            self._setup.plan,
+            worker,
+            generation=self._generation,
+            port=self.port,
+            error_file=file,
+            log_dir=str(folder.path or ""),
+            of_mps=self._mps.variables if self._mps else NOTHING,
+        )
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         pumps: dict[Stream, Pump] = {}
         try:

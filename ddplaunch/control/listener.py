@@ -12,6 +12,7 @@ from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, listen, prepare
+from ddplaunch.supervise.deadline import soonest
 
 ACCEPTS = 64  # connections that are accepted in one turn of the loop
 ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
@@ -67,7 +68,7 @@ class Listener:
     def deadline(self) -> float | None:
         """When to call `expire` at the latest."""
         first = next(iter(self._half_open.values()), None)
-        return min((deadline for deadline in (first, self._resume) if deadline is not None), default=None)
+        return soonest(first, self._resume)
 
     def expire(self, now: float) -> None:
         """Drop connections whose handshake takes too long; accept again after a pause."""

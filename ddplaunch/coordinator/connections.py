@@ -11,6 +11,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.heartbeat import Heartbeat
 from ddplaunch.coordinator.terms import Terms
+from ddplaunch.supervise.deadline import soonest
 
 
 class _Connection:
@@ -144,8 +145,7 @@ class Connections:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        deadlines = (self._listener.deadline, self._beat_at)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return soonest(self._listener.deadline, self._beat_at)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""

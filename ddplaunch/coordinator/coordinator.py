@@ -19,6 +19,7 @@ from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job, node
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.outcome import Traces
 
@@ -100,8 +101,7 @@ class Coordinator:
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
         others = self._agents.deadline if self._agents is not None else None
-        deadlines = (self._state.deadline, others, self._over_at)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return soonest(self._state.deadline, others, self._over_at)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""

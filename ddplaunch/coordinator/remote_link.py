@@ -14,6 +14,7 @@ from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import JobEnd, Link, Report
 from ddplaunch.net.resolver import Answer, Resolver
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import ReportStopping
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ class RemoteLink(Link):
         """When `expire` is to be called at the latest."""
         if self._has_ended:
             return None
-        deadlines = (self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
-        return min(deadline for deadline in deadlines if deadline is not None)
+        return soonest(self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""

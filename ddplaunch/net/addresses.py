@@ -39,11 +39,6 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def own_addresses() -> frozenset[str]:
-    """Give every address of this host as the kernel writes it, without scopes."""
-    return frozenset(own.text for own in _own())
-
-
 def is_own(address: str) -> bool:
     """Whether this numeric address is one of this host's; never so for a name."""
     return is_loopback(address) or interface_of(address) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.output.prefix import RESET, Prefix
 from ddplaunch.output.screen import Screen, moves, split_unfinished
+from ddplaunch.supervise.deadline import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
@@ -29,7 +30,7 @@ class Lines:
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        return min((at for at in (self._settle_at, self._update_at) if at is not None), default=None)
+        return soonest(self._settle_at, self._update_at)
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Take a piece read at this time (monotonic seconds); return the lines that it completes."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ddplaunch.errors import count
 from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec
 
 
@@ -31,9 +32,23 @@ def of_place(
     }
 
 
-def of_generation(
-    plan: Plan, worker: WorkerPlan, *, generation: int, port: int, error_file: str, log_dir: str
-) -> Mapping[str, str]:
+def environment(
+    caller: Mapping[str, str],
+    plan: Plan,
+    worker: WorkerPlan,
+    *,
+    generation: int,
+    port: int,
+    error_file: str = "",
+    log_dir: str = "",
+    of_mps: Mapping[str, str] = NOTHING,
+) -> dict[str, str]:
+    """Give the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew."""
+    changing = of_generation(plan, generation=generation, port=port, error_file=error_file, log_dir=log_dir)
+    return {**caller, **worker.variables, **of_mps, **changing}
+
+
+def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "", log_dir: str = "") -> dict[str, str]:
     """Give the variables that change when all workers are started again.
 
     `error_file` is where the worker writes its uncaught exception, "" for nowhere.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.ranks import compress
-from ddplaunch.plan.variables import of_generation
+from ddplaunch.plan.variables import environment, of_generation
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.words import count, these_ranks
 from ddplaunch.spec import JobSpec
@@ -50,8 +50,7 @@ def shell(plan: Plan) -> str:
     if plan.master_port is None:
         lines.append(f"# ddplaunch would reserve a free port; {port} stands for it here")
     for worker in plan.workers:
-        first = of_generation(plan, worker, generation=0, port=port, error_file="", log_dir="")
-        variables = {**worker.variables, **first}
+        variables = environment({}, plan, worker, generation=0, port=port)
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
         bound = f"taskset -c {compress(worker.cpus)} " if worker.cpus else ""
         lines.append(f"# rank {worker.rank}\nenv {assignments} {bound}{shlex.join(worker.argv)}")
@@ -99,7 +98,7 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
             columns[name] = values
         else:
             holding.setdefault(same, []).append(name)
-    changing = of_generation(plan, workers[0], generation=0, port=0, error_file="", log_dir="")
+    changing = of_generation(plan, generation=0, port=0)
     lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
     return columns, [_hanging(f"  {label.ljust(widest)}  ", " ".join(names)) for label, names in lines.items()]

@@ -19,7 +19,7 @@ from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
 from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
-from ddplaunch.supervise.backoff import SHORT_LIFE, pause
+from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import KILL_TIMEOUT, SETTLE
 from docs import generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of

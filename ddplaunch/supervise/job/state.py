@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from ddplaunch.record import NOTHING, record
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
@@ -91,7 +92,7 @@ class State:
             deadlines += [self.phase_deadline]
         if self.has_time_limit:
             deadlines += [self.job_deadline]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return soonest(*deadlines)
 
     @property
     def has_time_limit(self) -> bool:

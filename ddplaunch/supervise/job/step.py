@@ -6,7 +6,7 @@ from signal import SIGTERM
 
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
-from ddplaunch.supervise import backoff
+from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import failure_status, follows
 from ddplaunch.supervise.job.actions import (
     Action,
@@ -257,8 +257,8 @@ def _again_or_end(state: State, at: float) -> Result:
     counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
     if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
         return _end(state)
-    lives = state.short_lives + 1 if at - state.generation_at < backoff.SHORT_LIFE else 0
-    wait = 0.0 if state.why is Why.NODE_JOINED else backoff.pause(lives)
+    lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
+    wait = 0.0 if state.why is Why.NODE_JOINED else pause(lives)
     going_on = replace(
         state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
     )
@@ -330,12 +330,12 @@ def _resumed(state: State, at: float) -> State:
     """Let the clocks run on that stood still while the job was suspended."""
     if state.suspended_at is None:
         return state
-    pause = at - state.suspended_at
+    stood_still = at - state.suspended_at
     deadline, job_deadline = state.phase_deadline, state.job_deadline
     if deadline is not None and state.phase is not Phase.MEETING:
-        deadline += pause
+        deadline += stood_still
     if job_deadline is not None:
-        job_deadline += pause
+        job_deadline += stood_still
     return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
 
 

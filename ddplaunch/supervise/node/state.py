@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from ddplaunch.record import record
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerError, WorkerExit
 
@@ -64,10 +65,8 @@ class State:
         """When the agent should wake at the latest."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        deadlines = [self.phase_deadline]
-        if self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger:
-            deadlines += [self.linger_deadline]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        lingers = self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger
+        return soonest(self.phase_deadline, self.linger_deadline if lingers else None)
 
     @property
     def is_going(self) -> bool:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.plan import Plan, Seat, WorkerPlan
-from ddplaunch.plan.variables import init_file, of_generation, of_place
+from ddplaunch.plan.variables import environment, init_file, of_generation, of_place
+from ddplaunch.record import replace
 
 
 def worker(rank: int = 0) -> WorkerPlan:
@@ -34,8 +35,15 @@ def plan(**fields: Any) -> Plan:
 
 
 def generation(plan: Plan, number: int = 0) -> dict[str, str]:
-    variables = of_generation(plan, worker(), generation=number, port=4000, error_file="/run/error", log_dir="/run")
-    return dict(variables)
+    return of_generation(plan, generation=number, port=4000, error_file="/run/error", log_dir="/run")
+
+
+def test_a_worker_gets_its_plans_variables_over_the_callers_and_those_of_its_generation_over_both() -> None:
+    caller = {"HOME": "/root", "RANK": "9", "MASTER_PORT": "1"}
+    of_plan = replace(worker(), variables={"RANK": "0", "MASTER_PORT": "2"})
+    found = environment(caller, plan(), of_plan, generation=0, port=4000, of_mps={"CUDA_MPS_PIPE_DIRECTORY": "/mps"})
+    assert (found["HOME"], found["RANK"], found["MASTER_PORT"]) == ("/root", "0", "4000")
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == "/mps"
 
 
 def test_a_worker_knows_its_place_on_every_level() -> None:
@@ -94,7 +102,5 @@ def test_without_a_file_there_is_none_to_remove(method: str) -> None:
 
 @given(st.integers(0, 9), st.integers(1, 65535), st.sampled_from(["env", "tcp", "file:/f"]))
 def test_variables_are_strings(number: int, port: int, method: str) -> None:
-    variables = of_generation(
-        plan(init_method=method), worker(), generation=number, port=port, error_file="", log_dir=""
-    )
+    variables = of_generation(plan(init_method=method), generation=number, port=port)
     assert all(type(value) is str for value in variables.values())
