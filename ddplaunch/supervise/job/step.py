@@ -8,32 +8,7 @@ from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import failure_status, follows
-from ddplaunch.supervise.job.actions import (
-    Action,
-    BeginGeneration,
-    Drop,
-    EndJob,
-    KillNodes,
-    Refuse,
-    ReportFailure,
-    Say,
-    StopNodes,
-)
-from ddplaunch.supervise.job.events import (
-    DeadlineReached,
-    Event,
-    JobResumed,
-    JobSuspended,
-    Joined,
-    Left,
-    NodeEnded,
-    NodeEscalated,
-    NodeGivenUp,
-    NodeNoticed,
-    NodeStopping,
-    StopRequested,
-    TimeoutHeld,
-)
+from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.seating import disagreements, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
@@ -44,7 +19,7 @@ _OWN_END = "its ddplaunch was ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 LINGER = 60.0  # seconds after which nodes that have finished are named while the others run on
 
-Result = tuple[State, tuple[Action, ...]]
+Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def begin(policy: Policy, at: float) -> Result:
@@ -58,38 +33,38 @@ def begin(policy: Policy, at: float) -> Result:
     return state, ()
 
 
-def step(state: State, event: Event) -> Result:
+def step(state: State, event: events.Event) -> Result:
     """Give the state after `event` and what is to be done."""
     if state.phase is Phase.ENDED:
-        return state, (Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
-            event, Joined
+        return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
+            event, events.Joined
         ) else ()
     match event:
-        case Joined(member, at):
+        case events.Joined(member, at):
             return _joined(state, member, at)
-        case Left(who, reason, at):
+        case events.Left(who, reason, at):
             return _left(state, who, reason, at) if who in state.members else (state, ())
-        case NodeGivenUp(at):
+        case events.NodeGivenUp(at):
             state = replace(state, missed=state.missed + 1)
             return _start(state, at) if state.phase is Phase.MEETING and _nobody_else_comes(state) else (state, ())
-        case NodeStopping(who, why, signum, at):
+        case events.NodeStopping(who, why, signum, at):
             return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
-        case NodeNoticed(who, signum):
+        case events.NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
-        case NodeEscalated(who, signum, _):
+        case events.NodeEscalated(who, signum, _):
             others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
-            return replace(_noted(state, signum), halted=True), (KillNodes(others),) if others else ()
-        case StopRequested(why, signum, at):
+            return replace(_noted(state, signum), halted=True), (actions.KillNodes(others),) if others else ()
+        case events.StopRequested(why, signum, at):
             return _job_stopping(_noted(state, signum, why), why, signum, at)
-        case NodeEnded(who, _, _, at):
+        case events.NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
-        case JobSuspended(at):
+        case events.JobSuspended(at):
             return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
-        case JobResumed(at):
+        case events.JobResumed(at):
             return _resumed(state, at), ()
-        case TimeoutHeld(held):
+        case events.TimeoutHeld(held):
             return replace(state, is_debugged=held), ()
-        case DeadlineReached(at):
+        case events.DeadlineReached(at):
             return _deadline(state, at)
 
 
@@ -113,13 +88,13 @@ def _is_awaited(state: State, who: int) -> bool:
 
 def _joined(state: State, member: Member, at: float) -> Result:
     if (reason := why_refused(state, member)) is not None:
-        return state, (Refuse(member.id, reason, exitcodes.USAGE),)
+        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE),)
     state = replace(state, members={**state.members, member.id: member})
     if state.phase is Phase.MEETING:
         return _met(state, at, regrouping=state.generation >= 0)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
-        stopped, actions = _stop(state, Why.NODE_JOINED, SIGTERM, at)
-        return stopped, (Say(f"{member.host} joins: all workers start again with it"), *actions)
+        stopped, then = _stop(state, Why.NODE_JOINED, SIGTERM, at)
+        return stopped, (actions.Say(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
 
 
@@ -127,19 +102,19 @@ def _left(state: State, who: int, reason: str, at: float) -> Result:
     member = state.members[who]
     state = replace(state, members={id: other for id, other in state.members.items() if id != who})
     if state.phase is Phase.MEETING:
-        met, actions = _met(state, at, regrouping=state.generation >= 0)
-        return met, (Say(f"{member.host} has left: {reason}"), *actions)
+        met, then = _met(state, at, regrouping=state.generation >= 0)
+        return met, (actions.Say(f"{member.host} has left: {reason}"), *then)
     if member.place is None or member.has_ended:
         return _all_ended(state, at)
     state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
-    said = Say(f"{member} is lost: {reason}")
+    said = actions.Say(f"{member} is lost: {reason}")
     if state.phase is Phase.RUNNING:
-        stopped, actions = _stop(state, Why.NODE_LOST, SIGTERM, at)
-        return stopped, (said, *actions)
+        stopped, then = _stop(state, Why.NODE_LOST, SIGTERM, at)
+        return stopped, (said, *then)
     if state.why is Why.NODE_JOINED:
         state = replace(state, why=Why.NODE_LOST)
-    ended, actions = _all_ended(state, at)
-    return ended, (said, *actions)
+    ended, then = _all_ended(state, at)
+    return ended, (said, *then)
 
 
 def _met(state: State, at: float, *, regrouping: bool) -> Result:
@@ -179,8 +154,11 @@ def _start(state: State, at: float) -> Result:
         give_up_at=None,
         notice_at=None,
     )
-    warnings = tuple(map(Say, disagreements(seated))) if newcomers else ()
-    return state, (*warnings, BeginGeneration(generation, tuple(member.id for member in seated), state.restarts))
+    warnings = tuple(map(actions.Say, disagreements(seated))) if newcomers else ()
+    return state, (
+        *warnings,
+        actions.BeginGeneration(generation, tuple(member.id for member in seated), state.restarts),
+    )
 
 
 # --- the end of a generation
@@ -190,8 +168,8 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     leaves = why is Why.FRONT_LOST and who != OWN
     if leaves or (state.members[who].place is None and who != OWN):
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
-        left, actions = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
-        return left, (*actions, Drop(who) if leaves else Refuse(who, "", exitcodes.of_signal(signum)))
+        left, then = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
+        return left, (*then, actions.Drop(who) if leaves else actions.Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who)
     if state.phase in (Phase.MEETING, Phase.PAUSING):
@@ -212,11 +190,11 @@ def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
 def _stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None) -> Result:
     ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
     stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
-    ended, actions = _all_ended(stopping, at)
-    return ended, (StopNodes(ids, signum), *actions) if ids else actions
+    ended, then = _all_ended(stopping, at)
+    return ended, (actions.StopNodes(ids, signum), *then) if ids else then
 
 
-def _node_ended(state: State, event: NodeEnded, at: float) -> Result:
+def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
     member = state.members[event.id]
     state = replace(
         state,
@@ -262,7 +240,7 @@ def _again_or_end(state: State, at: float) -> Result:
     going_on = replace(
         state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
     )
-    return going_on, () if state.why is Why.NODE_JOINED else (ReportFailure(wait),)
+    return going_on, () if state.why is Why.NODE_JOINED else (actions.ReportFailure(wait),)
 
 
 _MAY_GO_ON = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
@@ -272,7 +250,7 @@ def _end(state: State, error: str = "") -> Result:
     state = replace(state, requeue=_left_after(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, give_up_at=None, notice_at=None, status=status)
-    return ended, (EndJob(status, error, state.requeue),)
+    return ended, (actions.EndJob(status, error, state.requeue),)
 
 
 def _left_after(state: State) -> int:
@@ -320,10 +298,10 @@ def _deadline(state: State, at: float) -> Result:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
         return _end(replace(state, why=why), f"the nodes did not meet in time: waited in vain for {missing(state)}")
     if state.phase is Phase.MEETING:
-        return replace(state, notice_at=at + NEXT_NOTICE), (Say(waiting(state)),)
+        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Say(waiting(state)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
     words = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
-    return replace(state, notice_at=None), (Say(words),)
+    return replace(state, notice_at=None), (actions.Say(words),)
 
 
 def _resumed(state: State, at: float) -> State:

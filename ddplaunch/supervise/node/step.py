@@ -10,33 +10,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import follows
-from ddplaunch.supervise.node.actions import (
-    Escalate,
-    ForwardSignal,
-    HoldTimeout,
-    KillWorkers,
-    ReportEnded,
-    ReportNotice,
-    ReportStopping,
-    Say,
-    StartWorkers,
-    Suspend,
-)
-from ddplaunch.supervise.node.events import (
-    DeadlineReached,
-    Event,
-    FrontLost,
-    GenerationBegun,
-    JobEnded,
-    KillOrdered,
-    SignalReceived,
-    StartFailed,
-    StopOrdered,
-    Swept,
-    WorkerExited,
-    WorkerRaised,
-    WorkerStarted,
-)
+from ddplaunch.supervise.node import actions, events
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
     KILL_TIMEOUT,
@@ -66,52 +40,52 @@ def begin(policy: Policy) -> State:
     return State(policy=policy)
 
 
-def step(state: State, event: Event) -> Result:
+def step(state: State, event: events.Event) -> Result:
     """Give the state after `event` and what is to be done."""
     match event:
-        case WorkerStarted(rank, _):
+        case events.WorkerStarted(rank, _):
             state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
-            return state, (HoldTimeout(True),) if rank == state.policy.debug_rank else ()
-        case WorkerRaised(rank, error, _):
+            return state, (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
+        case events.WorkerRaised(rank, error, _):
             return replace(state, raised=(*state.raised, (rank, error))), ()
-        case StartFailed(failure, at):
+        case events.StartFailed(failure, at):
             state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
             if not state.is_going:
                 return counted(state, at)
             return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
-        case WorkerExited(exit, at):
-            released = (HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
+        case events.WorkerExited(exit, at):
+            released = (actions.HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
             state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit))
-            state, actions = _exited(state, exit, at)
-            return state, (*actions, *released)
-        case SignalReceived(signum):
+            state, then = _exited(state, exit, at)
+            return state, (*then, *released)
+        case events.SignalReceived(signum):
             state, reported = _noted(state, signum)
-            state, actions = _signalled(state, event)
-            return state, (*reported, *actions)
-        case FrontLost(at):
+            state, then = _signalled(state, event)
+            return state, (*reported, *then)
+        case events.FrontLost(at):
             if state.is_done_here:
                 return stop_others(state, Why.FRONT_LOST, SIGTERM)
             return stop(state, Why.FRONT_LOST, SIGTERM, at) if state.is_going else resume(state, at)
-        case GenerationBegun(generation, _, _) if state.why in _NO_FURTHER:
-            return replace(state, generation=generation), (ReportEnded(),)  # this crossed our report
-        case GenerationBegun():
+        case events.GenerationBegun(generation, _, _) if state.why in _NO_FURTHER:
+            return replace(state, generation=generation), (actions.ReportEnded(),)  # this crossed our report
+        case events.GenerationBegun():
             return _start(state, event)
-        case StopOrdered(signum, at):
+        case events.StopOrdered(signum, at):
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
             return stop(state, Why.COORDINATOR, signum, at) if working else (state, ())
-        case KillOrdered(at):
+        case events.KillOrdered(at):
             return escalate(state, at)
-        case JobEnded(status, at):
+        case events.JobEnded(status, at):
             return _job_ended(replace(state, status=status), at)
-        case Swept(left, at):
+        case events.Swept(left, at):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
-        case DeadlineReached(at):
+        case events.DeadlineReached(at):
             return _deadline(state, at)
 
 
-def _start(state: State, begun: GenerationBegun) -> Result:
+def _start(state: State, begun: events.GenerationBegun) -> Result:
     state = replace(
         state,
         policy=replace(state.policy, ranks=begun.ranks),
@@ -128,7 +102,7 @@ def _start(state: State, begun: GenerationBegun) -> Result:
         phase_deadline=None,
         linger_deadline=None,
     )
-    return state, (StartWorkers(begun.generation),)
+    return state, (actions.StartWorkers(begun.generation),)
 
 
 def _exited(state: State, exit: WorkerExit, at: float) -> Result:
@@ -160,49 +134,49 @@ def _noted(state: State, signum: int) -> Result:
     """Report a notice, or that the user has stopped a job that gets notices. What it does to the workers is not said here."""
     policy = state.policy
     if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.abandoned:
-        return replace(state, abandoned=True), (ReportNotice(signum),)
+        return replace(state, abandoned=True), (actions.ReportNotice(signum),)
     finished = state.phase is Phase.ENDED or (state.phase is Phase.SWEEPING and state.why is Why.FINISHED)
     if signum not in policy.notices or state.notice or finished:
         return state, ()
-    return replace(state, notice=signum), (ReportNotice(signum),)
+    return replace(state, notice=signum), (actions.ReportNotice(signum),)
 
 
-def _signalled(state: State, event: SignalReceived) -> Result:
+def _signalled(state: State, event: events.SignalReceived) -> Result:
     signum, at = event.signum, event.at
     if signum == SIGTSTP:
-        return (replace(state, suspended_at=at), (Suspend(),)) if state.suspended_at is None else (state, ())
+        return (replace(state, suspended_at=at), (actions.Suspend(),)) if state.suspended_at is None else (state, ())
     if signum == SIGCONT and state.suspended_at is not None:
         return resume(state, at)
     if signum == SIGINT and state.debugger:
-        return state, (ForwardSignal(signum, state.debugger),)
+        return state, (actions.ForwardSignal(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
-        return state, (ForwardSignal(signum, state.alive),) if state.alive else ()
+        return state, (actions.ForwardSignal(signum, state.alive),) if state.alive else ()
     if state.is_going:
         if state.is_waiting and state.why is Why.SIGNALLED:
             if not event.escalates:
                 return state, ()
             if 0 in state.policy.ranks:
-                return state, (Escalate(signum),)
+                return state, (actions.Escalate(signum),)
             # the coordinator is elsewhere, and may not answer any more
-            ended, actions = end(replace(state, status=exitcodes.of_signal(state.signum)))
-            return ended, (Escalate(signum), *actions)
+            ended, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
+            return ended, (actions.Escalate(signum), *then)
         return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if state.is_done_here:
         return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum)
     if state.why is Why.COORDINATOR and not state.signum:
         # a scheduler sends it to all nodes, and the report of another node came first
-        return replace(state, signum=signum, halted=True), (ReportStopping(Why.SIGNALLED, signum),)
+        return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
     if not event.escalates:
         return _start_no_more(state, signum)
-    state, actions = escalate(state, at)
-    return state, (*actions, Escalate(signum))
+    state, then = escalate(state, at)
+    return state, (*then, actions.Escalate(signum))
 
 
 def _start_no_more(state: State, signum: int) -> Result:
     """Go on with the stop that is under way, whatever its reason is, and begin nothing after it."""
     if state.halted or state.why in _NO_FURTHER:
         return state, ()
-    return replace(state, halted=True), (ReportStopping(Why.SIGNALLED, signum),)
+    return replace(state, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
 
 
 def _job_ended(state: State, at: float) -> Result:
@@ -217,11 +191,11 @@ def _deadline(state: State, at: float) -> Result:
         return state, ()
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_lingering(state, at):
-            return replace(state, linger_deadline=float("inf")), (Say(_lingering(state)),)
+            return replace(state, linger_deadline=float("inf")), (actions.Say(_lingering(state)),)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
-            return replace(state, phase_deadline=None), (KillWorkers(state.policy.ranks - state.debugger),)
+            return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:
             return kill(state, at)
         case Phase.KILLING:
@@ -232,8 +206,8 @@ def _deadline(state: State, at: float) -> Result:
             return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
         case Phase.SWEEPING:
             # uninterruptible sleep: nobody can end it, so it is named instead of waited for
-            ended, actions = swept(state)
-            return ended, (Say(f"could not be ended: {', '.join(state.left)}"), *actions)
+            ended, then = swept(state)
+            return ended, (actions.Say(f"could not be ended: {', '.join(state.left)}"), *then)
     return state, ()
 
 

@@ -8,17 +8,7 @@ from __future__ import annotations
 from signal import SIGKILL, SIGTERM
 
 from ddplaunch.record import replace
-from ddplaunch.supervise.node.actions import (
-    Action,
-    Exit,
-    KillWorkers,
-    ReportEnded,
-    ReportStopping,
-    Resume,
-    Say,
-    StopWorkers,
-    Sweep,
-)
+from ddplaunch.supervise.node import actions
 from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.outcome import Why
 
@@ -26,26 +16,26 @@ SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean en
 TIDY_TIMEOUT = 3.0  # seconds for those that tidy up: torch's manager of shared memory ends 2 s after its users
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
-Result = tuple[State, tuple[Action, ...]]
+Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def stop(state: State, why: Why, signum: int, at: float) -> Result:
     """Ask the workers to end, with a grace period for all; without any, only report it."""
     ours = why not in (Why.COORDINATOR, Why.JOB_ENDED)
-    reported: tuple[Action, ...] = (ReportStopping(why, signum),) if ours else ()
+    reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum),) if ours else ()
     if state.is_waiting:
         return replace(_awake(state, at), why=why), reported
     state = replace(_awake(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
-    actions: tuple[Action, ...] = (StopWorkers(signum, state.policy.ranks - held), *reported)
+    then: tuple[actions.Action, ...] = (actions.StopWorkers(signum, state.policy.ranks - held), *reported)
     if held:
         # the user of the debugger decides when it ends
-        actions = (*actions, Say(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
+        then = (*then, actions.Say(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
     if not state.alive:
         sweeping, sweeps = sweep(state, signum, deadline)
-        return sweeping, (*actions, *sweeps)
-    return replace(state, phase_deadline=deadline), actions
+        return sweeping, (*then, *sweeps)
+    return replace(state, phase_deadline=deadline), then
 
 
 def _failed(state: State) -> str:
@@ -57,7 +47,7 @@ def _failed(state: State) -> str:
 
 def stop_others(state: State, why: Why, signum: int) -> Result:
     """Have the other nodes stop; here the workers have finished, and what they left behind is being ended already."""
-    return replace(state, why=why), (ReportStopping(why, signum),)
+    return replace(state, why=why), (actions.ReportStopping(why, signum),)
 
 
 def counted(state: State, at: float) -> Result:
@@ -85,31 +75,33 @@ def escalate(state: State, at: float) -> Result:
 def kill(state: State, at: float) -> Result:
     """Wait for the workers no longer."""
     state = _awake(state, at)
-    return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT), (KillWorkers(state.policy.ranks),)
+    return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT), (
+        actions.KillWorkers(state.policy.ranks),
+    )
 
 
 def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
     """End what the workers, who are gone, left behind."""
     state = replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, swept_with=signum, sparing=sparing)
-    return state, (Sweep(signum, sparing),)
+    return state, (actions.Sweep(signum, sparing),)
 
 
 def swept(state: State) -> Result:
     """Leave the rest to the coordinator, unless it has said how the job ends."""
     if state.status is not None:
         return end(state)
-    return replace(state, phase=Phase.WAITING, phase_deadline=None), (ReportEnded(),)
+    return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(),)
 
 
 def end(state: State) -> Result:
     """Let the job end on this node."""
     assert state.status is not None
-    return replace(state, phase=Phase.ENDED, phase_deadline=None), (Exit(state.status),)
+    return replace(state, phase=Phase.ENDED, phase_deadline=None), (actions.Exit(state.status),)
 
 
 def resume(state: State, at: float) -> Result:
     """Let the workers go on, if they are suspended."""
-    return (state, ()) if state.suspended_at is None else (_awake(state, at), (Resume(),))
+    return (state, ()) if state.suspended_at is None else (_awake(state, at), (actions.Resume(),))
 
 
 def _awake(state: State, at: float) -> State:
