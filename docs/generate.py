@@ -1,6 +1,7 @@
-"""Writes the reference pages that follow from the code: `python docs/generate.py`; with `--check`, fails if one is stale.
+"""Writes what follows from the code: `python docs/generate.py`; with `--check`, fails if something is stale.
 
-It writes tables only; what needs more words stands in the guides. docs/reference/run-folder.md is written by hand.
+It writes the tables of the reference and the map of the code; what needs more words stands in the guides.
+docs/reference/run-folder.md is written by hand.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
+from docs import code_map
 
-# when each event is told: a new one fails here until it is explained
+# when each event happens: a new one fails here until it is explained
 _EVENTS = {
     "job_started": "everything is decided; the first event but for `node_joined`",
     "generation_started": "all workers are about to be started, the first time or again",
@@ -53,8 +55,12 @@ _EVENTS = {
     "job_ended": "everything is gone; the last event",
 }
 
-REFERENCE = Path(__file__).parent / "reference"
-PACKAGE = Path(__file__).parents[1] / "ddplaunch"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ddplaunch"
+REFERENCE = ROOT / "docs/reference"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+MAP = ROOT / "docs/pictures/modules.svg"
+_MAP_BEGINS, _MAP_ENDS = "<!-- the map: written by docs/generate.py from the code -->", "<!-- end of the map -->"
 _NOTE = "<!-- written by docs/generate.py from the code: change it there -->"
 
 # every variable that a worker gets from ddplaunch: a new one fails here until it is explained
@@ -291,7 +297,7 @@ def _example() -> Plan:
 
 
 def _events() -> str:
-    assert _EVENTS.keys() == SCHEMA.keys(), f"say in docs/generate.py when {_EVENTS.keys() ^ SCHEMA.keys()} is told"
+    assert _EVENTS.keys() == SCHEMA.keys(), f"say in docs/generate.py when {_EVENTS.keys() ^ SCHEMA.keys()} happens"
     parts = []
     for name, fields in SCHEMA.items():
         rows = [[f"`{field}`", meaning] for field, meaning in fields.items()]
@@ -358,17 +364,31 @@ def _as_page(docstring: str) -> str:
     return text + raises + re.sub(r"^    (\w+): ", r"- `\1`: ", f"\n{errors}", flags=re.MULTILINE).rstrip()
 
 
+# --- the map of the code
+
+
+def _map() -> dict[str, tuple[Path, str]]:
+    """The picture of the map, and the page of which the map is a part."""
+    layers = code_map.read(PACKAGE, ROOT / "pyproject.toml")
+    before, begins, rest = CONTRIBUTING.read_text(encoding="utf-8").partition(_MAP_BEGINS)
+    _, ends, after = rest.partition(_MAP_ENDS)
+    page = f"{before}{begins}\n\n```text\n{code_map.as_text(layers)}\n```\n\n{ends}{after}"
+    picture = f"{code_map.as_picture(layers)}\n"
+    return {"CONTRIBUTING.md": (CONTRIBUTING, page), "docs/pictures/modules.svg": (MAP, picture)}
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Write the pages, or with --check only say which are stale, and give the exit status."""
-    stale = [name for name, text in pages().items() if not _is(REFERENCE / name, text)]
+    """Write the files, or with --check only say which are stale, and give the exit status."""
+    written = {f"docs/reference/{name}": (REFERENCE / name, text) for name, text in pages().items()} | _map()
+    stale = {name: (path, text) for name, (path, text) in written.items() if not _is(path, text)}
     if "--check" in arguments:
         for name in stale:
-            print(f"docs/reference/{name} is stale: python docs/generate.py")
+            print(f"{name} is stale: python docs/generate.py")
         return 1 if stale else 0
-    REFERENCE.mkdir(exist_ok=True)
-    for name in stale:
-        (REFERENCE / name).write_text(pages()[name], encoding="utf-8")
-        print(f"wrote docs/reference/{name}")
+    for name, (path, text) in stale.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {name}")
     return 0
 
 

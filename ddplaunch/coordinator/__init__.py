@@ -1,5 +1,5 @@
-"""A job's other nodes, as the agent's loop sees them: sockets become events, actions become messages. Decides nothing.
+"""The coordinator of a job, and every agent's link to it: reports become events of `supervise.job`, its actions become orders.
 
-`link` is an agent's way to the coordinator, `coordinator` what the agent of node 0 is besides, `wire` how the facts about
-workers travel.
+Decides nothing. `link` holds the reports and orders, `local_link` is the coordinator's own agent's, `remote_link` that of an
+agent elsewhere. Only `remote_link`, `agents` and `wire`, and what these use, know of messages.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 JOB_SCRIPT = ROOT / "examples/slurm/job.sh"
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 
 OPERATORS = set("|&;<>()")
 _COMMAND = re.compile(r"(?P<before>|[^#]*[\s(])(?P<typed>(?:\w+=\S* )*ddplaunch .*)")

@@ -21,7 +21,7 @@ from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import KILL_TIMEOUT, SETTLE
-from docs import generate
+from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
@@ -42,6 +42,8 @@ NUMBERS = [
     ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
     ("guides/stopping-and-restarting.md", f"doubling up to {pause(99):g} s"),
 ]
+
+ABOUT_THE_CODE = ["CONTRIBUTING.md", "docs/design/architecture.md"]  # whose paths are those of modules
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -84,6 +86,67 @@ def test_a_stale_page_is_noticed(
     capsys.readouterr()
     assert generate.main(["--check"]) == 1
     assert capsys.readouterr().out == "docs/reference/cli.md is stale: python docs/generate.py\n"
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Path:
+    """A package of two layers: a folder with a folder in it, above a loose module."""
+    package = tmp_path / "made_up"
+    (package / "upper" / "inner").mkdir(parents=True)
+    for path, docstring in [
+        ("__init__.py", "All of it."),
+        ("upper/__init__.py", "Does things. And more."),
+        ("upper/inner/__init__.py", "Does a part."),
+        ("lower.py", "Holds < values."),
+    ]:
+        (package / path).write_text(f'"""{docstring}"""\n')
+    contract(tmp_path, "upper", "lower")
+    return package
+
+
+def contract(folder: Path, *layers: str) -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text(f'[[tool.importlinter.contracts]]\ntype = "layers"\nlayers = {list(layers)}\n')
+    return path
+
+
+def test_the_map_of_the_code_has_each_folder_in_its_layer(made_up: Path) -> None:
+    layers = code_map.read(made_up, made_up.parent / "pyproject.toml")
+    assert code_map.as_text(layers).splitlines() == [
+        "upper/    Does things.",
+        "  inner/  Does a part.",
+        "--------",
+        "lower     Holds < values.",
+    ]
+    picture = code_map.as_picture(layers)
+    assert picture.index(">upper/<") < picture.index(">Does things.<") < picture.index(">lower<")
+    assert ">Holds &lt; values.<" in picture
+
+
+def test_the_map_of_the_code_changes_with_a_layer(made_up: Path) -> None:
+    before = code_map.read(made_up, made_up.parent / "pyproject.toml")
+    after = code_map.read(made_up, contract(made_up.parent, "lower", "upper"))
+    assert code_map.as_text(before) != code_map.as_text(after)
+    assert code_map.as_picture(before) != code_map.as_picture(after)
+
+
+def test_a_folder_without_a_layer_has_no_place_on_the_map(made_up: Path) -> None:
+    (made_up / "added").mkdir()
+    (made_up / "added" / "__init__.py").write_text("")
+    with pytest.raises(ValueError, match=r"no layer in .*: added"):
+        code_map.read(made_up, made_up.parent / "pyproject.toml")
+
+
+def test_a_folder_that_is_gone_has_no_place_on_the_map(made_up: Path) -> None:
+    (made_up / "lower.py").unlink()
+    with pytest.raises(ValueError, match=r"is gone: lower"):
+        code_map.read(made_up, made_up.parent / "pyproject.toml")
+
+
+def test_pages_about_the_code_name_modules_that_are_there() -> None:
+    for page in ABOUT_THE_CODE:
+        for path in re.findall(r"`([\w*.]+/[\w/*.]*)`", prose(ROOT / page)):
+            assert any(any(base.glob(path.rstrip("/"))) for base in (ROOT, ROOT / "ddplaunch")), f"{page}: {path}"
 
 
 def test_the_reference_has_every_option_and_every_status() -> None:
