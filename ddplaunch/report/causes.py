@@ -46,9 +46,12 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     return None
 
 
+# repeats are bounded, so that no text can make a search slow
 _DATALOADER_KILLED = r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
-_DATALOADER_BUS = r"DataLoader worker \(pid.*is killed by signal: Bus error|Unexpected bus error encountered in worker"
-_NO_SHM = r"(?:shared memory|shm|</?torch_).*No space left on device"
+_DATALOADER_BUS = (
+    r"DataLoader worker \(pid.{0,999}is killed by signal: Bus error|Unexpected bus error encountered in worker"
+)
+_NO_SHM = r"(?:shared memory|shm|</?torch_).{0,199}No space left on device"
 _NO_NAME = (
     r"Name or service not known|nodename nor servname|Temporary failure in name resolution"
     r"|No address associated with hostname|Name does not resolve"
@@ -85,7 +88,9 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "host out of memory",
-        says(r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .*allocate|Cannot allocate memory"),
+        says(
+            r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .{0,999}allocate|Cannot allocate memory"
+        ),
         "the machine, or the job's share of it, has no memory left: smaller batches, fewer workers, or ask for more",
     ),
     Row(
@@ -100,7 +105,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "DataLoader worker killed",
-        says(r"DataLoader worker \(pid.*(?:is killed by signal|exited unexpectedly)"),
+        says(r"DataLoader worker \(pid.{0,999}(?:is killed by signal|exited unexpectedly)"),
         "a DataLoader worker died, often for lack of memory: set num_workers=0 to see its own error here",
     ),
     # devices
@@ -147,7 +152,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "host name resolves to loopback",
-        says(r"connectFullMesh failed.*\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
+        says(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
         "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or mend /etc/hosts",
     ),
     Row(
@@ -174,7 +179,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "sender of a tensor gone",
         says(
-            r"^(FileNotFoundError|ConnectionRefusedError|ConnectionResetError|EOFError)\b[\s\S]*multiprocessing/resource_sharer\.py"
+            r"\A(FileNotFoundError|ConnectionRefusedError|ConnectionResetError|EOFError)\b[\s\S]*multiprocessing/resource_sharer\.py"
         ),
         "the process that sent the tensor has ended: let it live until whoever received it has opened it, or send a copy "
         "(tensor.numpy())",
@@ -191,12 +196,12 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "local rank expected as an argument",
-        says(r"the following arguments are required: .*--(?P<flag>local[-_]rank)"),
+        says(r"the following arguments are required: .{0,999}--(?P<flag>local[-_]rank)"),
         "a script for torch.distributed.launch: add --{flag} '${{local_rank}}' after it, or let it read LOCAL_RANK",
     ),
     Row(
         "local rank not expected",
-        says(r"unrecognized arguments: .*--local[-_]rank"),
+        says(r"unrecognized arguments: .{0,999}--local[-_]rank"),
         "the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment",
     ),
     Row(
@@ -214,7 +219,7 @@ CAUSES: tuple[Row, ...] = (
         "not all workers arrived",
         says(
             r"waiting for clients\. \d+/\d+ clients joined|client socket has timed out|initializing process group"
-            r"|store->get\('.*?'\) got error: .*[Tt]imeout"
+            r"|store->get\('[^']{1,99}'\) got error: .{0,999}[Tt]imeout"
         ),
         "some rank never came to init_process_group: it ended early, or was busy for longer than the timeout",
     ),

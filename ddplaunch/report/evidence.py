@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from ddplaunch.record import record
-from ddplaunch.supervise.first_failure import follows, said
+from ddplaunch.supervise.first_failure import follows, said, searchable
 from ddplaunch.supervise.outcome import WorkerExit
 
 _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is told otherwise
@@ -40,7 +40,7 @@ def says(pattern: str) -> Predicate:
     """Fit what the worker said; the groups that took part are words for the advice."""
 
     def fits(end: WorkerExit, _: Evidence) -> Found | None:
-        match = re.search(pattern, said(end), re.MULTILINE)
+        match = re.search(pattern, searchable(said(end)), re.MULTILINE)
         return None if match is None else {name: text for name, text in match.groupdict().items() if text}
 
     return fits
@@ -48,7 +48,7 @@ def says(pattern: str) -> Predicate:
 
 def wrote(pattern: str) -> Predicate:
     """Fit what stands near the end of its stderr, beside the exception."""
-    return lambda end, _: {} if re.search(pattern, end.stderr_tail) else None
+    return lambda end, _: {} if re.search(pattern, searchable(end.stderr_tail)) else None
 
 
 def died_of(*signals: int) -> Predicate:

@@ -15,7 +15,7 @@ from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 # Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28. Plain "Connection reset by peer" is not among them: it may as
 # well be the script's own download that broke. Neither is "watchdog thread terminated with exception": the exception
-# may be an illegal memory access of this very worker. SignalDeduplicator are bounded, so that no text can make the search slow.
+# may be an illegal memory access of this very worker. Repeats are bounded, so that no text can make the search slow.
 _FOLLOWING = "|".join(  # noqa: FLY002 - one line each
     (
         # gloo
@@ -41,6 +41,7 @@ _FOLLOWING = "|".join(  # noqa: FLY002 - one line each
         r"NCCL communicator was aborted on rank",
     )
 )
+_SEARCHED = 8192  # characters at either end of a text
 _NOT_BY_A_STOP = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP)
 
 
@@ -75,7 +76,7 @@ def follows(failure: WorkerExit | WorkerError) -> bool:
     """Whether a failure is one of those that a worker suffers because another one has ended or hangs."""
     if isinstance(failure, WorkerExit) and failure.error is None and failure.signal not in (None, SIGABRT):
         return False  # whatever it said before, it did not end by an exception
-    return re.search(_FOLLOWING, said(failure)) is not None
+    return re.search(_FOLLOWING, searchable(said(failure))) is not None
 
 
 def said(failure: WorkerExit | WorkerError) -> str:
@@ -86,6 +87,11 @@ def said(failure: WorkerExit | WorkerError) -> str:
         # sys.exit() says little: the reason was printed before
         text += failure.stderr_tail
     return text
+
+
+def searchable(text: str) -> str:
+    """Cut a text to its two ends: patterns are searched in these, so that a long text cannot hold the agent up."""
+    return text if len(text) <= 2 * _SEARCHED else f"{text[:_SEARCHED]}\n{text[-_SEARCHED:]}"
 
 
 def failure_status(first: WorkerExit) -> int:

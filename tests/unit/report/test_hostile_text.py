@@ -1,0 +1,146 @@
+"""No text that a worker leaves behind keeps the agent, which has signals to answer, from its loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from signal import SIGABRT
+
+import pytest
+
+from ddplaunch.record import replace
+from ddplaunch.report import error_file, evidence
+from ddplaunch.report.causes import CAUSES, Row
+from ddplaunch.report.evidence import Evidence
+from ddplaunch.report.failure import failure_report
+from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
+from ddplaunch.supervise import first_failure
+from ddplaunch.supervise.outcome import Traces, WorkerError, WorkerExit
+
+SIZES = (1 << 14, 1 << 16, 1 << 20)  # characters; the small one first, which shows even a cubic search within a minute
+LIMIT = 0.2  # seconds of processor time for one search
+READING = 1.0  # seconds of processor time for what reads all of a text, once
+PLAIN = (
+    *(" ", "a", "a.", "1", "\n", "\r", "[", "\x1b[", "/", "lib/python3", "[rank0]: ", "[enforce fail at a.cc:1"),
+    *('  File "', '  File "a", line 1, in f\n', "Traceback (most recent call last):\n", "Fatal Python error:\n"),
+    *("store->get('x') got error: ", "gloo/transport/a:1] ", "EOFError\n", "SyntaxError: "),
+)
+
+
+def text(piece: str, size: int) -> str:
+    return piece * (size // len(piece))
+
+
+def raised(message: str) -> WorkerExit:
+    return end(error=WorkerError(type="RuntimeError", message=message, traceback=message))
+
+
+def end(*, error: WorkerError | None = None, stderr: str = "") -> WorkerExit:
+    return WorkerExit(
+        rank=0,
+        local_rank=0,
+        host="a",
+        pid=4711,
+        device="cpu",
+        code=None if error is None else 1,
+        signal=SIGABRT if error is None else None,
+        at=1.0,
+        seconds=1.0,
+        error=error,
+        stderr_tail=stderr,
+    )
+
+
+def assert_quick(piece: str, function: Callable[..., object], *arguments: object, limit: float = LIMIT) -> None:
+    began = time.process_time()
+    function(*arguments)
+    took = time.process_time() - began
+    assert took < limit, f"{took:.2f} s for {piece!r}"
+
+
+def patterns_of(search: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the patterns that a search applies."""
+    patterns: list[str] = []
+
+    class Recorder:
+        MULTILINE = re.MULTILINE
+
+        @staticmethod
+        def search(pattern: str, text: str, flags: int = 0) -> re.Match[str] | None:
+            patterns.append(pattern)
+            return re.search(pattern, text, flags)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence, "re", Recorder)
+        patch.setattr(first_failure, "re", Recorder)
+        search()
+    return patterns
+
+
+def hostile(patterns: list[str]) -> Iterator[str]:
+    """Give what, repeated, comes close to these patterns again and again: their literal pieces, alone and joined."""
+    for pattern in patterns:
+        runs = re.findall(r"(?:\\\W|[^\\.*+?()\[\]{}|^$])+", pattern)
+        pieces = [piece for run in runs if len(piece := re.sub(r"\\(\W)", r"\1", run)) > 1]
+        yield from pieces
+        yield from (f"{piece}\n" for piece in pieces)
+        yield from ("".join(pieces[:at]) for at in range(2, min(len(pieces), 5)))
+    yield from PLAIN
+
+
+@pytest.mark.parametrize("row", CAUSES, ids=[f"{at}-{row.name}" for at, row in enumerate(CAUSES)])
+def test_no_row_of_the_table_takes_long_for_any_text(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns = patterns_of(lambda: row.predicate(end(), Evidence()), monkeypatch)
+    for size in SIZES:
+        for piece in hostile(patterns):
+            long = text(piece, size)
+            assert_quick(piece, row.predicate, raised(long), Evidence())
+            assert_quick(piece, row.predicate, end(stderr=long), Evidence())
+
+
+def test_whether_a_failure_follows_another_is_soon_known_for_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns = patterns_of(lambda: first_failure.follows(raised("")), monkeypatch)
+    for size in SIZES:
+        for piece in hostile(patterns):
+            long = text(piece, size)
+            assert_quick(piece, first_failure.follows, raised(long))
+
+
+@pytest.mark.parametrize("piece", PLAIN)
+def test_stacks_are_soon_found_in_any_text(piece: str) -> None:
+    for size in SIZES:
+        long = text(piece, size)
+        for of in (long, f'  File "a", line 1, in f\n{long}', f"Fatal Python error:\nCurrent thread\n{long}"):
+            error = WorkerError(type="SyntaxError", message="", traceback=of)
+            assert_quick(piece, frames_of, error, limit=READING)
+            assert_quick(piece, fault_frames, of, limit=READING)
+            assert_quick(piece, syntax_error_lines, of, limit=READING)
+
+
+@pytest.mark.parametrize("piece", PLAIN)
+def test_a_report_is_soon_written_whatever_the_worker_wrote(piece: str, tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    long = text(piece, error_file.LIMIT // 8)  # JSON writes a character with up to 6
+    file.write_text(json.dumps({"message": {"message": long, "extraInfo": {"py_callstack": ""}}}))
+    assert_quick(piece, error_file.read, str(file))
+    assert error_file.read(str(file)) is not None
+    for size in SIZES:
+        long = text(piece, size)
+        for first, second in ((raised(long), raised(f"{long}b")), (end(stderr=long), end(stderr=f"{long}b"))):
+            report = partial(
+                failure_report,
+                first,
+                [first, replace(second, rank=1)],
+                Traces(oom_kills=0, shm=None, log_folder=None),
+                interpreter=None,
+                debugging=False,
+                cwd="/",
+                restarts=0,
+                max_restarts=0,
+                colour=False,
+            )
+            assert_quick(piece, report, limit=2 * READING)
