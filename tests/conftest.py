@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.signals import ECHO
+from ddplaunch.agent.signals import REPEAT_WINDOW
 
 PROGRAMS = Path(__file__).parent / "programs"
 # `make test &` and nohup have signals ignored, and the command would take that over
@@ -228,7 +228,7 @@ def program() -> Callable[[str], Path]:
 
 def let_the_echo_die() -> None:
     """Wait until the same signal is meant, and no copy such as timeout(1) sends."""
-    time.sleep(2 * ECHO)
+    time.sleep(2 * REPEAT_WINDOW)
 
 
 def send_again(process: subprocess.Popen[str], signum: int) -> None:

@@ -75,6 +75,6 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name
         where = f" on {host}" if host else ""
-        words = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
-        return exitcodes.NODE_LOST, words
+        text = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
+        return exitcodes.NODE_LOST, text
     return os.WEXITSTATUS(wait_status), ""

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch.agent import child
-from ddplaunch.agent.pipes import CONTROL, HASTE, MAY_STOP, MESSAGE, STDERR, STDOUT, FrontPipes
+from ddplaunch.agent.pipes import CONTROL, MAY_STOP, MESSAGE, STDERR, STDOUT, UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
@@ -44,7 +44,7 @@ def run(
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
     front = _Front(pid, stops, pipes)
     for signum in passed:
-        signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.heard)
+        signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
     signal.signal(signal.SIGCHLD, front.child_ended)
     signal.signal(signal.SIGALRM, front.look_for_progress)
@@ -59,8 +59,8 @@ def run(
     wait_status = child.reap_agent(pid)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
-    status, words = child.status_of(pid, wait_status)
-    _say(words)
+    status, text = child.status_of(pid, wait_status)
+    _print(text)
     return status
 
 
@@ -106,11 +106,11 @@ class _Front:
             except OSError:
                 del fds[stream]
 
-    def heard(self, signum: int, _frame: object) -> None:
+    def note_stop(self, signum: int, _frame: object) -> None:
         """Note a signal to stop; the agent has been told already."""
         if signum in self._stops:
             self._stopping = True
-            self._hurry()
+            self._limit_wait()
 
     def suspend(self, _signum: int, _frame: object) -> None:
         """Stop as the terminal asked, once the agent, which heard of it too, has stopped the workers.
@@ -131,14 +131,14 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
-        self._answer()  # of an earlier time, too late
+        self._read_reply()  # of an earlier time, too late
         self._pipes.request(MAY_STOP)
         poll = select.poll()
         poll.register(self._suspended, select.POLLIN)
         poll.poll(_STOP_TIMEOUT * 1000)
-        return signal.SIGCONT not in self._answer()
+        return signal.SIGCONT not in self._read_reply()
 
-    def _answer(self) -> bytes:
+    def _read_reply(self) -> bytes:
         try:
             return os.read(self._suspended, 256)
         except BlockingIOError:
@@ -148,18 +148,18 @@ class _Front:
         """End what a lost agent has left."""
         if child.has_ended(self._agent):
             child.sweep(self._agent)
-            self._hurry()
+            self._limit_wait()
 
-    def _hurry(self) -> None:
+    def _limit_wait(self) -> None:
         if self._stopping and child.has_ended(self._agent):
             self._looked_at = self._written
-            signal.setitimer(signal.ITIMER_REAL, HASTE)
+            signal.setitimer(signal.ITIMER_REAL, UNREAD_TIMEOUT)
 
     def look_for_progress(self, _signum: int, _frame: object) -> None:
         """Give up what nobody reads: who stops a job does not want to wait for that."""
         if self._written == self._looked_at:
             raise _Unread
-        self._hurry()
+        self._limit_wait()
 
 
 def _write(fd: int, data: memoryview) -> int:
@@ -172,7 +172,7 @@ def _write(fd: int, data: memoryview) -> int:
             poll.poll()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     try:
         os.write(2, text.encode())
     except OSError:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.shutdown import Requeue
     from ddplaunch.coordinator.link import LinkHandler
 
-STARTS = 8  # workers that are started between two looks at what happens: some 15 ms
+STARTS_PER_ROUND = 8  # workers that are started between two looks at what happens: some 15 ms
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
@@ -105,7 +105,7 @@ class Agent:
             self._reporter.write(error.render())
             self._shutdown.hand_over(self._state)
             return error.status
-        self._digest()
+        self._process_events()
         while self._state.phase is not Phase.ENDED or not self._link.is_over:
             self._wait()
             self._start_some()
@@ -127,16 +127,16 @@ class Agent:
         for key, _ in self._selector.select(self._timeout()):
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
                 key.data()
-                self._digest()
+                self._process_events()
         now = _now()
         self._link.expire(now)
-        self._digest()
+        self._process_events()
         output = self._generations.output  # another one, if a generation has begun
         output.flush(now)
-        self._reporter.problem(output.problem)
+        self._reporter.warn(output.problem)
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(node.DeadlineReached(now))
-            self._digest()
+            self._process_events()
 
     def _timeout(self) -> float | None:
         """How long to sleep at most, in seconds."""
@@ -192,7 +192,7 @@ class Agent:
         """Report where the coordinator, which is here, listens: the command that starts the other agents tells them."""
         self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Tell the user what the link reports."""
         self._reporter.print(text)
 
@@ -220,7 +220,7 @@ class Agent:
 
     # --- decisions
 
-    def _digest(self) -> None:
+    def _process_events(self) -> None:
         """Take every event in its order; an action may cause further ones."""
         while self._events:
             event = self._events.popleft()
@@ -267,11 +267,11 @@ class Agent:
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
-        for _ in range(STARTS):
+        for _ in range(STARTS_PER_ROUND):
             if not self._generations.is_starting:
                 return
             self._generations.start_next()
-            self._digest()
+            self._process_events()
 
 
 def _now() -> float:

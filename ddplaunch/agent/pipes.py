@@ -23,7 +23,9 @@ PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one shows no impatie
 ONE_FEWER = b"f"  # one node of the job will not come
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 REQUEST = 2  # bytes
-HASTE = 2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
+UNREAD_TIMEOUT = (
+    2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
+)
 
 
 @record
@@ -130,7 +132,7 @@ class OutputQueue:
         self.size = 0
 
 
-STUCK = 5.0  # seconds without progress after which whoever reads our stdout no longer holds the workers up
+READER_TIMEOUT = 5.0  # seconds without progress after which whoever reads our stdout no longer holds the workers up
 
 
 class Backpressure:
@@ -178,7 +180,7 @@ class Backpressure:
 
     def _expect_progress(self, now: float) -> None:
         self._sent = self._queue.sent
-        self.deadline = now + STUCK
+        self.deadline = now + READER_TIMEOUT
 
     def _watch(self, wanted: bool) -> None:
         if wanted and not self._watched:

@@ -6,7 +6,7 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from ddplaunch.agent.pipes import HASTE, Backpressure, OutputQueue
+from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, OutputQueue
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.report.reporter import Reporter
@@ -54,13 +54,13 @@ class Shutdown:
             self._reporter.left_after(end.requeue)
         if self._own_requeue(end) is None:
             self._reporter.write_summary(state, exits, end.why, at)
-            self._reporter.print_end(end.why, end.words)
+            self._reporter.print_end(end.why, end.text)
 
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
         """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""
         if (requeue := self._own_requeue(end)) is not None:
             decision, at = requeue.decide(end.requeue), time.monotonic()
-            self._reporter.print_end(end.why, end.words)
+            self._reporter.print_end(end.why, end.text)
             failed = self._submit(requeue, decision, state)
             self._reporter.left_after(end.requeue, decision, failed)
             self._reporter.write_summary(state, exits, end.why, at)
@@ -77,7 +77,7 @@ class Shutdown:
         self._backpressure.update(_pause_nothing, True, time.monotonic())
         self._signals.only_stops(stop)
         while self._queue.size:
-            ready = self._selector.select(HASTE if stopped else None)
+            ready = self._selector.select(UNREAD_TIMEOUT if stopped else None)
             if not ready:
                 return
             for key, _ in ready:
@@ -89,8 +89,8 @@ class Shutdown:
 
     def _submit(self, requeue: Requeue, decision: Intent, state: State) -> str | None:
         """Queue the job again, if that was decided, which ends us too; give the reason if that cannot be done."""
-        self._reporter.print(decision.words)
-        if not decision.goes:
+        self._reporter.print(decision.text)
+        if not decision.requeues:
             return None
         self.hand_over(state)
         # srun drops what it has not read when its step ends, and there is no sign of when it has

@@ -19,8 +19,8 @@ from ddplaunch.supervise import node
 
 # passed on whatever the user said: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-ECHO = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
-COPY = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
+REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
+COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 
 
 def passed_on(signals: Iterable[int]) -> frozenset[int]:
@@ -36,22 +36,22 @@ class SignalDeduplicator:
         """`sent_again` are signals that a scheduler sends more than once without impatience."""
         self._stops = stops
         self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
-        self._meant: dict[int, float] = {}  # when each last came that was no echo
+        self._last: dict[int, float] = {}  # when each last came that was no echo
         self._single: dict[int, tuple[bool, float]] = {}  # those that have come to one process so far: direct, when
 
     def take(self, signum: int, at: float, *, direct: bool) -> node.SignalReceived:
         """Give the event that this signal is; one that came `direct` to this process, perhaps a copy of the front's, is plain."""
-        is_echo = at - self._meant.get(signum, -inf) < ECHO
-        if signum in self._stops and not is_echo:
-            self._meant[signum] = at
+        is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
+        if signum in self._stops and not is_repeat:
+            self._last[signum] = at
         is_copy = self._is_copy(signum, at, direct)
-        escalates = not (direct or is_copy or is_echo or signum in self._plain)
+        escalates = not (direct or is_copy or is_repeat or signum in self._plain)
         return node.SignalReceived(signum, at, escalates=escalates)
 
     def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
         """Whether the other process has had it before this one, and nothing since."""
         before = self._single.pop(signum, None)
-        if before is not None and before[0] is not direct and at - before[1] < COPY:
+        if before is not None and before[0] is not direct and at - before[1] < COPY_WINDOW:
             return True
         self._single[signum] = (direct, at)
         return False

@@ -163,7 +163,7 @@ class Quit(Struct, frozen=True, tag="quit"):
 
     status: Annotated[int, Meta(ge=0, le=255)]
     why: Line
-    words: Text  # for the user; "" if there is none
+    text: Text  # for the user; "" if there is none
     requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should be requeued
     is_watched: bool = False  # a front that has started the agents is connected and does that, not node 0
 

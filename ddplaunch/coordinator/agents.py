@@ -31,20 +31,20 @@ class Agents:
         self,
         terms: Terms,
         coordinator: Coordinator,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         selector: selectors.BaseSelector,
         clock: Callable[[], float],
     ) -> None:
         self._terms = terms
         self._coordinator = coordinator
-        self._say = say
+        self._print = print_line
         self._clock = clock
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
         self._end: JobEnd | None = None
         self._connections = Connections(
-            terms, selector, said=self._received, gone=self._lost, refused=self._refused, clock=clock
+            terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock
         )
         self.port = self._connections.port
 
@@ -56,7 +56,7 @@ class Agents:
     # --- what comes in
 
     def _refused(self, address: str, reason: str) -> None:
-        self._say(f"refused a connection from {address}: {reason}")
+        self._print(f"refused a connection from {address}: {reason}")
 
     def _received(self, id: int, message: messages.ToCoordinator) -> None:
         match message:
@@ -88,12 +88,12 @@ class Agents:
             self._coordinator.feed(job.Joined(member, self._clock()))
         else:
             self._waiting[member.id] = member
-            self._connections.ask_all()
+            self._connections.ping_all()
 
     def _admit_waiting(self) -> None:
         """Take, or refuse, those that wait for a place, as far as that is clear."""
         for id, member in list(self._waiting.items()):
-            if why_refused(self._coordinator.state, member) is None or self._connections.all_answer:
+            if why_refused(self._coordinator.state, member) is None or self._connections.all_answered:
                 del self._waiting[id]
                 self._coordinator.feed(job.Joined(member, self._clock()))
 

@@ -18,13 +18,13 @@ class _Connection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.heartbeat = Heartbeat()
-        self.made_sense = False  # whether it has said anything to the purpose
+        self.is_known = False  # whether it has said anything to the purpose
 
 
 class Connections:
     """Authenticated peers by number, in order of arrival; each is asked from time to time whether it is there.
 
-    `said` gets each message but answers to that question, `gone` each peer that is lost or was expelled, with the reason.
+    `received` gets each message but answers to that question, `lost` each peer that is lost or was expelled, with the reason.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class Connections:
         terms: Terms,
         selector: selectors.BaseSelector,
         *,
-        said: Callable[[int, messages.ToCoordinator], None],
-        gone: Callable[[int, str], None],
+        received: Callable[[int, messages.ToCoordinator], None],
+        lost: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._said = said
-        self._gone = gone
+        self._received_message = received
+        self._lost = lost
         self._clock = clock
         self._heartbeat_timeout = terms.heartbeat_timeout
         self._beat = min(1.0, terms.heartbeat_timeout / 4)
@@ -69,13 +69,13 @@ class Connections:
         if (connection := self._connections.get(id)) is not None:
             connection.peer.send(payload)
 
-    def ask_all(self) -> None:
+    def ping_all(self) -> None:
         """Ask everybody now whether it is there."""
         if self._connections:
             self._beat_at = self._clock()
 
     @property
-    def all_answer(self) -> bool:
+    def all_answered(self) -> bool:
         """Whether nobody owes an answer."""
         return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
 
@@ -97,10 +97,10 @@ class Connections:
     def expel(self, id: int, reason: str) -> None:
         """Close a connection, and tell that it is gone."""
         connection = self._connections.get(id)
-        if connection is not None and not connection.made_sense:  # nobody else knows of it
+        if connection is not None and not connection.is_known:  # nobody else knows of it
             self._listener.report_refusal(connection.peer.address, reason)
         self.drop(id)
-        self._gone(id, reason)
+        self._lost(id, reason)
 
     def close(self) -> None:
         """Close everything."""
@@ -116,7 +116,7 @@ class Connections:
         self._connections[id] = connection = _Connection(peer)
         peer.received = lambda payload: self._received(id, payload)
         peer.closed = lambda reason: self._closed(id, reason)
-        connection.heartbeat.asked()
+        connection.heartbeat.ping_sent()
         peer.send(messages.encode(messages.Ping(self._clock())))
         if self._beat_at is None:
             self._beat_at = self._clock() + self._beat
@@ -129,16 +129,16 @@ class Connections:
         except messages.Malformed as error:
             self.expel(id, f"sent what is no message of ours ({error})")
             return
-        heartbeat.heard()
+        heartbeat.received()
         if isinstance(message, messages.Pong):
-            heartbeat.answered(message.sent, message.at, self._clock())
+            heartbeat.pong_received(message.sent, message.at, self._clock())
         else:
-            self._said(id, message)
-            connection.made_sense = True
+            self._received_message(id, message)
+            connection.is_known = True
 
     def _closed(self, id: int, reason: str) -> None:
         del self._connections[id]
-        self._gone(id, reason)
+        self._lost(id, reason)
 
     # --- time
 
@@ -151,9 +151,9 @@ class Connections:
         """Do what the time asks for."""
         self._listener.expire(now)
         if self._beat_at is not None and now >= self._beat_at:
-            self._feel_pulses(now)
+            self._send_heartbeats(now)
 
-    def _feel_pulses(self, now: float) -> None:
+    def _send_heartbeats(self, now: float) -> None:
         """Ask all whether they are there, and give up those that have not answered for too long.
 
         What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
@@ -165,5 +165,5 @@ class Connections:
             if connection.heartbeat.unanswered >= most:
                 self.expel(id, f"silent for {self._heartbeat_timeout:g} s")
             else:
-                connection.heartbeat.asked()
+                connection.heartbeat.ping_sent()
                 connection.peer.send(ping)

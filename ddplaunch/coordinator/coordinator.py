@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # one node needs none of it
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
-    "hint: is ddplaunch running there, with the same address and token? `--rdzv-timeout` says how long to wait"
+    "hint: is ddplaunch running there, with the same address and token? `--rdzv-timeout` sets how long to wait"
 )
 
 
@@ -121,15 +121,15 @@ class Coordinator:
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._clock()))
             case job.Refuse(id, reason, status) if self._agents is not None:
-                words = f"error: the coordinator refused this node: {reason}\n" if reason else ""
-                self._order((id,), JobEnd(status=status, why="refused", words=words))
+                text = f"error: the coordinator refused this node: {reason}\n" if reason else ""
+                self._order((id,), JobEnd(status=status, why="refused", text=text))
                 if reason:
                     self._reporter.print(f"refused {self._agents.host_of(id)}: {reason}")
             case job.Drop(id) if self._agents is not None:
                 self._agents.drop(id)
             case job.ReportFailure(wait):
                 self._reporter.failed(self._state, self._traces, wait)
-            case job.Say(text):
+            case job.Print(text):
                 self._reporter.print(text)
             case job.EndJob(status, error, requeue):
                 self._end(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
@@ -162,7 +162,7 @@ class Coordinator:
         return self._reservation.port
 
     def _end(self, status: int, error: str, requeue: int = 0) -> None:
-        words, outcome = self._reporter.ended(self._state, self._traces, error)
+        text, outcome = self._reporter.ended(self._state, self._traces, error)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)
         self._over_at = self._clock() + QUIT_TIMEOUT
@@ -170,7 +170,7 @@ class Coordinator:
         if self._agents is not None:
             is_watched = self._agents.are_watched and not _ends_watchers(requeue)
             end = replace(end, is_watched=is_watched)
-            self._agents.end(replace(end, words=words))
+            self._agents.end(replace(end, text=text))
         assert self._own is not None
         self._own.take(end)
 

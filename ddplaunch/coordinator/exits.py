@@ -9,7 +9,7 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
-_TOLD_WHOLE = 4  # ends of one node that travel with their last words and exception
+_MOST_WHOLE = 4  # ends of one node that travel with their last words and exception
 _LINE = 1000  # characters, as control/messages.py allows
 _TEXT = 20_000  # so that the whole message stays far below what a frame may hold
 _FRAMES = 100
@@ -20,9 +20,9 @@ _LONGEST_AGO = 1e12
 def sent(exits: Iterable[WorkerExit]) -> tuple[Exit, ...]:
     """Write the ends of a node's workers; the earliest failures whole, the others without what they said."""
     ends = sorted(exits, key=failed_at)
-    telling = [end for end in ends if end.status != 0 or end.error is not None]
-    whole = {end.rank for end in sorted(telling, key=lambda end: not failed_itself(end))[:_TOLD_WHOLE]}
-    return tuple(_sent(end if end.rank in whole else _mute(end)) for end in ends)
+    failed = [end for end in ends if end.status != 0 or end.error is not None]
+    whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
+    return tuple(_sent(end if end.rank in whole else _without_text(end)) for end in ends)
 
 
 def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExit, ...]:
@@ -30,7 +30,7 @@ def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExi
     return tuple(_received(end, host, offset) for end in exits)
 
 
-def _mute(end: WorkerExit) -> WorkerExit:
+def _without_text(end: WorkerExit) -> WorkerExit:
     error = end.error
     # the type and the message say whether this failure only follows another
     kept = error and replace(error, message=error.message[:_LINE], traceback="", frames=())

@@ -14,15 +14,15 @@ class Heartbeat:
         self.unanswered = 0
         self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
 
-    def asked(self) -> None:
+    def ping_sent(self) -> None:
         """Note that a question goes out."""
         self.unanswered += 1
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Note a sign of life."""
         self.unanswered = 0
 
-    def answered(self, sent: float, at: float, now: float) -> None:
+    def pong_received(self, sent: float, at: float, now: float) -> None:
         """Learn from an answer: asked at `sent`, answered when the other clock said `at`, here at `now`."""
         if sent <= now:
             self._samples.append((now - sent, (sent + now) / 2 - at))

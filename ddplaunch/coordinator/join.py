@@ -45,7 +45,7 @@ class JoinRequest:
     spec: JobSpec
     allocation: Allocation
     draft: Plan
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     key: Key
     facts: messages.NodeFacts
 
@@ -56,18 +56,18 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
     Raises:
         LaunchError: the token cannot be read.
     """
-    meeting = allocation.rendezvous
-    assert meeting is not None
+    rendezvous = allocation.rendezvous
+    assert rendezvous is not None
     # without a token this is all that tells a job from another that meets on the same host; agents that we start have one
-    port = "" if allocation.start else str(meeting.ports[0])
+    port = "" if allocation.start else str(rendezvous.ports[0])
     name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
-    if meeting.coordinator is None and not _is_here(meeting.addresses[0]):
-        meeting = replace(meeting, coordinator=False)
+    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0]):
+        rendezvous = replace(rendezvous, coordinator=False)
     return JoinRequest(
         spec=spec,
         allocation=allocation,
         draft=draft,
-        meeting=meeting,
+        rendezvous=rendezvous,
         key=key(token.find(spec, env), name),
         facts=messages.NodeFacts(
             ddplaunch=__version__,
@@ -90,19 +90,19 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
     if agents is not None:
         handler.listening(agents.port)
         own = LocalLink(handler, coordinator, time.monotonic)
-        coordinator.join(own, agents.join(_hello(request, request.meeting.addresses[0])), agents)
+        coordinator.join(own, agents.join(_hello(request, request.rendezvous.addresses[0])), agents)
         return own
     link = RemoteLink(
         handler,
         selector,
         key=request.key,
         hello=partial(_hello, request),
-        source=request.meeting.source,
+        source=request.rendezvous.source,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         rdzv_timeout=request.spec.rdzv_timeout,
         clock=time.monotonic,
     )
-    link.aim(request.meeting.addresses, request.meeting.ports)
+    link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
 
 
@@ -116,35 +116,35 @@ def _listen(
     Raises:
         LaunchError: no port is free, or another agent of the job listens already where this one should.
     """
-    meeting = request.meeting
-    ports, key = meeting.ports, request.key
+    rendezvous = request.rendezvous
+    ports, key = rendezvous.ports, request.key
 
     def listen(ports: Sequence[int]) -> Agents:
         return Agents(_terms(request, ports), coordinator, reporter.print, selector, time.monotonic)
 
-    if meeting.coordinator:
+    if rendezvous.coordinator:
         agents = listen(ports)
         before = ports[: ports.index(agents.port)] if agents.port in ports else ()
-        if before and answers(key, [_target(meeting, port) for port in before]):
+        if before and answers(key, [_target(rendezvous, port) for port in before]):
             agents.close()
             raise LaunchError(
                 "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
                 hint="give each node a rank of its own with --node-rank",
             )
         return agents
-    if meeting.coordinator is False:
+    if rendezvous.coordinator is False:
         return None
     for port in ports:
         with suppress(LaunchError):
             return listen((port,))
-        if answers(key, [_target(meeting, port)]):
+        if answers(key, [_target(rendezvous, port)]):
             return None
     return listen(ports)  # or the error says which ports are taken
 
 
-def _target(meeting: Rendezvous, port: int) -> Target:
+def _target(rendezvous: Rendezvous, port: int) -> Target:
     """Where another agent on this host would listen."""
-    address = meeting.listen or "127.0.0.1"
+    address = rendezvous.listen or "127.0.0.1"
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
 
 
@@ -165,7 +165,7 @@ def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
         run_id=request.draft.run_id,
         address=request.allocation.address or request.spec.local_addr,
         key=request.key,
-        listen=request.meeting.listen,
+        listen=request.rendezvous.listen,
         ports=ports,
         heartbeat_timeout=request.spec.heartbeat_timeout,
     )

@@ -32,7 +32,7 @@ class JobEnd:
 
     status: int
     why: str  # as in `summary.json`
-    words: str = ""  # for people; "" if there is nothing to say
+    text: str = ""  # for people; "" if there is nothing to say
     requeue: int = 0  # the notice after which the job should go back into the queue
     is_watched: bool = False  # a command that has started the agents is there and sees to that, not node 0
 
@@ -80,7 +80,7 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
         def feed(self, event: node.Event) -> None:
             """Take an event."""
 
-        def say(self, text: str) -> None:
+        def print(self, text: str) -> None:
             """Tell the user."""
 
         def listening(self, port: int) -> None:

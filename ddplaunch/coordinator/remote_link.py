@@ -107,7 +107,7 @@ class RemoteLink(Link):
             self._resolver.close()
         self._peer = peer
         self._notice_at = None
-        peer.received, peer.closed = self._heard, self._closed
+        peer.received, peer.closed = self._received, self._closed
         self._lost_at = self._clock() + self._heartbeat_timeout
         peer.send(messages.encode(self._hello(self._names.get(peer.address, peer.address))))
 
@@ -131,7 +131,7 @@ class RemoteLink(Link):
         """The address that this node speaks from."""
         return self._peer.local_address if self._peer is not None else None
 
-    def _heard(self, payload: bytes) -> None:
+    def _received(self, payload: bytes) -> None:
         self._lost_at = self._clock() + self._heartbeat_timeout
         try:
             message = messages.for_agent(payload)
@@ -165,17 +165,17 @@ class RemoteLink(Link):
             self._resolve()
         if self._notice_at is not None and now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
-            self._handler.say(f"looking for node 0 at {self._places} ({self._problem})")
+            self._handler.print(f"looking for node 0 at {self._places} ({self._problem})")
         if now < self._lost_at:
             return
         if self._peer is not None:
             self._lose(f"silent for {self._heartbeat_timeout:g} s")
             return
-        words = (
+        text = (
             f"error: node 0 was not reached within {self._rdzv_timeout:g} s at {self._places} ({self._problem})\n\n"
             "hint: is ddplaunch running on node 0, and does every node use the same address and token?\n"
         )
-        self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", words=words))
+        self.take(JobEnd(status=exitcodes.RENDEZVOUS, why="not_reached", text=text))
 
     @property
     def _places(self) -> str:
@@ -184,8 +184,8 @@ class RemoteLink(Link):
         return f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
 
     def _lose(self, reason: str) -> None:
-        words = f"error: the coordinator (node 0) was lost: {reason}\n"
-        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", words=words))
+        text = f"error: the coordinator (node 0) was lost: {reason}\n"
+        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=text))
 
     @property
     def is_reached(self) -> bool:

@@ -82,8 +82,8 @@ def encode_order(order: Order) -> messages.ToAgent:
                 backend_reason=agreed.backend_reason,
                 restarts=order.restarts,
             )
-        case JobEnd(status, why, words, requeue, is_watched):
-            return messages.Quit(status, why, words, requeue, is_watched)
+        case JobEnd(status, why, text, requeue, is_watched):
+            return messages.Quit(status, why, text, requeue, is_watched)
         case node.StopOrdered(signum):
             return messages.Stop(signum)
         case node.KillOrdered():
@@ -119,8 +119,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
                     backend_reason=message.backend_reason,
                 ),
             )
-        case messages.Quit(status, why, words, requeue, is_watched):
-            return JobEnd(status=status, why=why, words=words, requeue=requeue, is_watched=is_watched)
+        case messages.Quit(status, why, text, requeue, is_watched):
+            return JobEnd(status=status, why=why, text=text, requeue=requeue, is_watched=is_watched)
         case messages.Stop(signum):
             return node.StopOrdered(signum, at)
         case messages.Kill():

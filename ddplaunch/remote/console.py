@@ -6,7 +6,7 @@ import selectors
 import time
 from collections.abc import Iterable
 
-from ddplaunch.agent.pipes import CONTROL, FULL, HASTE, STDERR, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, FULL, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 
@@ -41,7 +41,7 @@ class Console:
     @property
     def deadline(self) -> float | None:
         """When `update` is to be called at the latest."""
-        return self._sent_at + HASTE if self._limits_wait and self._queue.size else None
+        return self._sent_at + UNREAD_TIMEOUT if self._limits_wait and self._queue.size else None
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host; a message of ddplaunch that several hosts send, once."""
@@ -84,7 +84,7 @@ class Console:
         queue, now = self._queue, time.monotonic()
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now
-        elif self._limits_wait and now >= self._sent_at + HASTE:
+        elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
             queue.abandon()
         is_watched = queue.fileno() in self._selector.get_map()
         if queue.size and not is_watched:

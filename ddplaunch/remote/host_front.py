@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, HASTE, MESSAGE, ONE_FEWER, STDERR, FrontPipes
+from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, STDERR, UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
@@ -96,8 +96,8 @@ class HostFront:
         while self._output.size and not self._lost:
             before = self._output.sent
             at = time.monotonic()
-            self._wait(HASTE)
-            if self._stopped and self._output.sent == before and time.monotonic() >= at + HASTE:
+            self._wait(UNREAD_TIMEOUT)
+            if self._stopped and self._output.sent == before and time.monotonic() >= at + UNREAD_TIMEOUT:
                 return
 
     def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:

@@ -1,6 +1,6 @@
-"""What commonly lies behind a worker's end, told by its text and by facts of the node, with one line of advice each.
+"""Common causes of a worker's end, recognized by its text and by facts of the node, with one line of advice each.
 
-A table, read from the top. Pure: who ends up in it is decided in `first_failure`, the facts are found by the agent.
+A table, read from the top. Pure: `first_failure` picks the worker, the agent finds the facts.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SI
 from typing import NamedTuple
 
 from ddplaunch.record import record
-from ddplaunch.report.evidence import Evidence, Predicate, both, died_of, fact, lost_peer, says, silent, wrote
+from ddplaunch.report.evidence import (
+    Evidence,
+    Predicate,
+    both,
+    fact,
+    killed_by,
+    lost_peer,
+    matches,
+    no_exception,
+    stderr_matches,
+)
 from ddplaunch.report.words import signal_name, size
 from ddplaunch.supervise.outcome import WorkerExit
 
 
 @record(kw_only=True)
 class Cause:
-    """What a death was, and what to do about it."""
+    """The cause of a failure, and what to do about it."""
 
     name: str
     advice: str  # one line
@@ -62,226 +72,229 @@ CAUSES: tuple[Row, ...] = (
     # the scheduler
     Row(
         "preempted",
-        both(fact(lambda facts: facts.preempted), silent),
-        "the scheduler took the job's place away; requeue it and go on from the last checkpoint",
+        both(fact(lambda facts: facts.preempted), no_exception),
+        "the scheduler preempted the job: requeue it and continue from the last checkpoint",
     ),
     Row(
         "out of walltime",
-        both(fact(lambda facts: facts.walltime_over), silent),
+        both(fact(lambda facts: facts.walltime_over), no_exception),
         "the time limit of the allocation was reached; ask for more time, or save a checkpoint before it ends",
     ),
     # memory
     Row(
         "out of memory",
-        both(died_of(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
+        both(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer ended it (its peak was {memory}): ask for more, or use fewer DataLoader workers",
     ),
     Row(
         "out of memory in a DataLoader worker",
-        both(says(_DATALOADER_KILLED), fact(lambda facts: facts.oom_kills > 0)),
+        both(matches(_DATALOADER_KILLED), fact(lambda facts: facts.oom_kills > 0)),
         "the kernel's OOM killer ended a DataLoader worker: ask for more memory, or lower num_workers",
     ),
     Row(
         "device out of memory",
-        says(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
+        matches(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
         "{device} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
     ),
     Row(
         "host out of memory",
-        says(
+        matches(
             r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .{0,999}allocate|Cannot allocate memory"
         ),
         "the machine, or the job's share of it, has no memory left: smaller batches, fewer workers, or ask for more",
     ),
     Row(
         "full /dev/shm",
-        both(died_of(SIGBUS), fact(lambda facts: facts.shm_full)),
+        both(killed_by(SIGBUS), fact(lambda facts: facts.shm_full)),
         "/dev/shm is full ({shm}): make it larger (docker run --shm-size 8g), or lower num_workers",
     ),
     Row(
         "full /dev/shm under a DataLoader",
-        says(f"{_DATALOADER_BUS}|{_NO_SHM}"),
+        matches(f"{_DATALOADER_BUS}|{_NO_SHM}"),
         "DataLoader workers pass batches through /dev/shm, which is full: docker run --shm-size 8g, or fewer workers",
     ),
     Row(
         "DataLoader worker killed",
-        says(r"DataLoader worker \(pid.{0,999}(?:is killed by signal|exited unexpectedly)"),
+        matches(r"DataLoader worker \(pid.{0,999}(?:is killed by signal|exited unexpectedly)"),
         "a DataLoader worker died, often for lack of memory: set num_workers=0 to see its own error here",
     ),
     # devices
     Row(
         "CUDA after fork",
-        says(r"Cannot re-initialize (?:CUDA|XPU) in forked subprocess"),
+        matches(r"Cannot re-initialize (?:CUDA|XPU) in forked subprocess"),
         'the GPU was used before a fork: give the DataLoader multiprocessing_context="forkserver" (or "spawn")',
     ),
     Row(
         "invalid device ordinal",
-        says(r"invalid device ordinal|Invalid device id|device >= 0 && device < num_gpus"),
+        matches(r"invalid device ordinal|Invalid device id|device >= 0 && device < num_gpus"),
         "this worker has no such device, its own is {device}: use LOCAL_RANK; see `--pin` and `ddplaunch plan`",
     ),
     Row(
         "two workers on one GPU",
-        says(r"Duplicate GPU detected"),
-        "NCCL wants a GPU for each worker: call torch.cuda.set_device(LOCAL_RANK) before init, or `--backend gloo`",
+        matches(r"Duplicate GPU detected"),
+        "NCCL needs a GPU for each worker: call torch.cuda.set_device(LOCAL_RANK) before init, or `--backend gloo`",
     ),
     Row(
         "backend not built in",
-        says(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
-        "this torch cannot do that here: `--backend gloo`, and let the script take DDPLAUNCH_BACKEND",
+        matches(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
+        "this torch was built without it: `--backend gloo`, and let the script take DDPLAUNCH_BACKEND",
     ),
     Row(
         "torch without CUDA",
-        says(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
+        matches(r"Torch not compiled with CUDA enabled|module 'torch\._C' has no attribute '_cuda_\w+'"),
         "the torch of {interpreter} is a CPU-only build: install a CUDA build, or run on the CPU",
     ),
     Row(
         "no driver",
-        says(r"Found no NVIDIA driver|No CUDA GPUs are available"),
+        matches(r"Found no NVIDIA driver|No CUDA GPUs are available"),
         "the worker sees no GPU: check `nvidia-smi`, CUDA_VISIBLE_DEVICES and what the scheduler granted",
     ),
     Row(
         "fault in a GPU kernel",
-        says(r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"),
+        matches(r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"),
         "the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact",
     ),
     # the network
     Row(
         "address in use",
-        says(r"EADDRINUSE|[Aa]ddress already in use"),
+        matches(r"EADDRINUSE|[Aa]ddress already in use"),
         "the port is taken: leave `--master-port` out and each job gets a free one of its own (MASTER_PORT)",
     ),
     Row(
         "host name resolves to loopback",
-        says(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
-        "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or mend /etc/hosts",
+        matches(r"connectFullMesh failed.{0,999}\[127\.0\.(?:1\.\d+|0\.(?!1\])\d+)\]"),
+        "a host's own name resolves to loopback: set GLOO_SOCKET_IFNAME to its network interface, or fix /etc/hosts",
     ),
     Row(
         "unknown host",
-        says(_NO_NAME),
-        "a host name is not known here: give an address (`--master-addr 10.0.0.1`), or mend /etc/hosts",
+        matches(_NO_NAME),
+        "a host name is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts",
     ),
     Row(
         "unknown host",
-        both(says(r"client socket has timed out"), wrote(_NO_NAME)),
-        "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or mend /etc/hosts",
+        both(matches(r"client socket has timed out"), stderr_matches(_NO_NAME)),
+        "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts",
     ),
     Row(
         "no libuv",
-        says(r"use_libuv was requested but PyTorch was buil[dt] without libuv"),
+        matches(r"use_libuv was requested but PyTorch was buil[dt] without libuv"),
         "this torch has no libuv: `--env USE_LIBUV=0`",
     ),
-    # the script and its surroundings
+    # the script and its environment
     Row(
         "too many open files",
-        says(r"Too many open files|received 0 items of ancdata"),
+        matches(r"Too many open files|received 0 items of ancdata"),
         "raise the hard limit (`ulimit -Hn`; ddplaunch raises the soft one to it), or try `--sharing-strategy file_system`",
     ),
     Row(
-        "sender of a tensor gone",
-        says(
+        "sender of a tensor has ended",
+        matches(
             r"\A(FileNotFoundError|ConnectionRefusedError|ConnectionResetError|EOFError)\b[\s\S]*multiprocessing/resource_sharer\.py"
         ),
-        "the process that sent the tensor has ended: let it live until whoever received it has opened it, or send a copy "
+        "the process that sent the tensor has ended: keep it running until the receiver has opened it, or send a copy "
         "(tensor.numpy())",
     ),
     Row(
         "module not found",
-        says(_MISSING_MODULE),
+        matches(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",
     ),
     Row(
         "broken library",
-        says(r"^(?:\[rank\d+\]: )?ImportError: .*(?:undefined symbol|cannot open shared object|\.so\b)"),
+        matches(r"^(?:\[rank\d+\]: )?ImportError: .*(?:undefined symbol|cannot open shared object|\.so\b)"),
         "a compiled package does not fit {interpreter} or its torch: reinstall it for this version",
     ),
     Row(
         "local rank expected as an argument",
-        says(r"the following arguments are required: .{0,999}--(?P<flag>local[-_]rank)"),
+        matches(r"the following arguments are required: .{0,999}--(?P<flag>local[-_]rank)"),
         "a script for torch.distributed.launch: add --{flag} '${{local_rank}}' after it, or let it read LOCAL_RANK",
     ),
     Row(
         "local rank not expected",
-        says(r"unrecognized arguments: .{0,999}--local[-_]rank"),
+        matches(r"unrecognized arguments: .{0,999}--local[-_]rank"),
         "the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment",
     ),
     Row(
         "no process group",
-        says(r"Default process group has not been initialized"),
+        matches(r"Default process group has not been initialized"),
         'call torch.distributed.init_process_group(os.environ["DDPLAUNCH_BACKEND"]) before the first collective',
     ),
     Row(
         "collectives do not match",
-        says(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
+        matches(r"Received data size doesn't match expected size|Detected mismatch between collectives on ranks"),
         "the ranks call different collectives: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first that differs",
     ),
-    # waiting for others; these are followers too, and so stand here only where nobody else failed
+    # waiting for others; such failures follow another one too, and are reported only where no other worker failed
     Row(
         "not all workers arrived",
-        says(
+        matches(
             r"waiting for clients\. \d+/\d+ clients joined|client socket has timed out|initializing process group"
             r"|store->get\('[^']{1,99}'\) got error: .{0,999}[Tt]imeout"
         ),
-        "some rank never came to init_process_group: it ended early, or was busy for longer than the timeout",
+        "some rank did not call init_process_group in time: it ended early, or was busy for longer than the timeout",
     ),
     Row(
         "collective timed out",
-        says(
+        matches(
             r"Timed out waiting \d+ms for \w+ operation|Watchdog caught collective operation timeout"
             r"|failed to pass monitoredBarrier|wait timeout after \d+ms|due to a collective timeout|Socket Timeout"
         ),
-        "a rank did not come to the same collective: it hangs, is slow, or took another branch in the script",
+        "a rank did not call the same collective: it hangs, is slow, or took another branch in the script",
     ),
     Row(
         "peer lost",
         lost_peer,
         "a worker ended while others still needed it: see that all ranks do the same number of steps (uneven data?)",
     ),
-    # signals that say little
+    # signals whose cause is not known
     Row(
         "bus error",
-        died_of(SIGBUS),
+        killed_by(SIGBUS),
         "mostly a full /dev/shm, or a memory-mapped file that was cut short or lies on a full disk",
     ),
     Row(
         "segmentation fault",
-        died_of(SIGSEGV),
+        killed_by(SIGSEGV),
         "a crash in compiled code: look for a package built for another torch, CUDA or NumPy at the top of the stack",
     ),
     Row(
         "illegal instruction",
-        died_of(SIGILL),
+        killed_by(SIGILL),
         "a package was built for another kind of CPU: reinstall it, or build it, on this machine",
     ),
     Row(
-        # a C++ thread that nobody had joined; torch 2.13 dies so now and then with a gloo group that was left open
+        # a C++ thread that was not joined; torch 2.13 sometimes aborts so with a gloo group that was left open
         "aborted at its end",
-        both(both(died_of(SIGABRT), silent), wrote(r"terminate called without an active exception")),
+        both(
+            both(killed_by(SIGABRT), no_exception),
+            stderr_matches(r"terminate called without an active exception"),
+        ),
         "threads of compiled code still ran when it ended: call torch.distributed.destroy_process_group() before that, "
         "and import torch.distributed.nn before init_process_group(), or it holds the group (a bug of torch)",
     ),
     Row(
         "aborted",
-        both(died_of(SIGABRT), silent),
-        "compiled code gave up and called abort(); what it found wrong is in its last words",
+        both(killed_by(SIGABRT), no_exception),
+        "compiled code called abort(); the reason is in the last stderr output",
     ),
     Row(
         "killed from outside",
-        died_of(SIGKILL),
-        "SIGKILL came from outside, not from ddplaunch: the kernel for want of memory (`dmesg`), the scheduler, a user",
+        killed_by(SIGKILL),
+        "SIGKILL came from outside, not from ddplaunch: the kernel's OOM killer (`dmesg`), the scheduler, a user",
     ),
     Row(
         "debugger quit",
-        says(r"\bbdb\.BdbQuit\b"),
+        matches(r"\bbdb\.BdbQuit\b"),
         "the debugger was quit, and that ends the worker; `c` lets it go on, and without breakpoint() there is no prompt",
     ),
     Row(
         "interrupted in the debugger",
-        both(died_of(SIGINT), fact(lambda facts: facts.debugging)),
+        both(killed_by(SIGINT), fact(lambda facts: facts.debugging)),
         "Ctrl-C goes to the worker in the debugger alone; type `c` at the prompt once, and Ctrl-C brings it back",
     ),
     Row(
         "stopped from outside",
-        died_of(SIGTERM, SIGINT, SIGHUP, SIGQUIT),
+        killed_by(SIGTERM, SIGINT, SIGHUP, SIGQUIT),
         "{signal} came from outside, not from ddplaunch: the scheduler, or a user",
     ),
 )

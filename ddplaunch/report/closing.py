@@ -1,4 +1,4 @@
-"""The words that close a job or a generation, the failure report aside. Pure."""
+"""The lines that close a job or a generation, the failure report aside. Pure."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]
     return f"stopped by {signal_name(signum)}{_KEYS.get(signum, '')} {when}{_ends(exits)}"
 
 
-def with_reason(reason: str, words: str) -> str:
+def with_reason(reason: str, text: str) -> str:
     """Put the cluster's reason first: "out of walltime: stopped by SIGTERM ..."; "" for none."""
-    return f"{reason}: {words}" if reason else words
+    return f"{reason}: {text}" if reason else text
 
 
 def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:

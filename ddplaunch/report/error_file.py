@@ -1,6 +1,6 @@
-"""Reads what a worker's bootstrap, or torch's `@record`, wrote about the exception that ended it. Believes none of it.
+"""Reads what a worker's bootstrap, or torch's `@record`, wrote about the exception that ended it. Trusts none of it.
 
-The file is the program's to damage: whatever is wrong with it costs no more than the knowledge that it would have given.
+The program may damage the file: whatever is wrong with it, no more is lost than what it would have reported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
-UNKNOWN = "Exception"  # the type, where the file does not tell it
+UNKNOWN = "Exception"  # the type, where the file does not name it
 
 
 def read(path: str) -> WorkerError | None:
@@ -48,7 +48,7 @@ def read(path: str) -> WorkerError | None:
 
 def _content(path: str) -> bytes:
     """Return the bytes of a regular file of at most LIMIT bytes. Raises: OSError, ValueError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us up
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("not a regular file")
@@ -90,6 +90,6 @@ def _seconds(value: object) -> float | None:
         return None
     try:
         seconds = float(value)
-    except OverflowError:  # JSON knows no largest number
+    except OverflowError:  # JSON has no largest number
         return None
     return seconds if math.isfinite(seconds) else None

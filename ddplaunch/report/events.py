@@ -1,4 +1,4 @@
-"""The public record of a job: which events there are and what each of them says. Writes nothing.
+"""The public record of a job: which events there are and which fields each has. Writes nothing.
 
 `events.jsonl` holds one JSON object a line: `v` (the schema's version), `event`, `at` (seconds since the epoch),
 `mono` (CLOCK_MONOTONIC seconds, comparable between the workers of one node) and the fields of its kind.
@@ -46,13 +46,13 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "job_suspended": {},
     "job_resumed": {},
     "front_lost": {},
-    "output_dropped": {"bytes": "integer: not shown because nobody read the command's stdout; the logs have them"},
+    "output_dropped": {"bytes": "integer: not shown because the command's stdout was not read; the logs have them"},
     "notice": {"text": "string"},
     "generation_failed": {"generation": "integer", "rank": "integer or null", "wait": "number: seconds to the next"},
     "node_joined": {
         "host": "string",
         "workers": "integer",
-        "node_rank": "integer or null: what the node was told when it was started",
+        "node_rank": "integer or null: the node rank that it was started with",
     },
     "node_stopping": {
         "host": "string",
@@ -66,8 +66,8 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     },
     "left_after_notice": {
         "signal": "string: name of the notice",
-        "job": "string or null: what Slurm calls the job; empty outside of Slurm, null where another process sees to it",
-        "sent": "boolean or null: whether it was sent back into the queue from here",
+        "job": "string or null: the id of the Slurm job; empty outside of Slurm, null where another process requeues it",
+        "sent": "boolean or null: whether it was requeued from here",
         "text": "string or null: why, as in a sentence",
     },
     "job_ended": {
@@ -130,6 +130,6 @@ def of_action(action: node.Action) -> Named | None:
             return "job_suspended", {}
         case node.Resume():
             return "job_resumed", {}
-        case node.Say(text):
+        case node.Print(text):
             return "notice", {"text": text}
     return None

@@ -1,4 +1,4 @@
-"""What can be known of a worker's end, and what each row of the table of causes asks of it. Pure; advises nothing."""
+"""The facts about a worker's end, and the predicates on them of the table of causes. Pure; advises nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 
 from ddplaunch.record import record
-from ddplaunch.supervise.first_failure import follows, said, searchable
+from ddplaunch.supervise.first_failure import failure_text, follows, searchable
 from ddplaunch.supervise.outcome import WorkerExit
 
-_SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container unless it is told otherwise
+_SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container by default
 
 
 @record(kw_only=True)
@@ -21,7 +21,7 @@ class Evidence:
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
     debugging: bool = False  # a worker has the terminal (--debug)
-    preempted: bool = False  # the scheduler takes the job's place away
+    preempted: bool = False  # the scheduler has preempted the job
     walltime_over: bool = False  # the time that the scheduler granted is over
 
     @property
@@ -32,27 +32,27 @@ class Evidence:
         )
 
 
-Found = Mapping[str, str]  # words for the advice
+Found = Mapping[str, str]  # values for the advice
 Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
-def says(pattern: str) -> Predicate:
-    """Fit what the worker said; the groups that took part are words for the advice."""
+def matches(pattern: str) -> Predicate:
+    """Fit by the text of the failure; the groups that took part are values for the advice."""
 
     def fits(end: WorkerExit, _: Evidence) -> Found | None:
-        match = re.search(pattern, searchable(said(end)), re.MULTILINE)
+        match = re.search(pattern, searchable(failure_text(end)), re.MULTILINE)
         return None if match is None else {name: text for name, text in match.groupdict().items() if text}
 
     return fits
 
 
-def wrote(pattern: str) -> Predicate:
-    """Fit what stands near the end of its stderr, beside the exception."""
+def stderr_matches(pattern: str) -> Predicate:
+    """Fit by the end of its stderr, beside the exception."""
     return lambda end, _: {} if re.search(pattern, searchable(end.stderr_tail)) else None
 
 
-def died_of(*signals: int) -> Predicate:
-    """Fit an end by one of these signals, unless it was we who sent it."""
+def killed_by(*signals: int) -> Predicate:
+    """Fit an end by one of these signals, unless ddplaunch sent it."""
     return lambda end, _: {} if end.signal in signals and end.signal != end.stopped_with else None
 
 
@@ -71,8 +71,8 @@ def fact(holds: Callable[[Evidence], bool]) -> Predicate:
     return lambda _, facts: {} if holds(facts) else None
 
 
-def silent(end: WorkerExit, _: Evidence) -> Found | None:
-    """Fit an end without an exception: what comes from outside raises none."""
+def no_exception(end: WorkerExit, _: Evidence) -> Found | None:
+    """Fit an end without an exception: a signal from outside raises none."""
     return {} if end.error is None else None
 
 

@@ -9,14 +9,14 @@ from signal import SIGABRT
 from ddplaunch.record import record
 from ddplaunch.report.causes import Cause, classify
 from ddplaunch.report.evidence import Evidence
-from ddplaunch.report.other_workers import aftermath, what_failed
-from ddplaunch.report.stack import fault_frames, frames_of, place, short, syntax_error_lines, telling
+from ddplaunch.report.other_workers import describe_others, what_failed
+from ddplaunch.report.stack import fault_frames, frames_of, place, relevant_frames, short, syntax_error_lines
 from ddplaunch.report.words import count, duration, size
 from ddplaunch.supervise.first_failure import failed_itself
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 
 _MESSAGE_LINES = 20  # of an exception's message, besides the first
-_LAST_WORDS = 12  # lines of stderr
+_STDERR_LINES = 12
 _STACK_FRAMES = 12
 _LONGEST = 400  # characters of a line that is not ours
 # the C++ stacks and places that torch adds to messages, and faulthandler's list of compiled modules
@@ -58,7 +58,7 @@ def render(report: FailureReport, *, colour: bool = False) -> str:
 
 
 def _head(report: FailureReport) -> list[str]:
-    """Say who failed, of what, how and after how long; then the rest of what the exception said."""
+    """Give which rank failed, why, how and after how long; then the rest of the exception's message."""
     first = report.first
     hosts = {end.host for end in report.exits}
     who = f"rank {first.rank} on {first.host}" if len(hosts) > 1 else f"rank {first.rank}"
@@ -67,7 +67,7 @@ def _head(report: FailureReport) -> list[str]:
     if first.core_dumped:
         how.insert(0, "core dumped")
     if first.error and first.stopped_with is not None and failed_itself(first):
-        how.insert(0, "stopped on its way out")  # the status says how we ended it, not how it failed
+        how.insert(0, "stopped while it was exiting")  # the status says how we ended it, not how it failed
     elif what != first.how:
         how.insert(0, first.how)
     if len(rest) > _MESSAGE_LINES:
@@ -77,7 +77,7 @@ def _head(report: FailureReport) -> list[str]:
 
 
 def _where(report: FailureReport) -> list[str]:
-    """Show the place in the code; where there is none, what the worker said last."""
+    """Show the place in the code; where there is none, the last stderr output."""
     first, cwd = report.first, report.cwd
     error = first.error
     if error is None:
@@ -85,42 +85,42 @@ def _where(report: FailureReport) -> list[str]:
     if error.type in _SYNTAX_ERRORS:
         where, *source = syntax_error_lines(error.traceback) or [""]
         return [short(where, cwd), *source] if where else []
-    own, inner = telling(frames_of(error))
+    own, inner = relevant_frames(frames_of(error))
     if error.type == "SystemExit":
-        # where a library calls sys.exit() says nothing; what was printed before, as by argparse, does
+        # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
         inner = None if own else inner
     lines = []
     for frame in (own, inner):
         if frame is not None:
             lines += [place(frame, cwd), *([f"  {_cut(frame.source)}"] if frame.source else [])]
-    if what_failed(first) == first.how and (last_words := _last_words(first.stderr_tail)):
-        lines += ["", *last_words] if lines else last_words
+    if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
+        lines += ["", *last_output] if lines else last_output
     return lines
 
 
 def _crash(first: WorkerExit, cwd: str) -> list[str]:
-    """Show faulthandler's stack; what was said before too if it was an abort, since that is the reason, or no stack."""
-    words, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
+    """Show faulthandler's stack; the stderr output before it too if it was an abort, since that is the reason, or no stack."""
+    before, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
     frames = fault_frames(first.stderr_tail) if first.signal is not None else ()
     if not frames:
-        return _last_words(words) or _last_words(first.stderr_tail)
-    reason = _last_words(words) if first.signal == SIGABRT else []
+        return _last_stderr(before) or _last_stderr(first.stderr_tail)
+    reason = _last_stderr(before) if first.signal == SIGABRT else []
     more = len(frames) - _STACK_FRAMES
     return [
         *([*reason, ""] if reason else []),
-        "where it was, innermost first:",
+        "stack, innermost frame first:",
         *(f"  {place(frame, cwd)}" for frame in frames[:_STACK_FRAMES]),
         *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
     ]
 
 
-def _last_words(text: str) -> list[str]:
+def _last_stderr(text: str) -> list[str]:
     lines = _without_noise(text)
-    return ["its last words on stderr:", *(f"  {_cut(line)}" for line in lines[-_LAST_WORDS:])] if lines else []
+    return ["last stderr output:", *(f"  {_cut(line)}" for line in lines[-_STDERR_LINES:])] if lines else []
 
 
 def _who(report: FailureReport) -> list[str]:
-    """Say which process it was and where its log is; then what became of the others, and of the restarts."""
+    """Give the process and its log; then what became of the others, and of the restarts."""
     first = report.first
     facts = [f"pid {first.pid}", first.device]
     if len({end.host for end in report.exits}) > 1:
@@ -128,7 +128,7 @@ def _who(report: FailureReport) -> list[str]:
     if first.signal is not None and first.peak_rss:
         facts.append(f"peak memory {size(first.peak_rss)}")
     logs = [f" logs {short(path, report.cwd)}"] if (path := first.log or report.log_folder) else []
-    lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *aftermath(first, report.exits, report.cwd)]
+    lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *describe_others(first, report.exits, report.cwd)]
     if report.restarts:
         lines.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
     return lines

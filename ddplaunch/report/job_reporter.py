@@ -59,7 +59,7 @@ class JobReporter:
             self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
             return
         lacking = state.policy.min_nodes - len(state.members)
-        when = f", once {lacking} more {'has' if lacking == 1 else 'have'} come" if lacking > 0 else ""
+        when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
         self.print(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
     def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> tuple[str, tuple[int, str] | None]:
@@ -73,7 +73,7 @@ class JobReporter:
         ending = self._why_ending(state)
         closing = self._closing(state, ending)
         if closing is not None:
-            self._reporter.close(closing)
+            self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
         report = self._failure(state, traces, ending, state.restarts)
         self._reporter.job_failure = state.failure if state.why is Why.FAILED else None
@@ -86,7 +86,7 @@ class JobReporter:
             return ClusterEnding()
         ending = self._reporter.why_ending()
         # after a notice the status speaks of that
-        return ClusterEnding(ending.words) if state.requeue else ending
+        return ClusterEnding(ending.text) if state.requeue else ending
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
@@ -103,7 +103,7 @@ class JobReporter:
             case Why.SIGNALLED:
                 stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
                 after = min(stopped, default=now) - began if state.has_begun else None
-                return with_reason(ending.words, render_stopped(state.signum, after, state.exits))
+                return with_reason(ending.text, render_stopped(state.signum, after, state.exits))
             case Why.TIMED_OUT:
                 return render_timeout(self._spec.timeout or 0.0, state.exits)
         return None
@@ -131,7 +131,7 @@ class JobReporter:
             restarts=restarts,
             max_restarts=self._spec.max_restarts,
             colour=self._reporter.colour,
-            ended_by=ending.words,
+            ended_by=ending.text,
         )
 
 

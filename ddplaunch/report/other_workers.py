@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from signal import SIGKILL
 
 from ddplaunch.plan.ranks import compress
-from ddplaunch.report.stack import frames_of, place, telling
+from ddplaunch.report.stack import frames_of, place, relevant_frames
 from ddplaunch.report.words import duration, signal_name, these_ranks
 from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows
 from ddplaunch.supervise.outcome import Frame, WorkerExit
@@ -16,8 +16,8 @@ _MOST_FAILURES = 5  # later failures with a line of their own
 _LONGEST = 120  # characters of a later failure's message
 
 
-def aftermath(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
-    """Tell in one line each who failed alike, who failed otherwise, who followed, who had finished, who was stopped."""
+def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
+    """Give one line each for those that failed alike, failed otherwise, followed, had finished, were stopped."""
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
     failed = [end for end in others if failed_itself(end)]
     likeness = _likeness(first)
@@ -36,7 +36,7 @@ def aftermath(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[
 
 
 def what_failed(end: WorkerExit) -> str:
-    """Say in a few words what ended a worker: its exception, or its exit status or signal."""
+    """Describe in short what ended a worker: its exception, or its exit status or signal."""
     error = end.error
     if error is None or (error.type == "SystemExit" and re.fullmatch(r"-?\d*|None", error.message)):
         return end.how
@@ -51,12 +51,12 @@ def _likeness(end: WorkerExit) -> tuple[object, ...]:
     frame = _frame(end)
     what = what_failed(end)
     status = what if what == end.how else None  # this number counts
-    words = what if end.error else end.stderr_tail.strip().rpartition("\n")[2]
-    return status, re.sub(r"0x[0-9a-f]+|\d+", "#", words), frame and (frame.file, frame.line)
+    message = what if end.error else end.stderr_tail.strip().rpartition("\n")[2]
+    return status, re.sub(r"0x[0-9a-f]+|\d+", "#", message), frame and (frame.file, frame.line)
 
 
 def _frame(end: WorkerExit) -> Frame | None:
-    own, inner = telling(frames_of(end.error) if end.error else ())
+    own, inner = relevant_frames(frames_of(end.error) if end.error else ())
     return own or inner
 
 
@@ -120,7 +120,7 @@ def _stopped(stopped: Sequence[WorkerExit], others: int) -> list[str]:
 
 
 def _how_stopped(group: Sequence[WorkerExit]) -> str:
-    """Say "by SIGTERM in 0.1 s": what ended these workers, and how long after the stop the last one was gone."""
+    """Say "by SIGTERM in 0.1 s": what ended these workers, and how long after the stop the last one ended."""
     signum = group[0].stopped_with or 0
     took = [end.at - end.stopped_at for end in group if end.stopped_at is not None]
     by = f"by {signal_name(signum)}"

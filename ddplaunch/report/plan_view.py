@@ -131,12 +131,12 @@ def _found(spec: JobSpec) -> list[tuple[str, ...]]:
         if origin.startswith("--") or value is None or option.target == "verbosity":
             continue
         values = value if option.repeatable else (value,)
-        words = (
+        text = (
             option.flag
             if option.is_flag
             else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
         )
-        rows.setdefault(option.target, (f"  {words}", origin))  # the second option that means the same is torchrun's
+        rows.setdefault(option.target, (f"  {text}", origin))  # the second option that means the same is torchrun's
     return list(rows.values())
 
 
@@ -146,8 +146,8 @@ def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}
 
 
-def _hanging(label: str, words: str) -> str:
-    lines = textwrap.wrap(words, _WIDTH - len(label), break_long_words=False, break_on_hyphens=False)
+def _hanging(label: str, text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - len(label), break_long_words=False, break_on_hyphens=False)
     return label + ("\n" + " " * len(label)).join(lines)
 
 

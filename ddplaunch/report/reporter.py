@@ -91,7 +91,7 @@ class Reporter:
 
     @property
     def traces(self) -> Traces:
-        """What this node can say about the end of its workers."""
+        """The facts of this node about the end of its workers."""
         return Traces(
             oom_kills=memory.oom_kills() - self._oom_kills_before,
             shm=memory.shm_size_and_room(),
@@ -117,7 +117,7 @@ class Reporter:
         """Report something that is being done."""
         if (fields := of_action(action)) is not None:
             self.emit(fields[0], **fields[1])
-        if isinstance(action, node.Say):
+        if isinstance(action, node.Print):
             if self._has_terminal and self._verbosity >= 0:
                 self.write("\n")  # the worker that has it may be asking something at the end of the line
             self.print(action.text)
@@ -139,14 +139,14 @@ class Reporter:
                 backend=plan.backend,
                 ddplaunch=__version__,
             )
-            # homes need not be shared, and who reads this may be on another host
+            # homes need not be shared, and the user may be on another host
             where = f"{folder.path}{self._on(plan.workers[0].rank)}"
             logs = f"; logs in {where}" if folder.path is not None and not self._has_terminal else ""
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.print(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
-            self.problem(folder.problem)
+            self.warn(folder.problem)
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def worker_started(self, rank: int, pid: int) -> None:
@@ -166,7 +166,7 @@ class Reporter:
         new, self._dropped = size - self._dropped, size
         if new:
             self.emit("output_dropped", bytes=new)
-            self.write(f"ddplaunch: {new:,} bytes are not shown here, since nobody read them; the logs have them\n")
+            self.write(f"ddplaunch: {new:,} bytes are not shown here, since they were not read; the logs have them\n")
 
     # --- the end
 
@@ -184,15 +184,15 @@ class Reporter:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             self._folder.write("summary.json", ending)
-            self.problem(self._folder.problem)
+            self.warn(self._folder.problem)
             self._folder.close()
 
-    def print_end(self, why: str, words: str) -> None:
-        """Print what the coordinator says of the end to this node; on its own node it has printed more."""
+    def print_end(self, why: str, text: str) -> None:
+        """Print the coordinator's text about the end; on its own node it has printed more."""
         if why == "lost":
-            self._write_last(words)
-        elif (self._reports_job or why in _OF_THIS_NODE) and (words.startswith("error:") or self._verbosity >= 0):
-            self.write(words)
+            self._write_last(text)
+        elif (self._reports_job or why in _OF_THIS_NODE) and (text.startswith("error:") or self._verbosity >= 0):
+            self.write(text)
 
     def stopped(self, signum: int) -> str:
         """Give the line for a node that the user has stopped while no coordinator answered."""
@@ -205,14 +205,14 @@ class Reporter:
         else:
             self._reply({"type": "failure_text", "text": text})
 
-    def close(self, text: str) -> None:
+    def print_closing(self, text: str) -> None:
         """Print in one line how a job ended that did not fail by itself."""
         if self._reply is not None:
             self._reply({"type": "failure_text", "text": text})
         if self._verbosity >= 0:
             self._write_last(f"ddplaunch: {text}\n")
 
-    def problem(self, what: str | None) -> None:
+    def warn(self, what: str | None) -> None:
         """Warn, once for the whole job, that something could not be written; None: nothing to warn of."""
         if what and not self._has_warned:
             self._has_warned = True

@@ -17,22 +17,19 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.plan import Plan
 from ddplaunch.report.events import VERSION, Event
 from ddplaunch.spec import JobSpec
 
-if TYPE_CHECKING:  # one node needs none of it
-    pass
-
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
-_OF_A_NODE = ("node-", "rank-")  # how such folders are called
+_OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 
 class RunFolder:
-    """Where one run leaves its traces; `path` is None if there is no such place."""
+    """The folder that keeps the record of one run; `path` is None if there is none."""
 
     def __init__(
         self,
@@ -156,7 +153,7 @@ class RunFolder:
                 os.unlink(f"{path}.new")
 
     def _folder(self, path: str, *below: str) -> str | None:
-        """Make folders one below the other. A `path` that somebody removed stays removed."""
+        """Make folders one below the other. A `path` that was removed meanwhile stays removed."""
         for name in below:
             path = f"{path}/{name}"
             try:
@@ -252,7 +249,7 @@ def run_id_of(spec: JobSpec) -> str:
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan) -> RunFolder:
     """Make the folder of this run, or one that keeps nothing, as was asked."""
     tmp = env.get("TMPDIR") or "/tmp"
-    if spec.log_dir == os.devnull:  # torchrun's way to say: none
+    if spec.log_dir == os.devnull:  # torchrun's value for none
         return RunFolder.none(plan.run_id, tmp=tmp)
     if spec.log_dir:
         root = os.path.abspath(spec.log_dir)

@@ -1,4 +1,4 @@
-"""Frames of Python stacks: found in text, told apart (user's code, library), written short. Pure; opens no file."""
+"""Frames of Python stacks: found in text, classified (user's code, library), written short. Pure; opens no file."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def is_library(frame: Frame) -> bool:
     return _LIBRARY.match(frame.file) is not None
 
 
-def telling(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None]:
+def relevant_frames(frames: Sequence[Frame]) -> tuple[Frame | None, Frame | None]:
     """Pick the innermost frame of the user's code, and the innermost of all where that is another one."""
     own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
-    # <frozen importlib._bootstrap> and <string> are no place to look at
+    # <frozen importlib._bootstrap> and <string> have no source to look at
     inner = next((frame for frame in reversed(frames) if frame is own or not frame.file.startswith("<")), None)
     return own, None if inner is own else inner
 

@@ -24,7 +24,7 @@ def summary(
     """Give the summary as plain data.
 
     `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
-    on another node, `left_after` what is said of a notice.
+    on another node, `left_after` what it holds about a notice.
     """
     return {
         "v": 1,
@@ -52,12 +52,12 @@ def summary(
 
 
 def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[str, Any]:
-    """Give what is said of a notice after which all workers left, and of the way back into the queue."""
+    """Give what the summary holds about a notice after which all workers left, and about the requeue."""
     return {
         "signal": signal_name(notice),
         "job": intent.job if intent else None,
-        "sent": intent.goes and failed is None if intent else None,
-        "text": (failed or intent.words) if intent else None,
+        "sent": intent.requeues and failed is None if intent else None,
+        "text": (failed or intent.text) if intent else None,
     }
 
 

@@ -46,8 +46,8 @@ class SlurmRequeue:
         job, notice = job_id(self.env), signal.Signals(signum).name
         reason = self._reason_against(job, notice)
         number = restarts(self.env) + 1
-        words = reason or f"job {job} is requeued after {notice} (requeue {number} of at most {self.max_requeues})"
-        return Intent(job=job, goes=reason is None, words=words)
+        text = reason or f"job {job} is requeued after {notice} (requeue {number} of at most {self.max_requeues})"
+        return Intent(job=job, requeues=reason is None, text=text)
 
     def _reason_against(self, job: str, notice: str) -> str | None:
         if not job:

@@ -109,7 +109,7 @@ class Watcher:
                 self._why = Why.FRONT_LOST
                 self._stop(signal.SIGTERM)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print nothing: srun reports a step that waits for its nodes."""
 
     def begin(self, generation: Generation, address: str | None) -> None:
@@ -124,7 +124,7 @@ class Watcher:
         self._link.close()
         self._end_within(QUIT_TIMEOUT)
         if end.why == "lost":
-            self._write(end.words)
+            self._write(end.text)
             self._end_within(self._job.grace_period + QUIT_TIMEOUT)
 
     # --- signals
@@ -190,8 +190,8 @@ class Watcher:
 
     def _requeue(self, notice: int) -> None:
         intent = self._job.requeue.decide(notice)
-        self._notify(intent.words)
-        if intent.goes and (failed := self._job.requeue.submit()) is not None:
+        self._notify(intent.text)
+        if intent.requeues and (failed := self._job.requeue.submit()) is not None:
             self._notify(failed)
 
     def _notify(self, text: str) -> None:
@@ -213,7 +213,7 @@ class Watcher:
         ending = slurmend.why_ending(self._job.requeue.env, CONTROLLER_TIMEOUT)
         if ending.outcome is None:
             return None
-        self._write(f"error: {ending.words}\n")
+        self._write(f"error: {ending.text}\n")
         return ending.outcome[0]
 
     def fail(self, reason: StartError, status: int) -> int:

@@ -1,7 +1,7 @@
-"""DECIDE: which worker's end is the root cause. Pure; reads what the workers said and when, never a log or a clock.
+"""DECIDE: which worker's end is the root cause. Pure; reads what the workers reported and when, never a log or a clock.
 
-A worker whose peer is gone fails too, often before the culprit has been reaped. Such failures are known by their
-text, so that they can never stand in for their cause.
+A worker whose peer has ended fails too, often before that peer has been reaped. Such failures are recognized by their
+text, so that none is ever reported in place of its cause.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ def failed_at(end: WorkerExit) -> float:
 def follows(failure: WorkerExit | WorkerError) -> bool:
     """Whether a failure is one of those that a worker suffers because another one has ended or hangs."""
     if isinstance(failure, WorkerExit) and failure.error is None and failure.signal not in (None, SIGABRT):
-        return False  # whatever it said before, it did not end by an exception
-    return re.search(_FOLLOWING, searchable(said(failure))) is not None
+        return False  # whatever it printed before, it did not end by an exception
+    return re.search(_FOLLOWING, searchable(failure_text(failure))) is not None
 
 
-def said(failure: WorkerExit | WorkerError) -> str:
-    """What a worker said about its failure: its exception with all that led to it, else the end of its stderr."""
+def failure_text(failure: WorkerExit | WorkerError) -> str:
+    """The text of a failure: the exception with all that led to it, else the end of the stderr output."""
     error = failure.error if isinstance(failure, WorkerExit) else failure
     text = f"{error.type}: {error.message}\n{error.traceback}" if error else ""
     if isinstance(failure, WorkerExit) and (error is None or error.type == "SystemExit"):
-        # sys.exit() says little: the reason was printed before
+        # SystemExit explains little: the reason was printed before
         text += failure.stderr_tail
     return text
 
 
 def searchable(text: str) -> str:
-    """Cut a text to its two ends: patterns are searched in these, so that a long text cannot hold the agent up."""
+    """Cut a text to its two ends: patterns are searched in these, so that a long text cannot block the agent."""
     return text if len(text) <= 2 * _SEARCHED else f"{text[:_SEARCHED]}\n{text[-_SEARCHED:]}"
 
 
@@ -102,7 +102,7 @@ def failure_status(first: WorkerExit) -> int:
 
 
 def ended_otherwise(end: WorkerExit) -> bool:
-    """Whether a worker that we asked to end died of something else.
+    """Whether a worker that we asked to end was ended by something else.
 
     A process that was killed closes its connections before it can be waited for, and with a GPU that takes a while:
     its peers may have failed, and we have begun to stop all, before it is known to be dead.
@@ -111,7 +111,7 @@ def ended_otherwise(end: WorkerExit) -> bool:
 
 
 def _doubt(end: WorkerExit) -> int:
-    """How little a failure can claim to be the cause of all."""
+    """Rank a failure by how likely it is the cause of all; 0 is the most likely."""
     if follows(end):
         return 2
     return 0 if failed_itself(end) else 1

@@ -7,7 +7,7 @@ from signal import Signals
 
 from ddplaunch.record import record
 
-# what `ClusterEnding.words` are where the failure report knows what that means
+# `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
 OUT_OF_WALLTIME = "out of walltime"
 
@@ -103,13 +103,13 @@ class StartFailure:
 class ClusterEnding:
     """Why the cluster has ended a job."""
 
-    words: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
+    text: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
     outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's
 
 
 @record(kw_only=True)
 class Traces:
-    """What only the node itself can say about the end of its workers."""
+    """What only the node itself knows about the end of its workers."""
 
     oom_kills: int  # while the job ran
     shm: tuple[int, int] | None  # bytes of /dev/shm, and how many of them are free
@@ -118,8 +118,8 @@ class Traces:
 
 @record(kw_only=True)
 class Intent:
-    """Whether the job is to be sent back, and what to say of it."""
+    """Whether the job is to be requeued, and what to print about it."""
 
     job: str  # its id, "" if this is no Slurm job
-    goes: bool
-    words: str  # a sentence without its end
+    requeues: bool
+    text: str  # a sentence without its full stop

@@ -155,7 +155,7 @@ def test_a_job_of_fixed_size_waits_for_another_host_in_place_of_the_lost_one(job
     job.by_hand(*told, "goes_on_until_told")
     assert who(places(0, 6)) == of_size(6)
     job.bed.power_cut("node1")
-    until(lambda: "once 1 more has come" in job.err("node0"), "node 0 to wait for another one")
+    until(lambda: "once 1 more has joined" in job.err("node0"), "node 0 to wait for another one")
     assert not [it for host in ("node0", "node2") for it in job.bed.processes(host) if "-m ddplaunch" not in it.command]
     job.bed.boot("node1")
     job.by_hand(*told, "goes_on_until_told", hosts=["node1"])

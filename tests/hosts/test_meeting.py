@@ -38,7 +38,7 @@ def test_a_host_that_does_not_come_is_named_on_all_others(job, program):
     job.bed.power_cut("node2")
     job.by_hand("--rdzv-timeout", "1.5s", program("place"), hosts=HOSTS[:2])
     for result in all_end_with(job, 121, HOSTS[:2]).values():
-        assert "error: the nodes did not meet in time: waited in vain for 1 of 3 nodes: node 2\n" in result.err
+        assert "error: the rendezvous timed out: 2 of 3 nodes joined (node0, node1); missing: node 2\n" in result.err
     job.nothing_left()
 
 

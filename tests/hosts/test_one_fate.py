@@ -156,7 +156,7 @@ def test_a_signal_while_nodes_are_waited_for_ends_those_that_are_there(job, prog
     job.by_hand(program("behave"), hosts=["node0", "node1"])
     bed = job.bed
     until(lambda: "waiting for" in job.err("node0"), "node 0 to say whom it waits for")
-    assert "ddplaunch: waiting for 1 of 3 nodes: node 2\n" in job.err("node0")
+    assert "ddplaunch: 2 of 3 nodes joined (node0, node1); waiting for node 2\n" in job.err("node0")
     began = time.monotonic()
     job.commands["node0"].send_signal(signal.SIGINT)
     results = job.wait_each()

@@ -38,7 +38,7 @@ def refused(job, program) -> Callable[..., Result]:
         result: Result = job.wait(host=LOGIN)
         print(f"{result.seconds:.1f} s\n{result.err}")
         assert result.status == 121
-        error = result.err.removeprefix("ddplaunch: waiting for 1 of 3 nodes: node 1 (node1)\n")
+        error = result.err.removeprefix("ddplaunch: 2 of 3 nodes joined (node0, node2); waiting for node 1 (node1)\n")
         assert error.startswith("error: ")
         assert (error.count("error: "), error.count("hint: "), result.out) == (1, 1, "")
         job.nothing_left()

@@ -89,7 +89,7 @@ def test_a_training_goes_on_from_its_checkpoint_with_another_host_in_place_of_th
     start("--max-restarts", 1)
     are_in_the_last_step(job, 0, 6)
     job.bed.crash("node1")
-    until(lambda: "once 1 more has come" in job.err("node0"), "node 0 to wait for another one")
+    until(lambda: "once 1 more has joined" in job.err("node0"), "node 0 to wait for another one")
     job.bed.boot("node1")
     start("--max-restarts", 1, hosts=["node1"])
     are_in_the_last_step(job, 1, 6)

@@ -110,7 +110,7 @@ def test_with_restarts_a_lost_node_can_be_replaced(nodes, program):
     assert places(nodes, 0, 4) == TWO
     os.kill(started[1].agent, SIGKILL)
     assert nodes.statuses(started[1]) == [122]
-    started[0].says("all workers start again on 2 nodes, once 1 more has come")
+    started[0].says("all workers start again on 2 nodes, once 1 more has joined")
     again = nodes.node(*nodes.static(2, 1), *args)
     assert places(nodes, 1, 4) == TWO
     finish(nodes)
@@ -223,7 +223,7 @@ def test_a_stop_while_a_lost_node_is_waited_for_ends_all(nodes, program, signum,
     for rank in range(3):
         nodes.place(rank, 0)
     os.kill(started[2].agent, SIGKILL)
-    started[0].says("once 1 more has come")
+    started[0].says("once 1 more has joined")
     started[1].process.send_signal(signum)
     assert nodes.statuses(timeout=5) == [status, status, 122]
 

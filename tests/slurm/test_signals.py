@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.signals import ECHO
+from ddplaunch.agent.signals import REPEAT_WINDOW
 from tests.conftest import until
 from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
@@ -115,7 +115,7 @@ def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
     pid = front(job)
     os.kill(pid, SIGINT)
     all_got(job, "SIGINT")
-    time.sleep(2 * ECHO)  # as much later as a second one that is meant
+    time.sleep(2 * REPEAT_WINDOW)  # as much later as a second one that is meant
     os.kill(pid, SIGINT)
     assert job.wait(command=command).out == "130\n"
     job.nothing_left()
@@ -127,7 +127,7 @@ def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_ki
     pid = front(job)
     os.kill(pid, SIGTERM)
     all_got(job, "SIGTERM")
-    time.sleep(2 * ECHO)  # as much later as a second one that is meant
+    time.sleep(2 * REPEAT_WINDOW)  # as much later as a second one that is meant
     os.kill(pid, SIGTERM)
     result = job.wait(command=command)
     assert (result.out, saved(job), got(job)) == ("143\n", [True] * RANKS, [["SIGTERM"]] * RANKS), result

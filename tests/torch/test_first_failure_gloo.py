@@ -46,7 +46,7 @@ def test_a_rank_that_raised_and_is_slow_to_end_is_blamed_for_the_victim_that_die
     result, report = fail("raises_and_stays")
     assert [(end["rank"], end["stopped_with"]) for end in job.events("worker_exited")] == [(0, None), (1, 15)]
     assert result.status in AFTER_EXCEPTION
-    assert report.startswith(f"{RAISED}   (stopped on its way out, ")
+    assert report.startswith(f"{RAISED}   (stopped while it was exiting, ")
     assert "rank 0 then lost contact with it" in report
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddplaunch.agent.pipes import FULL, HASTE, STUCK
+from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
 from ddplaunch.cli.commands import VERBS
 from ddplaunch.cli.main import parse, resolve
 from ddplaunch.errors import LaunchError
@@ -20,17 +20,17 @@ from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
 from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
-from ddplaunch.supervise.node import KILL_TIMEOUT, SETTLE
+from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
 from docs import code_map, generate
 from tests.docs.pages import PAGES, ROOT, commands, name_of, prose, words_of
 
 NUMBERS = [
-    ("concepts/failure-report.md", f"waits for up to **{SETTLE:g} seconds** for another one"),
+    ("concepts/failure-report.md", f"waits for up to **{CAUSE_TIMEOUT:g} seconds** for another one"),
     ("concepts/output.md", f"A line longer than {MAX_LINE >> 20} MiB is cut"),
     ("concepts/output.md", f"every {UPDATE_INTERVAL:g} seconds at most"),
     ("concepts/output.md", f"about {FULL >> 20} MiB are kept"),
-    ("concepts/output.md", f"They wait for **{STUCK:g} seconds** without a byte being taken"),
-    ("concepts/output.md", f"a reader who takes nothing for {HASTE:g} seconds"),
+    ("concepts/output.md", f"They wait for **{READER_TIMEOUT:g} seconds** without a byte being taken"),
+    ("concepts/output.md", f"a reader who takes nothing for {UNREAD_TIMEOUT:g} seconds"),
     ("concepts/output.md", f"a file holds at most **{LOG_LIMIT >> 30} GiB**"),
     ("concepts/output.md", f"holds a line back for up to {WAIT:g} s"),
     ("concepts/supervision.md", f"not even SIGKILL ends within {KILL_TIMEOUT:g} s"),

@@ -12,9 +12,9 @@ from ddplaunch.supervise.job.actions import (
     Drop,
     EndJob,
     KillNodes,
+    Print,
     Refuse,
     ReportFailure,
-    Say,
     StopNodes,
 )
 from ddplaunch.supervise.job.events import (
@@ -56,10 +56,10 @@ __all__ = [
     "NodeStopping",
     "Phase",
     "Policy",
+    "Print",
     "Refuse",
     "ReportFailure",
     "Result",
-    "Say",
     "State",
     "StopNodes",
     "StopRequested",

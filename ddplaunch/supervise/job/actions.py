@@ -31,7 +31,7 @@ class KillNodes:
 
 @record
 class Refuse:
-    """Tell this agent that it cannot take part, and let it go."""
+    """Report to this agent that it cannot take part."""
 
     id: int
     reason: str
@@ -47,25 +47,25 @@ class Drop:
 
 @record
 class ReportFailure:
-    """Tell of a failed generation; another follows after `wait` seconds at the earliest."""
+    """Report a failed generation; another follows after `wait` seconds at the earliest."""
 
     wait: float
 
 
 @record
-class Say:
-    """Tell the user."""
+class Print:
+    """Print a line for the user."""
 
     text: str
 
 
 @record
 class EndJob:
-    """The job has ended: tell all agents, wait until they know."""
+    """The job has ended: report it to all agents, wait until they know."""
 
     status: int
     error: str = ""  # what was wrong, if it is not in the state
     requeue: int = 0  # the notice after which it should go back into the queue
 
 
-Action = BeginGeneration | StopNodes | KillNodes | Refuse | Drop | ReportFailure | Say | EndJob
+Action = BeginGeneration | StopNodes | KillNodes | Refuse | Drop | ReportFailure | Print | EndJob

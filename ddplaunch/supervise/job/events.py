@@ -1,4 +1,4 @@
-"""What the coordinator is told: events, in their order. Times are CLOCK_MONOTONIC seconds of its own host."""
+"""What happened: the events that `step` takes, in their order. Times are CLOCK_MONOTONIC seconds of the coordinator's host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 @record
 class Joined:
-    """An agent is there."""
+    """An agent has joined."""
 
     member: Member
     at: float
@@ -17,7 +17,7 @@ class Joined:
 
 @record
 class Left:
-    """An agent is gone."""
+    """The connection of an agent has ended."""
 
     id: int
     reason: str  # as in a sentence: "connection closed", "silent for 10 s"
@@ -26,7 +26,7 @@ class Left:
 
 @record
 class NodeGivenUp:
-    """A node has been given up by the command that starts the agents, and will not come."""
+    """A node has been given up by the command that starts the agents, and will not join."""
 
     at: float
 
@@ -43,7 +43,7 @@ class NodeStopping:
 
 @record
 class NodeNoticed:
-    """A notice has come to an agent, or the user has stopped the job there."""
+    """An agent has received a notice, or the user has stopped the job there."""
 
     id: int
     signum: int
@@ -60,7 +60,7 @@ class NodeEscalated:
 
 @record
 class StopRequested:
-    """The command that has started all agents wants the end, or has ended itself."""
+    """The command that has started all agents requests the end, or has ended itself."""
 
     why: Why
     signum: int

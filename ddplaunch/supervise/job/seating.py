@@ -24,7 +24,7 @@ def why_refused(state: State, member: Member) -> str | None:
 def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
     """Give the agents by place: the coordinator's own first, each at its wanted place, the others in between.
 
-    Whoever had a place before comes before whoever is new, so that ranks change as little as they can.
+    Agents that had a place before come before new ones, so that ranks change as little as they can.
     """
     number = len(members)
     places: dict[int, Member] = {0: members[OWN]}
@@ -42,28 +42,33 @@ def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
 
 
 def waiting(state: State) -> str:
-    """Say whom a meeting waits for."""
+    """Describe how many nodes have joined, and which the rendezvous waits for."""
     here, policy = len(state.members), state.policy
     if here >= policy.min_nodes:
-        return f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes are there; starting unless another one comes"
-    return f"waiting for {missing(state)}"
+        enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
+        return f"{enough}; starting unless another joins within {policy.last_call:g} s"
+    return f"{joined(state)}; waiting for {missing(state)}"
+
+
+def joined(state: State) -> str:
+    """Describe how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
+    hosts = [member.host for member in state.members.values()]
+    return f"{len(hosts)} of {_nodes(state.policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
 
 
 def missing(state: State) -> str:
-    """Say who has not come yet: "2 of 3 nodes: node 1 (b), node 2 (c)"."""
+    """Name the nodes that have not joined yet, as far as they are known: "node 1 (b), node 2 (c)", "2 more"."""
     here, policy = state.members.values(), state.policy
-    lacking = f"{policy.min_nodes - len(here)} of {_nodes(policy.min_nodes)}"
     taken = {0, *(member.wanted for member in here)}
     by_rank = policy.min_nodes == policy.max_nodes and all(
         member.wanted is not None or member.id == OWN for member in here
     )
     if not by_rank or (len(here) == 1 and not policy.names):
-        hosts = ", ".join(member.host for member in list(here)[:8])
-        return f"{lacking} (there {'is' if len(here) == 1 else 'are'} {hosts})" if here else lacking
+        return f"{policy.min_nodes - len(here)} more"
     absent = [place for place in range(policy.max_nodes) if place not in taken]
     names = dict(enumerate(policy.names))
     shown = ", ".join(f"node {place} ({names[place]})" if place in names else f"node {place}" for place in absent[:8])
-    return f"{lacking}: {shown}{', ...' if len(absent) > 8 else ''}"
+    return f"{shown}{', ...' if len(absent) > 8 else ''}"
 
 
 def disagreements(members: Sequence[Member]) -> list[str]:

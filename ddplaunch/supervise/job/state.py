@@ -16,9 +16,9 @@ OWN = 0  # the id of the coordinator's own agent
 class Phase(Enum):
     """What is being waited for."""
 
-    MEETING = auto()  # the agents of the next generation
+    RENDEZVOUS = auto()  # the agents of the next generation
     RUNNING = auto()
-    STOPPING = auto()  # all were told to stop; some have workers yet
+    STOPPING = auto()  # all were ordered to stop; some still have workers
     PAUSING = auto()  # between two generations
     ENDED = auto()
 
@@ -31,11 +31,11 @@ class Policy:
     max_nodes: int
     max_restarts: int = 0
     rdzv_timeout: float = 600.0  # seconds to wait for the nodes
-    last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` are there
+    last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
     replaceable: bool = False  # whether a lost node's agent may be started anew
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
-    names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster tells
+    names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
 
 
 @record(kw_only=True)
@@ -59,9 +59,9 @@ class State:
     """Everything that the next step depends on."""
 
     policy: Policy
-    phase: Phase = Phase.MEETING
+    phase: Phase = Phase.RENDEZVOUS
     members: Mapping[int, Member] = NOTHING  # by id, in order of arrival
-    missed: int = 0  # nodes that were given up before they came
+    given_up: int = 0  # that were given up before they joined
     why: Why | None = None
     signum: int = 0
     notice: int = 0  # the first of policy.notices that came to any node in this generation
@@ -77,8 +77,8 @@ class State:
     left: tuple[str, ...] = ()  # processes that could not be ended
     halted: bool = False  # nothing is started again
     phase_deadline: float | None = None  # when this phase has waited long enough
-    give_up_at: float | None = None  # when a meeting has
-    notice_at: float | None = None  # when to say what is being waited for
+    rdzv_deadline: float | None = None  # when the rendezvous times out
+    notice_at: float | None = None  # when to report what is being waited for
     job_deadline: float | None = None  # when the time of the whole job is up
     suspended_at: float | None = None
     is_debugged: bool = False  # the time of the job may be up only when the debugger is left
@@ -86,9 +86,9 @@ class State:
 
     @property
     def deadline(self) -> float | None:
-        """When `step` should be told of the time at the latest."""
-        deadlines = [self.give_up_at, self.notice_at]
-        if self.suspended_at is None or self.phase is Phase.MEETING:
+        """When `step` is to take `DeadlineReached` at the latest."""
+        deadlines = [self.rdzv_deadline, self.notice_at]
+        if self.suspended_at is None or self.phase is Phase.RENDEZVOUS:
             deadlines += [self.phase_deadline]
         if self.has_time_limit:
             deadlines += [self.job_deadline]

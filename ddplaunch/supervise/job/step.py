@@ -9,15 +9,15 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import failure_status, follows
 from ddplaunch.supervise.job import actions, events
-from ddplaunch.supervise.job.seating import disagreements, missing, order, waiting, why_refused
+from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
-FIRST_NOTICE = 3.0  # seconds after which it is said for the first time whom the job waits for
+FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 _OWN_END = "its ddplaunch was ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
-LINGER = 60.0  # seconds after which nodes that have finished are named while the others run on
+EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
@@ -26,7 +26,7 @@ def begin(policy: Policy, at: float) -> Result:
     """Wait for the agents."""
     state = State(
         policy=policy,
-        give_up_at=at + policy.rdzv_timeout,
+        rdzv_deadline=at + policy.rdzv_timeout,
         notice_at=at + FIRST_NOTICE,
         job_deadline=None if policy.timeout is None else at + policy.timeout,
     )
@@ -45,8 +45,8 @@ def step(state: State, event: events.Event) -> Result:
         case events.Left(who, reason, at):
             return _left(state, who, reason, at) if who in state.members else (state, ())
         case events.NodeGivenUp(at):
-            state = replace(state, missed=state.missed + 1)
-            return _start(state, at) if state.phase is Phase.MEETING and _nobody_else_comes(state) else (state, ())
+            state = replace(state, given_up=state.given_up + 1)
+            return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
         case events.NodeStopping(who, why, signum, at):
             return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
         case events.NodeNoticed(who, signum):
@@ -69,7 +69,7 @@ def step(state: State, event: events.Event) -> Result:
 
 
 def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
-    """Remember that the end was announced, or that the user wants it."""
+    """Remember that the end was announced, or that the user requested it."""
     if why is not Why.SIGNALLED:
         return state
     if signum in state.policy.notices:
@@ -83,52 +83,52 @@ def _is_awaited(state: State, who: int) -> bool:
     return member is not None and member.place is not None and not member.has_ended
 
 
-# --- who is there
+# --- members
 
 
 def _joined(state: State, member: Member, at: float) -> Result:
     if (reason := why_refused(state, member)) is not None:
         return state, (actions.Refuse(member.id, reason, exitcodes.USAGE),)
     state = replace(state, members={**state.members, member.id: member})
-    if state.phase is Phase.MEETING:
-        return _met(state, at, regrouping=state.generation >= 0)
+    if state.phase is Phase.RENDEZVOUS:
+        return _start_if_complete(state, at, regrouping=state.generation >= 0)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
         stopped, then = _stop(state, Why.NODE_JOINED, SIGTERM, at)
-        return stopped, (actions.Say(f"{member.host} joins: all workers start again with it"), *then)
+        return stopped, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
 
 
 def _left(state: State, who: int, reason: str, at: float) -> Result:
     member = state.members[who]
     state = replace(state, members={id: other for id, other in state.members.items() if id != who})
-    if state.phase is Phase.MEETING:
-        met, then = _met(state, at, regrouping=state.generation >= 0)
-        return met, (actions.Say(f"{member.host} has left: {reason}"), *then)
+    if state.phase is Phase.RENDEZVOUS:
+        met, then = _start_if_complete(state, at, regrouping=state.generation >= 0)
+        return met, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if member.place is None or member.has_ended:
         return _all_ended(state, at)
     state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
-    said = actions.Say(f"{member} is lost: {reason}")
+    loss = actions.Print(f"{member} is lost: {reason}")
     if state.phase is Phase.RUNNING:
         stopped, then = _stop(state, Why.NODE_LOST, SIGTERM, at)
-        return stopped, (said, *then)
+        return stopped, (loss, *then)
     if state.why is Why.NODE_JOINED:
         state = replace(state, why=Why.NODE_LOST)
     ended, then = _all_ended(state, at)
-    return ended, (said, *then)
+    return ended, (loss, *then)
 
 
-def _met(state: State, at: float, *, regrouping: bool) -> Result:
-    """Start if enough agents are there; `regrouping` is no first start, which waits for nobody who may still come."""
+def _start_if_complete(state: State, at: float, *, regrouping: bool) -> Result:
+    """Start if enough agents have joined; `regrouping` is no first start, and does not wait for more than these."""
     number, policy = len(state.members), state.policy
-    if _nobody_else_comes(state) or (number >= policy.min_nodes and regrouping):
+    if _is_complete(state) or (number >= policy.min_nodes and regrouping):
         return _start(state, at)
     deadline = at + policy.last_call if number >= policy.min_nodes else None
     return replace(state, phase_deadline=deadline), ()
 
 
-def _nobody_else_comes(state: State) -> bool:
+def _is_complete(state: State) -> bool:
     policy = state.policy
-    return len(state.members) >= max(policy.min_nodes, policy.max_nodes - state.missed)
+    return len(state.members) >= max(policy.min_nodes, policy.max_nodes - state.given_up)
 
 
 def _start(state: State, at: float) -> Result:
@@ -145,16 +145,16 @@ def _start(state: State, at: float) -> Result:
         members=members,
         why=None,
         signum=0,
-        notice=0,  # these workers have not had it
+        notice=0,  # these workers have not received it
         generation=generation,
         generation_at=at,
         exits=(),
         lost=(),
         phase_deadline=None,
-        give_up_at=None,
+        rdzv_deadline=None,
         notice_at=None,
     )
-    warnings = tuple(map(actions.Say, disagreements(seated))) if newcomers else ()
+    warnings = tuple(map(actions.Print, disagreements(seated))) if newcomers else ()
     return state, (
         *warnings,
         actions.BeginGeneration(generation, tuple(member.id for member in seated), state.restarts),
@@ -172,7 +172,7 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
         return left, (*then, actions.Drop(who) if leaves else actions.Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who)
-    if state.phase in (Phase.MEETING, Phase.PAUSING):
+    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return _end(replace(state, why=why, signum=signum))
     if why in (Why.SIGNALLED, Why.TIMED_OUT):
         return replace(state, halted=True), ()
@@ -182,7 +182,7 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
 def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at)
-    if state.phase in (Phase.MEETING, Phase.PAUSING):
+    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return _end(replace(state, why=why, signum=signum))
     return replace(state, halted=True), ()
 
@@ -205,7 +205,7 @@ def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
         halted=state.halted or bool(event.left),  # the next generation would run beside it
     )
     if state.phase is Phase.RUNNING and state.notice_at is None:
-        state = replace(state, notice_at=at + LINGER)
+        state = replace(state, notice_at=at + EARLY_EXIT_WARNING)
     return _all_ended(state, at)
 
 
@@ -220,16 +220,16 @@ def _all_ended(state: State, at: float) -> Result:
     if state.why is Why.TIMED_OUT and state.exits and all(end.stopped_with is None for end in state.exits):
         # the time was up while what finished workers had left behind was swept
         return _end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
-    return _again_or_end(state, at)
+    return _restart_or_end(state, at)
 
 
-def _again_or_end(state: State, at: float) -> Result:
+def _restart_or_end(state: State, at: float) -> Result:
     failure = state.failure
     if _left_after(state):
         return _end(state)
     if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
         state = replace(state, why=Why.NODE_LOST)
-    if state.halted or state.start_failure is not None or state.why not in _MAY_GO_ON:
+    if state.halted or state.start_failure is not None or state.why not in _MAY_RESTART:
         return _end(state)
     policy, here = state.policy, len(state.members)
     counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
@@ -243,13 +243,13 @@ def _again_or_end(state: State, at: float) -> Result:
     return going_on, () if state.why is Why.NODE_JOINED else (actions.ReportFailure(wait),)
 
 
-_MAY_GO_ON = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
+_MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
 
 
 def _end(state: State, error: str = "") -> Result:
     state = replace(state, requeue=_left_after(state))
     status = _status(state)
-    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, give_up_at=None, notice_at=None, status=status)
+    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
     return ended, (actions.EndJob(status, error, state.requeue),)
 
 
@@ -291,34 +291,34 @@ def _deadline(state: State, at: float) -> Result:
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _job_stopping(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
-        if state.phase is Phase.MEETING:
+        if state.phase is Phase.RENDEZVOUS:
             return _start(state, at)
-        return _meet_again(replace(state, phase_deadline=None), at)
-    if state.give_up_at is not None and at >= state.give_up_at:
+        return _rendezvous(replace(state, phase_deadline=None), at)
+    if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
-        return _end(replace(state, why=why), f"the nodes did not meet in time: waited in vain for {missing(state)}")
-    if state.phase is Phase.MEETING:
-        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Say(waiting(state)),)
+        return _end(replace(state, why=why), f"the rendezvous timed out: {joined(state)}; missing: {missing(state)}")
+    if state.phase is Phase.RENDEZVOUS:
+        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(waiting(state)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
-    words = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
-    return replace(state, notice_at=None), (actions.Say(words),)
+    text = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
+    return replace(state, notice_at=None), (actions.Print(text),)
 
 
 def _resumed(state: State, at: float) -> State:
-    """Let the clocks run on that stood still while the job was suspended."""
+    """Move the deadlines by the time that the job was suspended."""
     if state.suspended_at is None:
         return state
     stood_still = at - state.suspended_at
     deadline, job_deadline = state.phase_deadline, state.job_deadline
-    if deadline is not None and state.phase is not Phase.MEETING:
+    if deadline is not None and state.phase is not Phase.RENDEZVOUS:
         deadline += stood_still
     if job_deadline is not None:
         job_deadline += stood_still
     return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
 
 
-def _meet_again(state: State, at: float) -> Result:
-    meeting = replace(
-        state, phase=Phase.MEETING, give_up_at=at + state.policy.rdzv_timeout, notice_at=at + FIRST_NOTICE
+def _rendezvous(state: State, at: float) -> Result:
+    state = replace(
+        state, phase=Phase.RENDEZVOUS, rdzv_deadline=at + state.policy.rdzv_timeout, notice_at=at + FIRST_NOTICE
     )
-    return _met(meeting, at, regrouping=True)
+    return _start_if_complete(state, at, regrouping=True)

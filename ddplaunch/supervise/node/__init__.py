@@ -14,11 +14,11 @@ from ddplaunch.supervise.node.actions import (
     ForwardSignal,
     HoldTimeout,
     KillWorkers,
+    Print,
     ReportEnded,
     ReportNotice,
     ReportStopping,
     Resume,
-    Say,
     StartWorkers,
     StopWorkers,
     Suspend,
@@ -40,13 +40,13 @@ from ddplaunch.supervise.node.events import (
     WorkerStarted,
 )
 from ddplaunch.supervise.node.state import Phase, Policy, State
-from ddplaunch.supervise.node.step import LINGER, SETTLE, begin, step
+from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, begin, step
 from ddplaunch.supervise.node.teardown import KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result
 
 __all__ = [
+    "CAUSE_TIMEOUT",
+    "EARLY_EXIT_WARNING",
     "KILL_TIMEOUT",
-    "LINGER",
-    "SETTLE",
     "SWEEP_GRACE",
     "TIDY_TIMEOUT",
     "Action",
@@ -63,12 +63,12 @@ __all__ = [
     "KillWorkers",
     "Phase",
     "Policy",
+    "Print",
     "ReportEnded",
     "ReportNotice",
     "ReportStopping",
     "Result",
     "Resume",
-    "Say",
     "SignalReceived",
     "StartFailed",
     "StartWorkers",

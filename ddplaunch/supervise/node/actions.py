@@ -41,7 +41,7 @@ class Sweep:
     """Look for processes that workers left behind, signal those found, answer `Swept` now and whenever one ends."""
 
     signum: int
-    sparing: bool = True  # not those that tidy up behind others and then end by themselves
+    sparing: bool = True  # not those that clean up after others and then end by themselves
 
 
 @record
@@ -55,15 +55,15 @@ class Resume:
 
 
 @record
-class Say:
-    """Tell the user."""
+class Print:
+    """Print a line for the user."""
 
     text: str
 
 
 @record
 class Exit:
-    """All is gone: end with this status."""
+    """Nothing is left: end with this status."""
 
     status: int
 
@@ -99,7 +99,7 @@ class HoldTimeout:
 
 @record
 class ReportEnded:
-    """All is gone: report to the coordinator how this node's workers ended, release what they held."""
+    """Nothing is left: report to the coordinator how this node's workers ended, release what they held."""
 
 
 Action = (
@@ -110,7 +110,7 @@ Action = (
     | Sweep
     | Suspend
     | Resume
-    | Say
+    | Print
     | Exit
     | ReportStopping
     | ReportNotice

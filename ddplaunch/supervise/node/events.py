@@ -1,4 +1,4 @@
-"""What happened: the events that `step` is told of, in their order. Times are CLOCK_MONOTONIC seconds."""
+"""What happened: the events that `step` takes, in their order. Times are CLOCK_MONOTONIC seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SignalReceived:
 
     signum: int
     at: float
-    escalates: bool = True  # a second one kills; False for what shows no impatience, such as a copy of the first
+    escalates: bool = True  # a second one kills; False for one that is no second request, such as a copy of the first
 
 
 @record

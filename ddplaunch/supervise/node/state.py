@@ -51,11 +51,11 @@ class State:
     raised: tuple[tuple[int, WorkerError], ...] = ()
     start_failure: StartFailure | None = None
     swept_with: int = 0  # the signal of the last sweep
-    sparing: bool = False  # whether it left some time to those that tidy up behind others
+    sparing: bool = False  # whether it left some time to those that clean up after others
     left: tuple[str, ...] = ()  # processes that the last sweep found
     generation_at: float = 0.0  # when this generation began
     phase_deadline: float | None = None  # when this phase has waited long enough
-    linger_deadline: float | None = None  # when those that ended with 0 are named
+    warning_deadline: float | None = None  # when those that ended with 0 are named
     suspended_at: float | None = None
     halted: bool = False  # the coordinator knows that nothing is to be started again
     status: int | None = None  # of the job, once the coordinator gave it or is lost
@@ -65,8 +65,8 @@ class State:
         """When the agent should wake at the latest."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        lingers = self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger
-        return soonest(self.phase_deadline, self.linger_deadline if lingers else None)
+        warns = self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger
+        return soonest(self.phase_deadline, self.warning_deadline if warns else None)
 
     @property
     def is_going(self) -> bool:

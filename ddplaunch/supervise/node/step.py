@@ -1,6 +1,6 @@
 """The decision itself: a state and an event give the next state and what is to be done. It does nothing itself.
 
-What an event means is said here; how workers are brought to their end, whatever the reason, in `teardown`.
+What an event means is decided here; how workers are stopped, whatever the reason, in `teardown`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ddplaunch.supervise.node.teardown import (
     SWEEP_GRACE,
     TIDY_TIMEOUT,
     Result,
-    counted,
     end,
     escalate,
     kill,
@@ -25,12 +24,13 @@ from ddplaunch.supervise.node.teardown import (
     stop,
     stop_others,
     sweep,
+    sweep_if_ended,
     swept,
 )
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
-SETTLE = 3.0  # seconds to wait for the culprit, which may have closed its connections long before it ends
-LINGER = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
+CAUSE_TIMEOUT = 3.0  # seconds to wait for the end of the cause, which may have closed its connections long before
+EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
 
@@ -51,7 +51,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.StartFailed(failure, at):
             state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
             if not state.is_going:
-                return counted(state, at)
+                return sweep_if_ended(state, at)
             return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case events.WorkerExited(exit, at):
             released = (actions.HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
@@ -93,14 +93,14 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         why=None,
         generation=begun.generation,
         alone=begun.alone,
-        notice=0,  # these workers have not had it
+        notice=0,  # these workers have not received it
         pending=begun.ranks,
         exits=(),
         raised=(),
         left=(),
         generation_at=begun.at,
         phase_deadline=None,
-        linger_deadline=None,
+        warning_deadline=None,
     )
     return state, (actions.StartWorkers(begun.generation),)
 
@@ -109,29 +109,29 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     all_gone = not state.alive and not state.pending
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
-            cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _culprit_raised(state)
+            cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _cause_raised(state)
             # on other nodes there may be one even when all are gone here
             if cause_unknown and not (all_gone and state.alone):
-                deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + SETTLE
+                deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
                 return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.RUNNING | Phase.SETTLING if all_gone:
             if state.phase is Phase.SETTLING:
                 return stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
             return sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
-        case Phase.RUNNING if state.linger_deadline is None:
-            return replace(state, linger_deadline=at + LINGER), ()
-    return counted(state, at)
+        case Phase.RUNNING if state.warning_deadline is None:
+            return replace(state, warning_deadline=at + EARLY_EXIT_WARNING), ()
+    return sweep_if_ended(state, at)
 
 
-def _culprit_raised(state: State) -> bool:
+def _cause_raised(state: State) -> bool:
     """Whether some worker has recorded an exception that does not merely follow another's end."""
     dead = {exit.rank for exit in state.exits}
     return any(rank not in dead and not follows(error) for rank, error in state.raised)
 
 
 def _noted(state: State, signum: int) -> Result:
-    """Report a notice, or that the user has stopped a job that gets notices. What it does to the workers is not said here."""
+    """Report a notice, or that the user has stopped a job that gets notices. What it does to the workers is decided elsewhere."""
     policy = state.policy
     if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.abandoned:
         return replace(state, abandoned=True), (actions.ReportNotice(signum),)
@@ -190,8 +190,8 @@ def _deadline(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if _is_lingering(state, at):
-            return replace(state, linger_deadline=float("inf")), (actions.Say(_lingering(state)),)
+        case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
+            return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
@@ -205,18 +205,18 @@ def _deadline(state: State, at: float) -> Result:
         case Phase.SWEEPING if state.sparing:
             return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
         case Phase.SWEEPING:
-            # uninterruptible sleep: nobody can end it, so it is named instead of waited for
+            # uninterruptible sleep: nothing can end it, so it is named instead of waited for
             ended, then = swept(state)
-            return ended, (actions.Say(f"could not be ended: {', '.join(state.left)}"), *then)
+            return ended, (actions.Print(f"could not be ended: {', '.join(state.left)}"), *then)
     return state, ()
 
 
-def _is_lingering(state: State, at: float) -> bool:
-    return state.linger_deadline is not None and at >= state.linger_deadline and not state.debugger
+def _is_warning_due(state: State, at: float) -> bool:
+    return state.warning_deadline is not None and at >= state.warning_deadline and not state.debugger
 
 
-def _lingering(state: State) -> str:
-    """Say that some workers ended well long before the others."""
+def _early_exit_warning(state: State) -> str:
+    """Name the workers that ended with 0 long before the others."""
     gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
     return f"rank {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"

@@ -1,4 +1,4 @@
-"""How workers are brought to their end: stop, kill, sweep; then a report to the coordinator, or the exit.
+"""How workers are stopped: stop, kill, sweep; then a report to the coordinator, or the exit.
 
 Each function gives the state after it and what is to be done, as `step` does. Pure.
 """
@@ -13,7 +13,7 @@ from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.outcome import Why
 
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
-TIDY_TIMEOUT = 3.0  # seconds for those that tidy up: torch's manager of shared memory ends 2 s after its users
+TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared memory ends 2 s after its users
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
 Result = tuple[State, tuple[actions.Action, ...]]
@@ -24,14 +24,14 @@ def stop(state: State, why: Why, signum: int, at: float) -> Result:
     ours = why not in (Why.COORDINATOR, Why.JOB_ENDED)
     reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum),) if ours else ()
     if state.is_waiting:
-        return replace(_awake(state, at), why=why), reported
-    state = replace(_awake(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
+        return replace(_shift_deadlines(state, at), why=why), reported
+    state = replace(_shift_deadlines(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
     then: tuple[actions.Action, ...] = (actions.StopWorkers(signum, state.policy.ranks - held), *reported)
     if held:
         # the user of the debugger decides when it ends
-        then = (*then, actions.Say(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
+        then = (*then, actions.Print(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
     if not state.alive:
         sweeping, sweeps = sweep(state, signum, deadline)
         return sweeping, (*then, *sweeps)
@@ -50,7 +50,7 @@ def stop_others(state: State, why: Why, signum: int) -> Result:
     return replace(state, why=why), (actions.ReportStopping(why, signum),)
 
 
-def counted(state: State, at: float) -> Result:
+def sweep_if_ended(state: State, at: float) -> Result:
     """One worker less; when the last one is gone, what they left behind is next."""
     if not state.alive and not state.pending:
         if state.phase is Phase.STOPPING:
@@ -74,20 +74,20 @@ def escalate(state: State, at: float) -> Result:
 
 def kill(state: State, at: float) -> Result:
     """Wait for the workers no longer."""
-    state = _awake(state, at)
+    state = _shift_deadlines(state, at)
     return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT), (
         actions.KillWorkers(state.policy.ranks),
     )
 
 
 def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
-    """End what the workers, who are gone, left behind."""
+    """End what the workers, which have ended, left behind."""
     state = replace(state, phase=Phase.SWEEPING, phase_deadline=deadline, swept_with=signum, sparing=sparing)
     return state, (actions.Sweep(signum, sparing),)
 
 
 def swept(state: State) -> Result:
-    """Leave the rest to the coordinator, unless it has said how the job ends."""
+    """Leave the rest to the coordinator, unless it has reported how the job ends."""
     if state.status is not None:
         return end(state)
     return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(),)
@@ -101,11 +101,11 @@ def end(state: State) -> Result:
 
 def resume(state: State, at: float) -> Result:
     """Let the workers go on, if they are suspended."""
-    return (state, ()) if state.suspended_at is None else (_awake(state, at), (actions.Resume(),))
+    return (state, ()) if state.suspended_at is None else (_shift_deadlines(state, at), (actions.Resume(),))
 
 
-def _awake(state: State, at: float) -> State:
-    """Let every clock run on that stood still while the job was suspended."""
+def _shift_deadlines(state: State, at: float) -> State:
+    """Move every deadline by the time that the job was suspended."""
     if state.suspended_at is None:
         return state
     pause = at - state.suspended_at
@@ -117,5 +117,5 @@ def _awake(state: State, at: float) -> State:
         state,
         suspended_at=None,
         phase_deadline=later(state.phase_deadline),
-        linger_deadline=later(state.linger_deadline),
+        warning_deadline=later(state.warning_deadline),
     )

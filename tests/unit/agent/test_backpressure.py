@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.agent.pipes import FULL, STDOUT, STUCK, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, STDOUT, Backpressure, FrontPipes, OutputQueue
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_a_full_queue_holds_the_workers_up_until_the_reader_is_stuck_for_long(re
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
     assert backpressure.update(pauses.append, True, 10.0) is False
-    assert backpressure.deadline == 10.0 + STUCK
-    assert backpressure.update(pauses.append, True, 10.0 + STUCK - 0.1) is False
-    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
+    assert backpressure.deadline == 10.0 + READER_TIMEOUT
+    assert backpressure.update(pauses.append, True, 10.0 + READER_TIMEOUT - 0.1) is False
+    assert backpressure.update(pauses.append, True, 10.0 + READER_TIMEOUT) is True
     assert backpressure.deadline is None
     assert pauses == [True, True, False]
 
@@ -61,31 +61,31 @@ def test_a_slow_reader_is_waited_for(reader, backpressure, pauses):
     backpressure.update(pauses.append, True, 10.0)
     front.recv(1 << 17)
     queue.flush()
-    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is False
-    assert backpressure.deadline == 10.0 + 2 * STUCK
+    assert backpressure.update(pauses.append, True, 10.0 + READER_TIMEOUT) is False
+    assert backpressure.deadline == 10.0 + 2 * READER_TIMEOUT
 
 
 def test_what_no_log_has_is_never_dropped(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
     backpressure.update(pauses.append, False, 10.0)
-    assert backpressure.update(pauses.append, False, 10.0 + STUCK) is False
+    assert backpressure.update(pauses.append, False, 10.0 + READER_TIMEOUT) is False
 
 
 def test_when_a_log_fails_while_output_is_dropped_nothing_more_is(reader, backpressure, pauses):
     queue, _ = reader
     queue.put(STDOUT, bytes(2 * FULL))
     backpressure.update(pauses.append, True, 10.0)
-    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
+    assert backpressure.update(pauses.append, True, 10.0 + READER_TIMEOUT) is True
     assert backpressure.update(pauses.append, False, 20.0) is False
-    assert backpressure.update(pauses.append, False, 20.0 + STUCK) is False
+    assert backpressure.update(pauses.append, False, 20.0 + READER_TIMEOUT) is False
 
 
 def test_a_reader_that_comes_back_gets_everything_from_there_on(reader, backpressure, pauses):
     queue, front = reader
     queue.put(STDOUT, bytes(2 * FULL))
     backpressure.update(pauses.append, True, 10.0)
-    assert backpressure.update(pauses.append, True, 10.0 + STUCK) is True
+    assert backpressure.update(pauses.append, True, 10.0 + READER_TIMEOUT) is True
     take_all(queue, front)
     assert backpressure.update(pauses.append, True, 30.0) is False
     assert backpressure.deadline is None

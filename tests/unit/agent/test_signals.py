@@ -6,10 +6,10 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
-from ddplaunch.agent.signals import COPY, ECHO, SignalDeduplicator
+from ddplaunch.agent.signals import COPY_WINDOW, REPEAT_WINDOW, SignalDeduplicator
 
 STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
-SOON = ECHO / 2
+SOON = REPEAT_WINDOW / 2
 
 Came = tuple[float, int, str]
 
@@ -29,11 +29,11 @@ def test_a_stop_signal_that_comes_twice_at_once_is_no_second_one(first, second):
 
 
 def test_a_later_one_is_a_second_one():
-    assert hurries((1.0, SIGINT, "front"), (1.0 + ECHO + SOON, SIGINT, "front")) == [True, True]
+    assert hurries((1.0, SIGINT, "front"), (1.0 + REPEAT_WINDOW + SOON, SIGINT, "front")) == [True, True]
 
 
 def test_who_sends_without_a_pause_is_not_taken_for_an_echo_for_ever():
-    many = [(1.0 + tenth * ECHO / 10, SIGTERM, "front") for tenth in range(25)]
+    many = [(1.0 + tenth * REPEAT_WINDOW / 10, SIGTERM, "front") for tenth in range(25)]
     assert sum(hurries(*many)) == 3
 
 
@@ -46,11 +46,11 @@ def test_what_comes_to_the_process_itself_is_no_hurry_whenever_it_comes():
 
 
 def test_what_came_to_both_processes_is_one_signal_even_if_the_front_is_slow_to_pass_it_on():
-    late = 1.0 + COPY / 2
+    late = 1.0 + COPY_WINDOW / 2
     assert hurries((1.0, SIGTERM, "direct"), (late, SIGTERM, "front")) == [False, False]
-    again = (late + 2 * ECHO, SIGTERM, "front")
+    again = (late + 2 * REPEAT_WINDOW, SIGTERM, "front")
     assert hurries((1.0, SIGTERM, "direct"), (late, SIGTERM, "front"), again) == [False, False, True]
-    assert hurries((1.0, SIGTERM, "direct"), (1.0 + COPY, SIGTERM, "front")) == [False, True]
+    assert hurries((1.0, SIGTERM, "direct"), (1.0 + COPY_WINDOW, SIGTERM, "front")) == [False, True]
     assert hurries((1.0, SIGINT, "direct"), (late, SIGTERM, "front")) == [False, True]
 
 

@@ -12,9 +12,9 @@ from ddplaunch.coordinator.heartbeat import Heartbeat
 def test_questions_without_an_answer_are_counted_and_any_sign_of_life_forgives_them() -> None:
     heartbeat = Heartbeat()
     for _ in range(3):
-        heartbeat.asked()
+        heartbeat.ping_sent()
     assert heartbeat.unanswered == 3
-    heartbeat.heard()
+    heartbeat.received()
     assert heartbeat.unanswered == 0
 
 
@@ -29,7 +29,7 @@ def test_without_an_answer_the_clocks_are_taken_for_one() -> None:
 )
 def test_the_offset_is_right_to_half_a_round_trip(ahead: float, there: float, back: float) -> None:
     heartbeat = Heartbeat()
-    heartbeat.answered(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)
+    heartbeat.pong_received(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)
     assert heartbeat.offset == pytest.approx(-ahead, abs=(there + back) / 2 + 1e-6)
 
 
@@ -37,27 +37,27 @@ def test_the_offset_is_right_to_half_a_round_trip(ahead: float, there: float, ba
 def test_two_agents_on_one_host_have_one_clock(sent: float, there: float, back: float) -> None:
     """However long an answer takes: what happens on simulated nodes is in the order in which it happened."""
     heartbeat = Heartbeat()
-    heartbeat.answered(sent=sent, at=sent + there, now=sent + there + back)
+    heartbeat.pong_received(sent=sent, at=sent + there, now=sent + there + back)
     assert heartbeat.offset == 0
 
 
 def test_the_quickest_answer_counts() -> None:
     heartbeat = Heartbeat()
-    heartbeat.answered(sent=10.0, at=500.9, now=11.0)
-    heartbeat.answered(sent=20.0, at=510.005, now=20.01)
-    heartbeat.answered(sent=30.0, at=520.1, now=30.9)
+    heartbeat.pong_received(sent=10.0, at=500.9, now=11.0)
+    heartbeat.pong_received(sent=20.0, at=510.005, now=20.01)
+    heartbeat.pong_received(sent=30.0, at=520.1, now=30.9)
     assert heartbeat.offset == pytest.approx(-490.0)
 
 
 def test_a_clock_that_drifts_is_followed() -> None:
     heartbeat = Heartbeat()
-    heartbeat.answered(sent=0.0, at=7.0, now=0.001)
+    heartbeat.pong_received(sent=0.0, at=7.0, now=0.001)
     for second in range(1, 20):
-        heartbeat.answered(sent=float(second), at=second + 9.0, now=second + 0.002)
+        heartbeat.pong_received(sent=float(second), at=second + 9.0, now=second + 0.002)
     assert heartbeat.offset == pytest.approx(-9.0, abs=0.01)
 
 
 def test_an_answer_to_a_question_of_the_future_teaches_nothing() -> None:
     heartbeat = Heartbeat()
-    heartbeat.answered(sent=99.0, at=7.0, now=1.0)
+    heartbeat.pong_received(sent=99.0, at=7.0, now=1.0)
     assert heartbeat.offset == 0

@@ -206,7 +206,7 @@ ROWS = [
     ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Evidence()),
     ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Evidence()),
     (
-        "sender of a tensor gone",
+        "sender of a tensor has ended",
         raised(
             "ConnectionRefusedError",
             "[Errno 111] Connection refused",

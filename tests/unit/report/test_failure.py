@@ -184,7 +184,7 @@ def test_an_exit_status() -> None:
     assert report(end(1, 3, tail=tail), stopped(0)) == expect("""
     error: rank 1 failed: exit status 3   (after 4 s)
 
-      its last words on stderr:
+      last stderr output:
         line 29
         line 30
         line 31
@@ -244,7 +244,7 @@ def test_sys_exit_with_a_number_by_argparse() -> None:
       train.py:9 in main
         args = parser.parse_args()
 
-      its last words on stderr:
+      last stderr output:
         usage: train.py [-h] [--lr LR]
         train.py: error: unrecognized arguments: --local-rank=0
 
@@ -270,7 +270,7 @@ def test_a_segmentation_fault_with_the_stack_of_faulthandler() -> None:
     assert report(crash, stopped(0), stopped(1)) == expect("""
     error: rank 2 failed: killed by SIGSEGV   (core dumped, after 4 s)
 
-      where it was, innermost first:
+      stack, innermost frame first:
         ctypes/__init__.py:519 in string_at
         train.py:15 in inner
         train.py:17
@@ -287,7 +287,7 @@ def test_a_kill_by_the_kernel_for_memory() -> None:
     assert report(killed, stopped(0), stopped(1), facts=Evidence(oom_kills=1)) == expect("""
     error: rank 2 failed: killed by SIGKILL   (after 4 s)
 
-      its last words on stderr:
+      last stderr output:
         epoch 1:  90%
 
       rank 2   pid 4702  cuda:2  peak memory 61.2 GiB   logs logs/rank-2.err
@@ -308,11 +308,11 @@ def test_an_abort_in_compiled_code() -> None:
     assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
     error: rank 1 failed: killed by SIGABRT   (after 4 s)
 
-      its last words on stderr:
+      last stderr output:
         terminate called after throwing an instance of 'gloo::EnforceNotMet'
           what():  Received data size doesn't match expected size.
 
-      where it was, innermost first:
+      stack, innermost frame first:
         train.py:88 in train_step
 
       rank 1   pid 4701  cuda:1   logs logs/rank-1.err
@@ -332,13 +332,13 @@ def test_an_abort_in_a_thread_without_python_frames() -> None:
     assert report(end(1, signal=SIGABRT, tail=tail), stopped(0)) == expect("""
     error: rank 1 failed: killed by SIGABRT   (after 4 s)
 
-      its last words on stderr:
+      last stderr output:
         terminate called after throwing an instance of 'c10::DistBackendError'
 
       rank 1   pid 4701  cuda:1   logs logs/rank-1.err
       the other worker was stopped by SIGTERM in 0.1 s
 
-    hint: compiled code gave up and called abort(); what it found wrong is in its last words
+    hint: compiled code called abort(); the reason is in the last stderr output
     """)
 
 
@@ -438,7 +438,7 @@ def test_a_peer_that_had_left_with_0_is_named() -> None:
 def test_a_culprit_that_was_stopped_on_its_way_out() -> None:
     culprit = replace(stopped(1), error=error("ValueError", "boom", STEP, at=999.0))
     assert report(end(0, error=error("RuntimeError", PEER_LOST, STEP, at=999.5)), culprit) == expect("""
-    error: rank 1 failed: ValueError: boom   (stopped on its way out, after 4 s)
+    error: rank 1 failed: ValueError: boom   (stopped while it was exiting, after 4 s)
 
       train.py:88 in train_step
         loss = model(batch)

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.report.stack import fault_frames, frames_of, is_library, place, short, syntax_error_lines, telling
+from ddplaunch.report.stack import (
+    fault_frames,
+    frames_of,
+    is_library,
+    place,
+    relevant_frames,
+    short,
+    syntax_error_lines,
+)
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
 
@@ -54,16 +62,16 @@ def test_the_modules_own_level_has_no_name() -> None:
 def test_the_innermost_frame_of_the_user_tells_most() -> None:
     main, step = frame("train.py", 9), frame("train.py", 5)
     torch, json = frame(LIBRARIES[0][0]), frame(LIBRARIES[3][0])
-    assert telling([main, torch, step]) == (step, None)
-    assert telling([main, step, torch, json]) == (step, json)
-    assert telling([torch, json]) == (None, json)
-    assert telling([]) == (None, None)
+    assert relevant_frames([main, torch, step]) == (step, None)
+    assert relevant_frames([main, step, torch, json]) == (step, json)
+    assert relevant_frames([torch, json]) == (None, json)
+    assert relevant_frames([]) == (None, None)
 
 
 def test_what_has_no_file_tells_nothing() -> None:
     step, frozen = frame("train.py", 5), frame("<frozen importlib._bootstrap>")
-    assert telling([step, frozen]) == (step, None)
-    assert telling([frozen]) == (None, None)
+    assert relevant_frames([step, frozen]) == (step, None)
+    assert relevant_frames([frozen]) == (None, None)
 
 
 def test_frames_are_read_from_a_traceback_of_which_only_the_text_is_known() -> None:

@@ -75,4 +75,4 @@ def test_only_those_nodes_are_asked_about_that_the_job_no_longer_has(tmp_path: P
 
 def test_a_job_that_does_not_know_its_nodes_lost_one_of_them(tmp_path: Path) -> None:
     env = place(tmp_path, line("COMPLETING", "NodeDown", NodeList="node1"), env={"SLURM_JOB_ID": "7"})
-    assert ending.why_ending(env, 20).words == "a node of the job was lost"
+    assert ending.why_ending(env, 20).text == "a node of the job was lost"

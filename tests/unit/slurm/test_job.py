@@ -118,8 +118,8 @@ def test_a_job_goes_back_under_its_own_name(tmp_path: Path) -> None:
     element = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "13", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "1"}
     way = scontrol(tmp_path, line(Restarts=1), env=element)
     intent = way.decide(SIGUSR1)
-    assert (intent.goes, intent.job) == (True, "13_1")
-    assert intent.words == "job 13_1 is requeued after SIGUSR1 (requeue 2 of at most 10)"
+    assert (intent.requeues, intent.job) == (True, "13_1")
+    assert intent.text == "job 13_1 is requeued after SIGUSR1 (requeue 2 of at most 10)"
     assert way.submit() is None
     assert asked(tmp_path) == ["C show job -o 13_1", "C requeue 13_1"]
 
@@ -137,20 +137,20 @@ STAYS = {
 @pytest.mark.parametrize("why", STAYS)
 def test_a_job_does_not_go_back_that(why: str, tmp_path: Path) -> None:
     intent = scontrol(tmp_path, STAYS[why]).decide(SIGTERM)
-    assert (intent.goes, intent.words) == (False, f"job 7 {why}")
+    assert (intent.requeues, intent.text) == (False, f"job 7 {why}")
 
 
 def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
     env = {**OURS, "SLURM_RESTART_COUNT": "10"}
     intent = scontrol(tmp_path, line(Restarts=10), env=env).decide(SIGUSR1)
-    assert not intent.goes
-    assert intent.words == ("job 7 has been requeued 10 times, and is not requeued after SIGUSR1 (--max-requeues 10)")
+    assert not intent.requeues
+    assert intent.text == ("job 7 has been requeued 10 times, and is not requeued after SIGUSR1 (--max-requeues 10)")
 
 
 def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> None:
     intent = SlurmRequeue({**OURS, "PATH": str(tmp_path)}, 10).decide(SIGUSR1)
-    assert not intent.goes
-    assert intent.words == (
+    assert not intent.requeues
+    assert intent.text == (
         "job 7 should be requeued after SIGUSR1, but scontrol is not on PATH; put this after the command in "
         "the batch script: [ $? -ne 138 ] || scontrol requeue $SLURM_JOB_ID"
     )
@@ -162,8 +162,8 @@ def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> N
 
 def test_outside_of_slurm_a_job_is_not_requeued() -> None:
     intent = SlurmRequeue({}, 10).decide(SIGUSR1)
-    assert not intent.goes
-    assert intent.words.endswith("not inside a Slurm job (SLURM_JOB_ID is not set)")
+    assert not intent.requeues
+    assert intent.text.endswith("not inside a Slurm job (SLURM_JOB_ID is not set)")
 
 
 def test_a_refusal_has_the_message_of_scontrol(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from ddplaunch.supervise.job import (
     NodeStopping,
     Phase,
     Policy,
+    Print,
     Refuse,
     ReportFailure,
-    Say,
     State,
     StopNodes,
     StopRequested,
@@ -99,7 +99,7 @@ def met(number: int = 3) -> list[Event]:
 
 
 def silent(actions: Iterable[Action]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Say)]
+    return [action for action in actions if not isinstance(action, Print)]
 
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
@@ -343,13 +343,13 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             BeginGeneration(0, (0, 1), 0),
             StopNodes((0,), SIGTERM),
             ReportFailure(0.0),
-            EndJob(122, "the nodes did not meet in time: waited in vain for 1 of 2 nodes (there is a)"),
+            EndJob(122, "the rendezvous timed out: 1 of 2 nodes joined (a); missing: 1 more"),
         ],
     ),
-    "nodes that do not meet in time are named": (
+    "nodes that do not join in time are named": (
         Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c")),
         [Joined(member(0, 0), 0), Joined(member(2, 2), 1), DeadlineReached(600)],
-        [EndJob(121, "the nodes did not meet in time: waited in vain for 1 of 3 nodes: node 1 (b)")],
+        [EndJob(121, "the rendezvous timed out: 2 of 3 nodes joined (a, c); missing: node 1 (b)")],
     ),
     "whoever comes after the end is told so": (
         Policy(min_nodes=1, max_nodes=1),
@@ -373,7 +373,7 @@ def test_histories(sentence: str) -> None:
 def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
     policy = Policy(min_nodes=3, max_nodes=3, names=("a", "b", "c"))
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(4.0)])
-    assert actions == [Say("waiting for 2 of 3 nodes: node 1 (b), node 2 (c)")]
+    assert actions == [Print("1 of 3 nodes joined (a); waiting for node 1 (b), node 2 (c)")]
     _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0), DeadlineReached(33.0)])
     assert len(actions) == 2
 
@@ -381,12 +381,12 @@ def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
 def test_different_versions_are_a_warning_when_they_meet() -> None:
     agreed = [(("torch", "2.13.0"),), (("torch", "2.12.1"),), (("torch", ""),)]
     _, actions = history(THREE, [Joined(member(id, agreed=agreed[id]), id) for id in range(3)])
-    assert actions[0] == Say("warning: torch is not the same on all nodes: 2.13.0 on a, 2.12.1 on b")
+    assert actions[0] == Print("warning: torch is not the same on all nodes: 2.13.0 on a, 2.12.1 on b")
 
 
 def test_a_node_that_has_finished_while_others_run_on_is_named_once() -> None:
     _, actions = history(THREE, [*met(), ended(1, 5), DeadlineReached(65), DeadlineReached(130)])
-    words = [action.text for action in actions if isinstance(action, Say)]
+    words = [action.text for action in actions if isinstance(action, Print)]
     assert words == [
         "node 1 (b) finished a minute ago while the others run on: a collective that waits for it never ends"
     ]

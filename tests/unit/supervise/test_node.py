@@ -20,10 +20,10 @@ from ddplaunch.supervise.node import (
     KillWorkers,
     Phase,
     Policy,
+    Print,
     ReportEnded,
     ReportNotice,
     ReportStopping,
-    Say,
     SignalReceived,
     StartFailed,
     StartWorkers,
@@ -205,11 +205,11 @@ def test_what_may_only_follow_a_failure_elsewhere_is_waited_for_even_when_all_ar
     lost = [ended(rank, 1.0, code=1, error=LOST) for rank in sorted(ALL)]
     state, actions = after(*FIRST, *lost)
     assert actions == []
-    assert (state.phase, state.deadline) == (Phase.SETTLING, 1.0 + node.SETTLE)
+    assert (state.phase, state.deadline) == (Phase.SETTLING, 1.0 + node.CAUSE_TIMEOUT)
     told = (*FIRST, *lost, StopOrdered(SIGTERM, 1.2))
     assert after(*told)[1] == [StopWorkers(SIGTERM, ALL), Sweep(SIGTERM)]
     assert after(*told, NOTHING_LEFT)[1] == [ReportEnded()]
-    alone = (*FIRST, *lost, DeadlineReached(1.0 + node.SETTLE))
+    alone = (*FIRST, *lost, DeadlineReached(1.0 + node.CAUSE_TIMEOUT))
     assert after(*alone)[1] == [StopWorkers(SIGTERM, ALL), ReportStopping(Why.FAILED, SIGTERM), Sweep(SIGTERM)]
 
 
@@ -290,7 +290,7 @@ def test_signals_that_do_not_stop_reach_nobody_while_nothing_runs():
 
 def test_workers_here_that_ended_long_before_the_others_here_are_named():
     _, actions = after(*FIRST, ended(1, 1.0), DeadlineReached(61.0))
-    assert isinstance(actions[0], Say)
+    assert isinstance(actions[0], Print)
 
 
 def test_of_several_nodes_the_coordinator_is_told_of_a_notice_and_decides():

@@ -19,8 +19,8 @@ from ddplaunch.supervise.node import (
     FrontLost,
     KillWorkers,
     Phase,
+    Print,
     Resume,
-    Say,
     SignalReceived,
     StartFailed,
     StartWorkers,
@@ -161,7 +161,7 @@ def test_a_failure_that_only_follows_another_waits_for_its_cause():
     state, actions = one_node(*history)
     assert actions == []
     assert state.phase is Phase.SETTLING
-    assert state.deadline == 1.0 + node.SETTLE
+    assert state.deadline == 1.0 + node.CAUSE_TIMEOUT
     history = (*history, ended(1, 1.05, code=3))
     state, actions = one_node(*history)
     assert actions == [StopWorkers(SIGTERM, ALL)]
@@ -170,8 +170,8 @@ def test_a_failure_that_only_follows_another_waits_for_its_cause():
 
 def test_further_followers_do_not_prolong_the_wait():
     state, _ = one_node(*STARTED, ended(0, 1.0, code=1, error=LOST), ended(1, 1.3, code=1, error=LOST))
-    assert state.deadline == 1.0 + node.SETTLE
-    history = (*STARTED, ended(0, 1.0, code=1, error=LOST), DeadlineReached(1.0 + node.SETTLE))
+    assert state.deadline == 1.0 + node.CAUSE_TIMEOUT
+    history = (*STARTED, ended(0, 1.0, code=1, error=LOST), DeadlineReached(1.0 + node.CAUSE_TIMEOUT))
     assert one_node(*history)[1] == [StopWorkers(SIGTERM, ALL)]
 
 
@@ -206,7 +206,7 @@ def test_what_workers_left_behind_is_stopped_then_killed_then_named():
     history = (*history, LEFT, DeadlineReached(2.0 + node.TIDY_TIMEOUT))
     assert one_node(*history)[1] == [Sweep(SIGKILL, sparing=False)]
     end = one_node(*history, LEFT, DeadlineReached(2.0 + node.KILL_TIMEOUT))[1]
-    assert end == [Say("could not be ended: pid 7 (sleep)"), Exit(0)]
+    assert end == [Print("could not be ended: pid 7 (sleep)"), Exit(0)]
 
 
 def test_after_a_stop_what_is_left_shares_the_one_grace_period():
@@ -225,7 +225,7 @@ def test_a_worker_that_survives_sigkill_does_not_hold_the_command_for_ever():
     assert one_node(*history)[1] == [Sweep(SIGKILL, sparing=False)]
     stuck = Swept(("pid 101 (python) in uninterruptible sleep",), 6.1)
     say, leave = one_node(*history, stuck, DeadlineReached(6.1))[1]
-    assert isinstance(say, Say)
+    assert isinstance(say, Print)
     assert "uninterruptible sleep" in say.text
     assert leave == Exit(130)
 
@@ -295,9 +295,9 @@ def test_the_timeout_of_the_job_stops_it_with_124():
 
 def test_one_that_ended_long_before_the_others_is_named_once():
     state, _ = one_node(*STARTED, ended(1, 1.0))
-    assert state.deadline == 1.0 + node.LINGER
+    assert state.deadline == 1.0 + node.EARLY_EXIT_WARNING
     state, actions = one_node(*STARTED, ended(1, 1.0), DeadlineReached(61.0))
-    assert isinstance(actions[0], Say)
+    assert isinstance(actions[0], Print)
     assert "rank 1 ended with status 0" in actions[0].text
     assert state.deadline in (None, float("inf"))
 
