@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import asdict
+
 from ddplaunch.control.messages import Error, Exit, FrameSeen
 from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
@@ -38,66 +40,37 @@ def _without_text(end: WorkerExit) -> WorkerExit:
 
 
 def _sent(end: WorkerExit) -> Exit:
-    return Exit(
-        rank=end.rank,
-        local_rank=end.local_rank,
-        pid=end.pid,
-        device=end.device,
-        code=end.code,
-        signal=end.signal,
-        at=end.at,
-        seconds=end.seconds,
-        stopped_with=end.stopped_with,
-        stopped_at=end.stopped_at,
-        core_dumped=end.core_dumped,
-        peak_rss=end.peak_rss,
-        cpu_seconds=end.cpu_seconds,
-        error=None if end.error is None else _sent_error(end.error),
-        stderr_tail=_text(end.stderr_tail[-_TEXT:]),
-        log=None if end.log is None else _line(end.log),
-    )
+    fields = {name: value for name, value in vars(end).items() if name != "host"}  # known from the connection
+    fields["error"] = None if end.error is None else _sent_error(end.error)
+    fields["stderr_tail"] = _text(end.stderr_tail[-_TEXT:])
+    fields["log"] = None if end.log is None else _line(end.log)
+    return Exit(**fields)
 
 
 def _sent_error(error: WorkerError) -> Error:
-    frames = error.frames[-_FRAMES:]
     return Error(
         type=_line(error.type),
         message=_text(error.message[:_TEXT]),
         traceback=_text(error.traceback[-_TEXT:]),
-        frames=tuple(FrameSeen(_part(f.file[-_PART:]), f.line, _part(f.function), _part(f.source)) for f in frames),
+        frames=tuple(
+            FrameSeen(_part(frame.file[-_PART:]), frame.line, _part(frame.function), _part(frame.source))
+            for frame in error.frames[-_FRAMES:]
+        ),
         at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
     )
 
 
 def _received(end: Exit, host: str, offset: float) -> WorkerExit:
-    error = end.error
-    return WorkerExit(
-        rank=end.rank,
-        local_rank=end.local_rank,
-        host=host,
-        pid=end.pid,
-        device=end.device,
-        code=end.code,
-        signal=end.signal,
-        at=end.at + offset,
-        seconds=end.seconds,
-        stopped_with=end.stopped_with,
-        stopped_at=None if end.stopped_at is None else end.stopped_at + offset,
-        core_dumped=end.core_dumped,
-        peak_rss=end.peak_rss,
-        cpu_seconds=end.cpu_seconds,
-        error=None
-        if error is None
-        else WorkerError(
-            type=error.type,
-            message=error.message,
-            traceback=error.traceback,
-            frames=tuple(Frame(file=f.file, line=f.line, function=f.function, source=f.source) for f in error.frames),
-            at=None if error.at is None else error.at + offset,
-        ),
-        stderr_tail=end.stderr_tail,
-        log=end.log,
-    )
+    fields = asdict(end)
+    fields["at"] += offset
+    if end.stopped_at is not None:
+        fields["stopped_at"] += offset
+    if end.error is not None:
+        error = {**asdict(end.error), "frames": tuple(Frame(**asdict(frame)) for frame in end.error.frames)}
+        if end.error.at is not None:
+            error["at"] += offset
+        fields["error"] = WorkerError(**error)
+    return WorkerExit(host=host, **fields)
 
 
 def _part(text: str) -> str:

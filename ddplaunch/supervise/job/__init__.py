@@ -17,6 +17,7 @@ from ddplaunch.supervise.job.actions import (
     ReportFailure,
     StopNodes,
 )
+from ddplaunch.supervise.job.ending import Result
 from ddplaunch.supervise.job.events import (
     DeadlineReached,
     Event,
@@ -33,7 +34,7 @@ from ddplaunch.supervise.job.events import (
     TimeoutHeld,
 )
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
-from ddplaunch.supervise.job.step import Result, begin, step
+from ddplaunch.supervise.job.step import begin, step
 
 __all__ = [
     "OWN",

@@ -6,9 +6,8 @@ from signal import SIGTERM
 
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
-from ddplaunch.supervise.deadline import SHORT_LIFE, pause
-from ddplaunch.supervise.first_failure import failure_status, follows
 from ddplaunch.supervise.job import actions, events
+from ddplaunch.supervise.job.ending import Result, end, restart_or_end
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
@@ -18,8 +17,6 @@ NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 _OWN_END = "its ddplaunch was ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
-
-Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def begin(policy: Policy, at: float) -> Result:
@@ -173,7 +170,7 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
-        return _end(replace(state, why=why, signum=signum))
+        return end(replace(state, why=why, signum=signum))
     if why in (Why.SIGNALLED, Why.TIMED_OUT):
         return replace(state, halted=True), ()
     return (replace(state, why=Why.FAILED), ()) if state.why is Why.NODE_JOINED and why is Why.FAILED else (state, ())
@@ -183,7 +180,7 @@ def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
-        return _end(replace(state, why=why, signum=signum))
+        return end(replace(state, why=why, signum=signum))
     return replace(state, halted=True), ()
 
 
@@ -214,72 +211,13 @@ def _all_ended(state: State, at: float) -> Result:
     if not all(member.has_ended for member in state.taking_part):
         return state, ()
     if state.phase is Phase.RUNNING:
-        return _end(replace(state, why=Why.FINISHED))
+        return end(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
-    if state.why is Why.TIMED_OUT and state.exits and all(end.stopped_with is None for end in state.exits):
+    if state.why is Why.TIMED_OUT and state.exits and all(exit.stopped_with is None for exit in state.exits):
         # the time was up while what finished workers had left behind was swept
-        return _end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
-    return _restart_or_end(state, at)
-
-
-def _restart_or_end(state: State, at: float) -> Result:
-    failure = state.failure
-    if _left_after(state):
-        return _end(state)
-    if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
-        state = replace(state, why=Why.NODE_LOST)
-    if state.halted or state.start_failure is not None or state.why not in _MAY_RESTART:
-        return _end(state)
-    policy, here = state.policy, len(state.members)
-    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
-    if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
-        return _end(state)
-    lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
-    wait = 0.0 if state.why is Why.NODE_JOINED else pause(lives)
-    going_on = replace(
-        state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
-    )
-    return going_on, () if state.why is Why.NODE_JOINED else (actions.ReportFailure(wait),)
-
-
-_MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
-
-
-def _end(state: State, error: str = "") -> Result:
-    state = replace(state, requeue=_left_after(state))
-    status = _status(state)
-    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
-    return ended, (actions.EndJob(status, error, state.requeue),)
-
-
-def _left_after(state: State) -> int:
-    """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
-    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
-        return 0
-    from ddplaunch.supervise.notice import all_left  # few jobs get a notice
-
-    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
-    return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
-
-
-def _status(state: State) -> int:
-    if state.requeue:
-        return exitcodes.of_signal(state.requeue)
-    match state.why:
-        case Why.FAILED if state.start_failure is not None:
-            return state.start_failure.status
-        case Why.FAILED if (first := state.failure) is not None:
-            return failure_status(first)
-        case Why.SIGNALLED:
-            return exitcodes.of_signal(state.signum)
-        case Why.TIMED_OUT:
-            return exitcodes.TIMEOUT
-        case Why.NOT_MET:
-            return exitcodes.RENDEZVOUS
-        case Why.FINISHED:
-            return exitcodes.OK
-    return exitcodes.NODE_LOST
+        return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
+    return restart_or_end(state, at)
 
 
 # --- time
@@ -296,7 +234,7 @@ def _deadline(state: State, at: float) -> Result:
         return _rendezvous(replace(state, phase_deadline=None), at)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
-        return _end(replace(state, why=why), f"the rendezvous timed out: {joined(state)}; missing: {missing(state)}")
+        return end(replace(state, why=why), f"the rendezvous timed out: {joined(state)}; missing: {missing(state)}")
     if state.phase is Phase.RENDEZVOUS:
         return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(waiting(state)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)

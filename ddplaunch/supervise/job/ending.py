@@ -1,0 +1,73 @@
+"""What follows from the end of a generation: another one after a pause, or the end of the job with its status. Pure."""
+
+from __future__ import annotations
+
+from ddplaunch import exitcodes
+from ddplaunch.record import replace
+from ddplaunch.supervise.deadline import SHORT_LIFE, pause
+from ddplaunch.supervise.first_failure import failure_status, follows
+from ddplaunch.supervise.job import actions
+from ddplaunch.supervise.job.state import Phase, State
+from ddplaunch.supervise.outcome import Why
+
+Result = tuple[State, tuple[actions.Action, ...]]
+
+_MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
+
+
+def restart_or_end(state: State, at: float) -> Result:
+    """Start another generation where one is left and may follow; else end the job."""
+    failure = state.failure
+    if _left_after(state):
+        return end(state)
+    if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
+        state = replace(state, why=Why.NODE_LOST)
+    if state.halted or state.start_failure is not None or state.why not in _MAY_RESTART:
+        return end(state)
+    policy, here = state.policy, len(state.members)
+    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
+    if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
+        return end(state)
+    lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
+    wait = 0.0 if state.why is Why.NODE_JOINED else pause(lives)
+    going_on = replace(
+        state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
+    )
+    return going_on, () if state.why is Why.NODE_JOINED else (actions.ReportFailure(wait),)
+
+
+def end(state: State, error: str = "") -> Result:
+    """End the job; `error` says what was wrong, if it is not in the state."""
+    state = replace(state, requeue=_left_after(state))
+    status = _status(state)
+    ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
+    return ended, (actions.EndJob(status, error, state.requeue),)
+
+
+def _left_after(state: State) -> int:
+    """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
+    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
+        return 0
+    from ddplaunch.supervise.notice import all_left  # few jobs get a notice
+
+    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
+    return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
+
+
+def _status(state: State) -> int:
+    if state.requeue:
+        return exitcodes.of_signal(state.requeue)
+    match state.why:
+        case Why.FAILED if state.start_failure is not None:
+            return state.start_failure.status
+        case Why.FAILED if (first := state.failure) is not None:
+            return failure_status(first)
+        case Why.SIGNALLED:
+            return exitcodes.of_signal(state.signum)
+        case Why.TIMED_OUT:
+            return exitcodes.TIMEOUT
+        case Why.NOT_MET:
+            return exitcodes.RENDEZVOUS
+        case Why.FINISHED:
+            return exitcodes.OK
+    return exitcodes.NODE_LOST
