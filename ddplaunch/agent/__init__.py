@@ -1,4 +1,4 @@
-"""One node at work: the front that was typed, the agent behind it, and the loop between the system and the decisions.
+"""One node: the command that the user started (front), its agent, and the loop between the system and the decisions.
 
 Decides nothing: what happens becomes events of `supervise`, whose actions are carried out here.
 """

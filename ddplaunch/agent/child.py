@@ -15,9 +15,9 @@ from ddplaunch.process.tree import descendants, reap, signal_process
 
 
 def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple[int, FrontPipes]:
-    """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the tie.
+    """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the pipes.
 
-    The signals `blocked` are blocked in both processes from then on, so that none is lost until each hears them.
+    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -68,9 +68,9 @@ def reap_agent(agent: int) -> int:
 
 
 def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
-    """Give the status of the job by how the agent ended, and what to say of it; "" if it said all itself.
+    """Give the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
 
-    `host` is named if that is said on another one.
+    `host` is named if this is printed on another one.
     """
     if os.WIFSIGNALED(wait_status):
         by = signal.Signals(os.WTERMSIG(wait_status)).name

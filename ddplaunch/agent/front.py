@@ -1,6 +1,6 @@
-"""The process that the user typed: it has the terminal, passes signals to the agent and writes what the agent shows.
+"""The command that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
 
-It may block on a terminal or pipe that nobody reads; the agent never does. It decides nothing. When the agent is lost,
+It may block on a terminal or pipe that is not read; the agent never does. It decides nothing. When the agent is lost,
 it ends whatever the agent left.
 """
 
@@ -65,11 +65,11 @@ def run(
 
 
 class _Unread(Exception):
-    """Nobody reads what is left to be written, and the job was told to stop."""
+    """What is left to be written is not read, and the job was asked to stop."""
 
 
 class _Front:
-    """What the writing and the signal handlers, which run in the middle of it, know of each other."""
+    """The state that the writing shares with the signal handlers, which interrupt it."""
 
     def __init__(self, agent: int, stops: Collection[int], pipes: FrontPipes) -> None:
         self._agent = agent
@@ -79,7 +79,7 @@ class _Front:
         self._suspending = False
         self._stopping = False
         self._written = 0  # bytes
-        self._looked_at = 0  # what _written was then
+        self._written_before = 0  # _written, when the timer was set
 
     def show(self, pipes: FrontPipes, control: int | None) -> None:
         """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
@@ -107,16 +107,16 @@ class _Front:
                 del fds[stream]
 
     def note_stop(self, signum: int, _frame: object) -> None:
-        """Note a signal to stop; the agent has been told already."""
+        """Note a signal to stop; the agent has received it already."""
         if signum in self._stops:
             self._stopping = True
             self._limit_wait()
 
     def suspend(self, _signum: int, _frame: object) -> None:
-        """Stop as the terminal asked, once the agent, which heard of it too, has stopped the workers.
+        """Stop as the terminal asked, once the agent, which received it too, has stopped the workers.
 
         SIGSTOP, since SIGTSTP would have to get its default action back for a moment, in which the next one would stop us
-        without a word to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
+        without a request to the agent. Where no shell could let us go on, SIGTSTP means nothing, as for any program.
         """
         if is_orphaned_group():
             self._pipes.pass_on(signal.SIGCONT)
@@ -152,12 +152,12 @@ class _Front:
 
     def _limit_wait(self) -> None:
         if self._stopping and child.has_ended(self._agent):
-            self._looked_at = self._written
+            self._written_before = self._written
             signal.setitimer(signal.ITIMER_REAL, UNREAD_TIMEOUT)
 
     def look_for_progress(self, _signum: int, _frame: object) -> None:
-        """Give up what nobody reads: who stops a job does not want to wait for that."""
-        if self._written == self._looked_at:
+        """Give up output that is not read: the end of a stopped job does not wait for it."""
+        if self._written == self._written_before:
             raise _Unread
         self._limit_wait()
 
@@ -166,7 +166,9 @@ def _write(fd: int, data: memoryview) -> int:
     while True:
         try:
             return os.write(fd, data)
-        except BlockingIOError:  # whoever shares the file with us has set O_NONBLOCK: it is not ours to change
+        except (
+            BlockingIOError
+        ):  # another process has set O_NONBLOCK on the file that it shares with us: it is not ours to change
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()

@@ -46,7 +46,7 @@ class Generations:
     # --- its start
 
     def prepare(self, generation: Generation, address: str | None) -> None:
-        """Take what the coordinator has laid down for the next one, and the address of this node that the others reach."""
+        """Take what the coordinator has set for the next one, and the address of this node that the others reach."""
         self._next = generation, address
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The one loop of a node: what the operating system says becomes events, `supervise.node` decides, actions become calls.
+"""The one loop of a node: what the operating system reports becomes events, `supervise.node` decides, actions become calls.
 
 No threads, no polling: without an event and without a deadline the process sleeps.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.shutdown import Requeue
     from ddplaunch.coordinator.link import LinkHandler
 
-STARTS_PER_ROUND = 8  # workers that are started between two looks at what happens: some 15 ms
+STARTS_PER_ROUND = 8  # workers that are started between two waits for events: some 15 ms
 LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
@@ -46,7 +46,7 @@ class AgentJob:
     setup: AgentSetup
     link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
-    sent_again: frozenset[int]  # of which a second one shows no impatience
+    sent_again: frozenset[int]  # of which a second one does not escalate
     requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 
@@ -118,7 +118,7 @@ class Agent:
     # --- events
 
     def _wait(self) -> None:
-        """Wait for events and digest them."""
+        """Wait for events and process them."""
         output = self._generations.output
         output.muted = self._backpressure.update(self._generations.pause_output, output.is_kept, _now())
         if not output.muted:
@@ -185,15 +185,15 @@ class Agent:
     # --- what the link hands over
 
     def feed(self, event: node.Event) -> None:
-        """Take an event; it is digested when the loop comes to it."""
+        """Take an event; it is processed when the loop comes to it."""
         self._events.append(event)
 
     def listening(self, port: int) -> None:
-        """Report where the coordinator, which is here, listens: the command that starts the other agents tells them."""
+        """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""
         self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
     def print(self, text: str) -> None:
-        """Tell the user what the link reports."""
+        """Print what the link reports."""
         self._reporter.print(text)
 
     def begin(self, generation: Generation, address: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The pipes between the command that the user typed (front) and the agent: signals and requests one way, output the other.
+"""The pipes between the command that the user started (front) and the agent: signals and requests one way, output the other.
 
 Either side sees the other's end, whatever ended it, as the end of the stream. Interprets nothing that it carries.
 """
@@ -15,16 +15,16 @@ from ddplaunch.record import record
 
 STDOUT = b"o"
 STDERR = b"e"
-CONTROL = b"c"  # JSON, see remote/messages.py: for whoever started this agent elsewhere; others pass it over
+CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
 # requests of a front: one of these bytes and another, the number of a signal for PLAIN_SIGNAL
-PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one shows no impatience
-ONE_FEWER = b"f"  # one node of the job will not come
+PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalate
+ONE_FEWER = b"f"  # one node of the job will not join
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 REQUEST = 2  # bytes
 UNREAD_TIMEOUT = (
-    2.0  # seconds without progress after which output that nobody reads no longer delays the end of a stopped job
+    2.0  # seconds without progress after which output that is not read no longer delays the end of a stopped job
 )
 
 
@@ -77,14 +77,14 @@ def _write(fd: int, data: bytes) -> None:
 
 
 class OutputQueue:
-    """Output on its way to the front. Never blocks, never grows without end if its user heeds `full`."""
+    """Output on its way to the front. Never blocks, never grows without end if its owner respects `full`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._queue: deque[tuple[bytes, memoryview]] = deque()
         self.size = 0  # bytes waiting
         self.sent = 0  # bytes that the front has taken, ever
-        self.broken = False  # the front is gone: everything is dropped
+        self.broken = False  # the front has ended: everything is dropped
 
     def fileno(self) -> int:
         """The descriptor to watch for writability while anything waits."""
@@ -132,13 +132,13 @@ class OutputQueue:
         self.size = 0
 
 
-READER_TIMEOUT = 5.0  # seconds without progress after which whoever reads our stdout no longer holds the workers up
+READER_TIMEOUT = 5.0  # seconds without progress after which the reader of our stdout no longer blocks the workers
 
 
 class Backpressure:
     """Watches the output queue.
 
-    Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for STUCK seconds without the
+    Full: the workers' pipes are left alone, as a shell pipeline would do it. Full for READER_TIMEOUT seconds without the
     reader taking a byte: the workers go on, and what they write goes to the logs only, until the queue has room.
     """
 

@@ -1,4 +1,4 @@
-"""The last that an agent does: it reports how the job ended, hands its output over, and may queue the job again."""
+"""The last step of an agent: it reports how the job ended, hands its output over, and may queue the job again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
 
 class Shutdown:
-    """What follows on the loop."""
+    """What follows the loop."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Shutdown:
         self.hand_over(state)
 
     def hand_over(self, state: State) -> None:
-        """Wait until the front has taken all output; of a job that was told to stop, only while it takes any."""
+        """Wait until the front has taken all output; of a job that was asked to stop, only while it takes any."""
         stopped = state.why is Why.SIGNALLED
 
         def stop() -> None:

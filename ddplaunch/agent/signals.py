@@ -1,6 +1,6 @@
 """What signals mean, and how they reach a loop behind a front: passed on by it, or directly.
 
-Front, agent and the loops of `remote` and `slurm` all ask here which signals are passed on, which is a copy of one that has
+Front, agent and the loops of `remote` and `slurm` all find here which signals are passed on, which is a copy of one that has
 come, and which escalates a stop. What follows from one is decided by each of them.
 """
 
@@ -17,7 +17,7 @@ from math import inf
 from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, PLAIN_SIGNAL, REQUEST, FrontPipes
 from ddplaunch.supervise import node
 
-# passed on whatever the user said: they end nothing by themselves
+# passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
@@ -30,13 +30,13 @@ def passed_on(signals: Iterable[int]) -> frozenset[int]:
 
 
 class SignalDeduplicator:
-    """Tells a signal to stop that was sent again from one that only comes twice. Pure: the time comes with the signal."""
+    """Distinguishes a signal to stop that was sent again from one that arrives twice. Pure: the time comes with the signal."""
 
     def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
-        """`sent_again` are signals that a scheduler sends more than once without impatience."""
+        """`sent_again` are signals that a scheduler sends more than once, without escalating."""
         self._stops = stops
         self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
-        self._last: dict[int, float] = {}  # when each last came that was no echo
+        self._last: dict[int, float] = {}  # when each last came that was no repeat
         self._single: dict[int, tuple[bool, float]] = {}  # those that have come to one process so far: direct, when
 
     def take(self, signum: int, at: float, *, direct: bool) -> node.SignalReceived:
@@ -49,7 +49,7 @@ class SignalDeduplicator:
         return node.SignalReceived(signum, at, escalates=escalates)
 
     def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
-        """Whether the other process has had it before this one, and nothing since."""
+        """Whether the other process has received it before this one, and nothing since."""
         before = self._single.pop(signum, None)
         if before is not None and before[0] is not direct and at - before[1] < COPY_WINDOW:
             return True
@@ -112,7 +112,7 @@ class SignalSource:
                 ready.data()
 
     def only_stops(self, stopped: Callable[[], None]) -> None:
-        """Mind the front only if it wants the end, or ends itself: there is nothing left to be signalled."""
+        """Take from the front only a signal to stop, or its end: there is nothing left to be signalled."""
 
         def take() -> None:
             numbers = os.read(self._from_front, 256)

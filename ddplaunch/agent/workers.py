@@ -40,7 +40,7 @@ class WorkerSetup:
     log_limit: int | None  # bytes
     role: str
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
-    duplicated: Mapping[Stream, tuple[str, ...]]  # words whose lines are copied to torchrun's filtered logs
+    duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
 
 class CannotStart(Exception):
@@ -176,7 +176,7 @@ class Workers:
         self._selector.register(pump.fd, selectors.EVENT_READ, readable)
 
     def pause_output(self, paused: bool) -> None:
-        """Leave the pipes of the workers alone, or take them up again."""
+        """Stop reading the pipes of the workers, or go on."""
         if paused is self._paused:
             return
         self._paused = paused
@@ -192,7 +192,7 @@ class Workers:
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:
-        """Say how a worker ended, with all that it wrote before taken in; None while it lives.
+        """Give how a worker ended, with all that it wrote before taken in; None while it lives.
 
         Raises:
             CannotStart: it ended before it became its program.

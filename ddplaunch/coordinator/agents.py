@@ -1,6 +1,6 @@
 """The agents of the other nodes, as the coordinator reaches them: messages become events of the job, orders become messages.
 
-Takes connections, who says hello on them and who only watches. Decides nothing about the job.
+Keeps which connections are those of agents, and which only watch. Decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_MEMBER = -1  # no member's id
 
 
 class Agents:
-    """Everyone who has connected to the coordinator, by the number of the connection."""
+    """All that have connected to the coordinator, by the number of the connection."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Agents:
                 if self._end is not None:
                     self.send((id,), self._end)
             case messages.Hello() | messages.Watch():
-                self._connections.expel(id, "said hello twice")
+                self._connections.expel(id, "sent hello twice")
             case _ if id not in self._hellos:
-                self._connections.expel(id, "did not say hello first")
+                self._connections.expel(id, "did not send hello first")
             case _:
                 offset, host = self._connections.offset(id), self._hellos[id].seat.host
                 report = wire.decode_report(message, host, offset)
@@ -82,7 +82,7 @@ class Agents:
     def _admit(self, member: Member) -> None:
         """Take a member; where its place is taken only after all others have answered once more.
 
-        A host may be back after a power cut, or a pod started anew, before it was missed.
+        A host may be back after a power cut, or a pod started anew, before its loss was noticed.
         """
         if why_refused(self._coordinator.state, member) is None:
             self._coordinator.feed(job.Joined(member, self._clock()))
@@ -111,7 +111,7 @@ class Agents:
         self._hellos.pop(id, None)
         self._waiting.pop(id, None)
         if self._end is not None:
-            return  # they go as they were told to
+            return  # they close as ordered
         if id in self._watchers:
             self._watchers.discard(id)
             self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._clock()))
@@ -144,7 +144,7 @@ class Agents:
         self._connections.drop(id)
 
     def end(self, end: JobEnd) -> None:
-        """Tell all that the job has ended, also those that come too late to say what they are."""
+        """Send the end of the job to all, also to those that connect too late to send a hello."""
         self._end = end
         self.send(list(self._connections.ids), end)
 

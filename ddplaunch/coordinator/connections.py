@@ -1,4 +1,4 @@
-"""The coordinator's connections: who is there, alive or not, and what its clock says. Decides nothing about the job."""
+"""The coordinator's connections: which peers are alive, and the offsets of their clocks. Decides nothing about the job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class _Connection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.heartbeat = Heartbeat()
-        self.is_known = False  # whether it has said anything to the purpose
+        self.is_known = False  # whether it has sent a valid message besides pongs
 
 
 class Connections:
-    """Authenticated peers by number, in order of arrival; each is asked from time to time whether it is there.
+    """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but answers to that question, `lost` each peer that is lost or was expelled, with the reason.
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Connections:
             ports=terms.ports,
             opened=self._opened,
             refused=refused,
-            user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is ours to say
+            user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
             backlog=4096,
             max_half_open=max(64, 2 * terms.max_nodes),
             clock=clock,
@@ -61,22 +61,22 @@ class Connections:
 
     @property
     def ids(self) -> Collection[int]:
-        """Who is there."""
+        """The peers that are connected."""
         return self._connections.keys()
 
     def send(self, id: int, payload: bytes) -> None:
-        """Send a message, into the void if the peer is gone."""
+        """Send a message; drop it if the peer is gone."""
         if (connection := self._connections.get(id)) is not None:
             connection.peer.send(payload)
 
     def ping_all(self) -> None:
-        """Ask everybody now whether it is there."""
+        """Ping all peers now."""
         if self._connections:
             self._beat_at = self._clock()
 
     @property
     def all_answered(self) -> bool:
-        """Whether nobody owes an answer."""
+        """Whether no pong is outstanding."""
         return all(connection.heartbeat.unanswered == 0 for connection in self._connections.values())
 
     def offset(self, id: int) -> float:
@@ -90,14 +90,14 @@ class Connections:
         return addresses.most_common(1)[0][0] if addresses else None
 
     def drop(self, id: int) -> None:
-        """Close a connection without a word to anybody."""
+        """Close a connection and report nothing."""
         if (connection := self._connections.pop(id, None)) is not None:
             connection.peer.close()
 
     def expel(self, id: int, reason: str) -> None:
-        """Close a connection, and tell that it is gone."""
+        """Close a connection, and report it as lost."""
         connection = self._connections.get(id)
-        if connection is not None and not connection.is_known:  # nobody else knows of it
+        if connection is not None and not connection.is_known:  # nothing else reports it
             self._listener.report_refusal(connection.peer.address, reason)
         self.drop(id)
         self._lost(id, reason)
@@ -127,7 +127,7 @@ class Connections:
         try:
             message = messages.for_coordinator(payload)
         except messages.Malformed as error:
-            self.expel(id, f"sent what is no message of ours ({error})")
+            self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.received()
         if isinstance(message, messages.Pong):
@@ -154,9 +154,9 @@ class Connections:
             self._send_heartbeats(now)
 
     def _send_heartbeats(self, now: float) -> None:
-        """Ask all whether they are there, and give up those that have not answered for too long.
+        """Ping all peers, and give up those that have not answered for too long.
 
-        What counts is how often they were asked, so that a pause of this process makes nobody else look dead.
+        What counts is the number of pings, so that a pause of this process makes no peer look dead.
         """
         self._beat_at = now + self._beat if self._connections else None
         most = self._heartbeat_timeout / self._beat

@@ -154,7 +154,7 @@ class Coordinator:
             self._order((id,), generation)
 
     def _reserve(self) -> int:
-        """Reserve MASTER_PORT where rank 0 is; nodes that do not talk were given it."""
+        """Reserve MASTER_PORT where rank 0 is; nodes that do not communicate were given it."""
         self._release()
         if self._agents is None and 0 not in self._draft.ranks:
             return self._draft.master_port or 0
@@ -207,7 +207,7 @@ class Coordinator:
             self._reservation = None
 
     def close(self) -> None:
-        """Let go of all that is open."""
+        """Close all that is open."""
         self._release()
         if self._agents is not None:
             self._agents.close()

@@ -11,7 +11,7 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
-_MOST_WHOLE = 4  # ends of one node that travel with their last words and exception
+_MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
 _LINE = 1000  # characters, as control/messages.py allows
 _TEXT = 20_000  # so that the whole message stays far below what a frame may hold
 _FRAMES = 100
@@ -20,7 +20,7 @@ _LONGEST_AGO = 1e12
 
 
 def sent(exits: Iterable[WorkerExit]) -> tuple[Exit, ...]:
-    """Write the ends of a node's workers; the earliest failures whole, the others without what they said."""
+    """Write the ends of a node's workers; the earliest failures whole, the others without their texts."""
     ends = sorted(exits, key=failed_at)
     failed = [end for end in ends if end.status != 0 or end.error is not None]
     whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}

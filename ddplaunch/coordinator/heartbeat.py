@@ -1,29 +1,29 @@
-"""Whether the other side of a connection is alive, and what its clock says. Pure; keeps no clock of its own."""
+"""Whether the other side of a connection is alive, and the offset of its clock. Pure; reads no clock."""
 
 from __future__ import annotations
 
 from collections import deque
 
-_KEPT = 8  # answers: the quickest of the last ones counts, so that drifting clocks are followed
+_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
 
 class Heartbeat:
-    """Counts questions without an answer, and measures the offset between two clocks as NTP does."""
+    """Counts pings without an answer, and measures the offset between two clocks as NTP does."""
 
     def __init__(self) -> None:
         self.unanswered = 0
         self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
 
     def ping_sent(self) -> None:
-        """Note that a question goes out."""
+        """Note that a ping is sent."""
         self.unanswered += 1
 
     def received(self) -> None:
-        """Note a sign of life."""
+        """Note that a message has arrived."""
         self.unanswered = 0
 
     def pong_received(self, sent: float, at: float, now: float) -> None:
-        """Learn from an answer: asked at `sent`, answered when the other clock said `at`, here at `now`."""
+        """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
         if sent <= now:
             self._samples.append((now - sent, (sent + now) / 2 - at))
 

@@ -1,4 +1,4 @@
-"""What the agents' hellos say together: who is a member, which backend all have, how node 0 is reached. Pure."""
+"""What follows from the agents' hellos together: who is a member, which backend all have, how node 0 is reached. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddplaunch.supervise.job import Member
 
 
 def member_of(id: int, hello: Hello) -> Member:
-    """Give the member that has said this, with what all have to agree on."""
+    """Give the member that has sent this, with what all have to agree on."""
     facts = hello.facts
     return Member(
         id=id,

@@ -1,4 +1,4 @@
-"""From what was asked to the agent's link: who is the coordinator, what the key is, what the first message says."""
+"""From the options to the agent's link: who is the coordinator, what the key is, what the first message holds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
-    # without a token this is all that tells a job from another that meets on the same host; agents that we start have one
+    # without a token only this distinguishes a job from another with the same rendezvous host; agents that we start have one
     port = "" if allocation.start else str(rendezvous.ports[0])
     name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
     if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0]):
@@ -83,7 +83,7 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
     """Give the agent's link to the coordinator, which may be here.
 
     Raises:
-        LaunchError: no port is free to listen on, or another agent here is what this one should be.
+        LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), time.monotonic)
     agents = _listen(request, coordinator, reporter, selector)
@@ -109,7 +109,7 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
 def _listen(
     request: JoinRequest, coordinator: Coordinator, reporter: Reporter, selector: selectors.BaseSelector
 ) -> Agents | None:
-    """Listen for the other agents, if this is the coordinator's place, or the first of the job where all meet.
+    """Listen for the other agents, if this is the coordinator, or the first agent of the job on the rendezvous host.
 
     A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
 
@@ -199,7 +199,7 @@ def _is_here(host: str) -> bool:
 
 
 def _digest(spec: JobSpec) -> str:
-    """What tells two versions of the program apart; "" where that is not a file of its own."""
+    """What distinguishes two versions of the program; "" where that is not a file of its own."""
     if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
         return ""
     with open(spec.program.target, "rb") as file:

@@ -1,4 +1,4 @@
-"""An agent's link to the coordinator: reports go there, orders come from there. Pure values; a network is known to others."""
+"""An agent's link to the coordinator: reports go there, orders come from there. Pure values; knows no network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
 @record(kw_only=True)
 class Generation:
-    """One start of all workers, as the coordinator has laid it down for a node."""
+    """One start of all workers, as the coordinator has set it for a node."""
 
     number: int
     restarts: int  # how many of --max-restarts are used
@@ -32,9 +32,9 @@ class JobEnd:
 
     status: int
     why: str  # as in `summary.json`
-    text: str = ""  # for people; "" if there is nothing to say
+    text: str = ""  # for the user; "" if there is none
     requeue: int = 0  # the notice after which the job should go back into the queue
-    is_watched: bool = False  # a command that has started the agents is there and sees to that, not node 0
+    is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
 Order = Generation | JobEnd | node.StopOrdered | node.KillOrdered | node.SignalReceived
@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
             """Take an event."""
 
         def print(self, text: str) -> None:
-            """Tell the user."""
+            """Print a line for the user."""
 
         def listening(self, port: int) -> None:
             """Take note that the coordinator of the job is here, and listens."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
-FIRST_NOTICE = 3.0  # seconds after which it is said for the first time what is looked for
+FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
-RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is asked for again
+RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is looked up again
 
 
 class RemoteLink(Link):
@@ -67,11 +67,11 @@ class RemoteLink(Link):
             source=source,
             opened=self._opened,
             refused=self._refused,
-            user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is ours to say
+            user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
             clock=clock,
         )
 
-    # --- the way there
+    # --- connecting
 
     def aim(self, hosts: Sequence[str], ports: Sequence[int]) -> None:
         """Look for the coordinator at these places."""
@@ -97,7 +97,7 @@ class RemoteLink(Link):
             self._dialer.set_targets(targets)
 
     def _refused(self, endpoint: str, reason: str) -> None:
-        if reason != CONNECTION_REFUSED or self._problem == NO_ANSWER:  # the most telling one is kept
+        if reason != CONNECTION_REFUSED or self._problem == NO_ANSWER:  # the most specific one is kept
             self._problem = f"{endpoint}: {reason}"
 
     def _opened(self, peer: Peer) -> None:
@@ -111,7 +111,7 @@ class RemoteLink(Link):
         self._lost_at = self._clock() + self._heartbeat_timeout
         peer.send(messages.encode(self._hello(self._names.get(peer.address, peer.address))))
 
-    # --- what is said
+    # --- reports and orders
 
     def send(self, report: Report) -> None:
         """Report to the coordinator; without one, a stop ends this node."""
@@ -124,11 +124,11 @@ class RemoteLink(Link):
             self.take(JobEnd(status=status, why=report.why.name))
 
     def expect_one_fewer(self) -> None:
-        """Ignore it: only the agent of node 0 is told of nodes that were given up."""
+        """Ignore it: only the agent of node 0 learns of nodes that were given up."""
 
     @property
     def address(self) -> str | None:
-        """The address that this node speaks from."""
+        """The address that this node connects from."""
         return self._peer.local_address if self._peer is not None else None
 
     def _received(self, payload: bytes) -> None:
@@ -199,7 +199,7 @@ class RemoteLink(Link):
         return frozenset() if pid is None else frozenset({pid})
 
     def close(self) -> None:
-        """Let go of all that is open."""
+        """Close all that is open."""
         self._dialer.stop()
         if self._resolver is not None:
             self._resolver.close()

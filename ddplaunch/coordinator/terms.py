@@ -1,4 +1,4 @@
-"""What the coordinator lays down for the agents of all nodes. Data only."""
+"""What the coordinator sets for the agents of all nodes. Data only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddplaunch.record import record
 
 @record(kw_only=True)
 class Terms:
-    """What the coordinator lays down for the agents of all nodes."""
+    """What the coordinator sets for the agents of all nodes."""
 
     max_nodes: int
     run_id: str

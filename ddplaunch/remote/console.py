@@ -14,7 +14,7 @@ _OURS = (b"ddplaunch: ", b"error: ")
 
 
 class Console:
-    """Stops reading the hosts' output while the front reads none; a stopped job waits HASTE seconds for that at most."""
+    """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
     def __init__(
         self, queue: OutputQueue, selector: selectors.BaseSelector, *, quiet: bool, reports_to_caller: bool = False

@@ -235,7 +235,7 @@ def test_who_sends_no_message_of_ours_is_shown_out_and_told_of(visit, refusals):
         visitor.is_shown_out()
     told = refusals()
     assert len(told) == len(set(told)) >= 9  # of equal reasons one is enough
-    assert all(line.startswith(FROM + "sent what is no message of ours (") for line in told), told
+    assert all(line.startswith(FROM + "sent a malformed message (") for line in told), told
 
 
 def test_who_does_not_say_hello_first_has_nothing_to_say(visit, refusals):
@@ -243,7 +243,7 @@ def test_who_does_not_say_hello_first_has_nothing_to_say(visit, refusals):
         visitor = visit(knows_the_key=True)
         visitor.say(message)
         visitor.is_shown_out()
-    assert refusals() == [FROM + "did not say hello first"]
+    assert refusals() == [FROM + "did not send hello first"]
 
 
 def test_who_only_answers_and_never_says_hello_does_not_hold_up_the_end_for_long(visit):
@@ -332,9 +332,9 @@ def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (hello(1), "said hello twice"),
-        (b"{", "sent what is no message of ours ("),
-        (b"\xff" * 1000, "sent what is no message of ours ("),
+        (hello(1), "sent hello twice"),
+        (b"{", "sent a malformed message ("),
+        (b"\xff" * 1000, "sent a malformed message ("),
     ],
     ids=["hello twice", "half a message", "random bytes"],
 )
