@@ -9,10 +9,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # most of what is installed is never imported: the large packages that are, are compiled before several workers would do it
 COMPILED = torch._dynamo,sklearn.datasets accelerate,lightning.pytorch,transformers.trainer
 
+# the tests of a file share hosts and clusters; the order of the files is that of tests/conftest.py. There are more workers
+# than the 2 cores of CI: about half of the tests wait more than they compute
+XDIST = --dist loadfile --no-loadscope-reorder
+
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
-.PHONY: help demo test test-slow test-gpu check lint docs format bench test-deps clean
+.PHONY: help demo test test-quick test-slow test-gpu check lint docs format bench test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -22,7 +26,10 @@ demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
 
 test: .venv/test ## run the tests
-	.venv/bin/python -m pytest -n 3 --dist loadfile $(PYTEST_ARGS)
+	.venv/bin/python -m pytest $(XDIST) -n 4 $(PYTEST_ARGS)
+
+test-quick: .venv/test ## run those that need no job: tests/unit and tests/cli
+	.venv/bin/python -m pytest $(XDIST) -n 2 tests/unit tests/cli $(PYTEST_ARGS)
 
 test-slow: .venv/test ## run the tests that `make test` leaves out for their time
 	.venv/bin/python -m pytest -m slow $(PYTEST_ARGS)

@@ -25,7 +25,22 @@ for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
+TESTS = Path(__file__).parent
+QUICK = ("cli", "unit")  # folders without a long test
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take files from all folders in turn, so that workers of xdist wait in some and compute in others; quick ones last."""
+    folders: dict[str, dict[Path, None]] = {}  # and their files, in order
+    for item in items:
+        folders.setdefault(item.path.relative_to(TESTS).parts[0], {})[item.path] = None
+    turns = {
+        file: (folder in QUICK, (number + 0.5) / len(files))
+        for folder, files in folders.items()
+        for number, file in enumerate(files)
+    }
+    items.sort(key=lambda item: turns[item.path])
 
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

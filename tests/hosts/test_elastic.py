@@ -11,14 +11,18 @@ from tests.conftest import until
 
 HOSTS = ["node0", "node1", "node2"]
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
+SOON = 5.0  # seconds; most take 0.2, but others may keep the processors busy
 
 
 @pytest.fixture
 def start(job, program):
-    """Start two workers on hosts that meet at an endpoint; two of three hosts are enough."""
+    """Start two workers on hosts that meet at an endpoint; two of three hosts are enough, once no other one comes."""
 
     def start(hosts, *flags, nnodes="2:3", do="goes_on_until_told"):
-        told = ["--nproc-per-node", 2, "--heartbeat-timeout", f"{SILENCE}s", "--rdzv-conf", "last_call_timeout=0.5"]
+        # the last call is short where the third host does not come, and else longer than it may take to come
+        last_call = 60 if len(hosts) == 3 else 0.5
+        told = ["--nproc-per-node", 2, "--heartbeat-timeout", f"{SILENCE}s"]
+        told += ["--rdzv-conf", f"last_call_timeout={last_call}"]
         for host in hosts:
             job.at_endpoint(*told, *flags, program("restarts"), do, nnodes=nnodes, hosts=[host])
 
@@ -87,14 +91,13 @@ def test_a_host_that_comes_late_makes_all_start_again_with_it(job, start, places
 def test_a_host_that_is_lost_makes_the_others_start_again_without_it(job, start, places, gone, fault):
     start(HOSTS)
     assert who(places(0, 6)) == of_size(6)
-    began = time.monotonic()
     getattr(job.bed, fault)(gone)
     second = places(1, 4)
-    assert time.monotonic() - began < (SILENCE + 2 if fault == "power_cut" else 2)
     assert who(second) == of_size(4)
     left = [host for host in HOSTS if host != gone]
     results = finish(job, left)
-    assert f"({gone}) is lost: " in results["node0"].err
+    why = "silent for 2 s" if fault == "power_cut" else "connection "
+    assert f"({gone}) is lost: {why}" in results["node0"].err
     assert "ddplaunch: all workers start again on 2 nodes\n" in results["node0"].err
 
 
@@ -103,7 +106,7 @@ def test_the_lost_side_ends_its_workers_while_the_others_go_on(job, start, place
     places(0, 6)
     began = time.monotonic()
     job.bed.cut("node1")
-    assert job.seconds_until_quiet("node1", since=began) < SILENCE + 2
+    assert job.seconds_until_quiet("node1", since=began) < SILENCE + SOON
     assert job.wait(host="node1").status == 122
     assert who(places(1, 4)) == of_size(4)
     job.bed.join("node1")
@@ -117,7 +120,7 @@ def test_with_less_than_the_least_number_of_hosts_the_job_is_over(job, start, pl
     places(0, 4)
     began = time.monotonic()
     job.bed.crash("node1")
-    assert job.seconds_until_quiet(since=began) < 1
+    assert job.seconds_until_quiet(since=began) < SOON
     result = job.wait(host="node0")
     assert result.status == 122
     assert "error: node 1 (node1) was lost: connection " in result.err
@@ -141,7 +144,7 @@ def test_a_failure_restarts_the_workers_of_all_hosts(job, start, places):
     began = time.monotonic()
     job.put("fail-0")
     second = places(1, 6)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON
     assert who(first) == who(second) == of_size(6)
     assert ports(first) != ports(second)
     results = finish(job, HOSTS)

@@ -13,7 +13,8 @@ import pytest
 from ddplaunch.control.tcp import TCP_RTO_MAX_MS
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
-SOON = 1.0  # seconds
+LONG_SILENCE = 30  # of those where a loss has to be noticed without it
+SOON = 5.0  # seconds; most take 0.2, but others may keep the processors busy
 HOSTS = ["node0", "node1", "node2"]
 
 
@@ -32,7 +33,7 @@ def lost(host, number):
     return f"error: node {number} ({host}) was lost: "
 
 
-def ends_in_time(job, hosts, began, within=SILENCE + 2.0):
+def ends_in_time(job, hosts, began, within=SILENCE + SOON):
     """Wait until the workers on these hosts, and then the commands, have ended, in time and with 122."""
     took = job.seconds_until_quiet(*hosts, since=began)
     print(f"quiet {took:.2f} s after the fault: {', '.join(hosts)}")
@@ -67,7 +68,7 @@ def test_a_member_that_falls_silent_is_lost_after_the_heartbeat_timeout(job, sta
 
 
 def test_a_member_that_crashes_is_lost_at_once(job, start):
-    start()
+    start(silence=LONG_SILENCE)
     began = time.monotonic()
     job.bed.crash("node2")
     results = ends_in_time(job, ["node0", "node1"], began, within=SOON)
@@ -96,7 +97,7 @@ def test_each_host_ends_its_own_workers_when_the_coordinator_falls_silent(job, s
 
 
 def test_each_host_ends_its_own_workers_at_once_when_the_coordinator_crashes(job, start):
-    start()
+    start(silence=LONG_SILENCE)
     began = time.monotonic()
     job.bed.crash("node0")
     results = ends_in_time(job, ["node1", "node2"], began, within=SOON)
@@ -117,7 +118,7 @@ def agent_of(bed, host):
 @pytest.mark.parametrize("host", HOSTS[::2])
 def test_an_agent_that_is_killed_takes_its_workers_and_the_job_with_it(job, start, host):
     number = job.bed.number(host)
-    start("all=setsid_child", f"{2 * number}=stubborn_setsid_child", f"{2 * number + 1}=stubborn")
+    start("all=setsid_child", f"{2 * number}=stubborn_setsid_child", f"{2 * number + 1}=stubborn", silence=LONG_SILENCE)
     began = time.monotonic()
     os.kill(agent_of(job.bed, host), signal.SIGKILL)
     took = job.seconds_until_quiet(since=began)
@@ -201,7 +202,7 @@ def test_a_failure_on_a_host_while_another_is_cut_off_is_told_with_what_was_lost
     job.bed.cut("node2")
     job.put("fail-2")
     results = {host: job.wait(host=host) for host in ("node0", "node1")}
-    assert time.monotonic() - began < SILENCE + 2
+    assert time.monotonic() - began < SILENCE + SOON
     assert {result.status for result in results.values()} == {1}
     for result in results.values():
         assert "error: rank 2 on node1 failed: ValueError: boom of rank 2" in result.err

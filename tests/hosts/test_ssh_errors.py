@@ -89,7 +89,9 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
     bed = job.bed
     bed.power_cut("node1")
     command = over_ssh.start(job, program("behave"))
-    until(lambda: [it for it in bed.processes("node2") if "ddplaunch.remote" in it.command], "an answer of node 2")
+    until(
+        lambda: [it for it in bed.processes("node2") if "ddplaunch.launcher.host" in it.command], "an answer of node 2"
+    )
     assert over_ssh.client(bed, LOGIN, "node1")
     began = time.monotonic()
     command.send_signal(signal.SIGINT)

@@ -110,7 +110,7 @@ def test_the_summaries_of_all_nodes_tell_the_same_end(nodes, run):
 def test_when_an_agent_is_killed_all_nodes_end_at_once(nodes, start, place):
     started = start()
     os.kill(started[place].agent, SIGKILL)
-    assert nodes.statuses(timeout=3) == [122, 122, 122]
+    assert nodes.statuses() == [122, 122, 122]
     for number, node in enumerate(started):
         if number == place:
             words = "error: ddplaunch's agent"
@@ -128,7 +128,7 @@ def test_when_the_front_of_a_node_is_killed_all_nodes_end_at_once(nodes, start, 
     started[place].process.kill()
     expected = [122, 122, 122]
     expected[place] = -SIGKILL
-    assert [result.status for result in nodes.ends(timeout=3)] == expected
+    assert [result.status for result in nodes.ends()] == expected
     nodes.nothing_left(patience=5)
     (stopping,) = nodes.events_of(0, "node_stopping")
     assert (stopping["node_rank"], stopping["why"]) == (place, "front_lost")
@@ -138,7 +138,7 @@ def test_a_node_that_falls_silent_is_given_up_and_ends_its_own_workers_when_it_w
     started = start("--heartbeat-timeout", "1s")
     silent = started[1].agent
     os.kill(silent, SIGSTOP)
-    assert nodes.statuses(started[0], started[2], timeout=6) == [122, 122]
+    assert nodes.statuses(started[0], started[2]) == [122, 122]
     for node in (started[0], started[2]):
         assert "error: node 1 (" in node.err
         assert "was lost: silent for 1 s" in node.err
@@ -153,7 +153,7 @@ def test_nodes_whose_coordinator_falls_silent_end_themselves(nodes, start):
     started = start("--heartbeat-timeout", "1s")
     silent = started[0].agent
     os.kill(silent, SIGSTOP)
-    assert nodes.statuses(started[1], started[2], timeout=6) == [122, 122]
+    assert nodes.statuses(started[1], started[2]) == [122, 122]
     for node in started[1:]:
         assert "error: the coordinator (node 0) was lost: silent for 1 s" in node.err
     os.kill(silent, SIGCONT)

@@ -111,7 +111,7 @@ def _end(nodes) -> None:
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses() == [0, 0], [node.err for node in nodes.started]
     gone = max(nodes.events_of(place, "swept")[0]["mono"] for place in range(2))
-    assert time.monotonic() - gone < QUIT_TIMEOUT + 1
+    assert time.monotonic() - gone < QUIT_TIMEOUT + 10
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_hundreds_of_half_open_connections_cost_an_agent_that_comes_late_nothing
         visit()
     late = nodes.node(*nodes.static(2, 1), program("place"))
     nodes.started.remove(late)
-    assert nodes.statuses(late, timeout=10) == [2]
+    assert nodes.statuses(late) == [2]
     assert "node rank 1 is taken" in late.err
     assert FROM + "too many unauthenticated connections" in refusals()
 
@@ -361,6 +361,6 @@ def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
     visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
     visitor.say(hello(1))
     visitor.hear("begin")
-    assert nodes.statuses(timeout=6) == [122]
+    assert nodes.statuses() == [122]
     visitor.sock.close()
     assert "error: node 1 (visitor) was lost: silent for 1 s" in nodes.started[0].err

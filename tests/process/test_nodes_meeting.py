@@ -106,7 +106,7 @@ def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
     first = nodes.node(*nodes.static(2, 0), program("place"))
     nodes.listens(1)
     again = nodes.node(*nodes.static(2, 0), program("place"))
-    assert nodes.statuses(again, timeout=5) == [2]
+    assert nodes.statuses(again) == [2]
     assert "error: node rank 0 is taken: another ddplaunch on this host is the coordinator of this job\n" in again.err
     assert nodes.statuses(first, nodes.node(*nodes.static(2, 1), program("place"))) == [0, 0]
     nodes.nothing_left()
@@ -120,7 +120,7 @@ def test_a_node_rank_out_of_range_is_refused_even_if_this_node_expected_more_of_
 
 def test_a_node_rank_that_cannot_be_is_an_error_before_anybody_is_asked(nodes, program):
     node = nodes.node(*nodes.static(2, 2), program("place"))
-    assert nodes.statuses(timeout=5) == [2]
+    assert nodes.statuses() == [2]
     assert "--node-rank 2" in node.err
 
 
@@ -246,7 +246,7 @@ def test_without_control_every_node_starts_and_ends_alone(nodes, program):
 def test_where_every_port_is_taken_node_0_says_so(nodes, program):
     services = [socket.create_server(("127.0.0.1", nodes.port + number)) for number in range(1, 9)]
     node = nodes.node(*nodes.static(2, 0), program("place"))
-    assert nodes.statuses(node, timeout=15) == [2]
+    assert nodes.statuses(node) == [2]
     for service in services:
         service.close()
     assert f"error: no free port at 127.0.0.1 for the agents: {nodes.port + 1} is taken, " in node.err

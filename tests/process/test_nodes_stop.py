@@ -50,7 +50,7 @@ def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
     started[1].process.send_signal(SIGINT)
     nodes.signs("got", 6)
     send_again(started[1].process, SIGINT)
-    assert nodes.statuses(timeout=10) == [130] * 3
+    assert nodes.statuses() == [130] * 3
     assert all(nodes.events_of(place, "kill_sent") for place in range(3))
 
 
@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_where_all_workers_are_gone_kills_those_of_other_nodes(n
     nodes.signs("got", 3)
     until(lambda: nodes.events_of(place, "swept"), "the end of its workers")
     send_again(started[place].process, SIGINT)
-    assert nodes.statuses(timeout=10) == [130] * 3
+    assert nodes.statuses() == [130] * 3
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -87,7 +87,7 @@ def test_ctrl_c_in_the_sweep_of_a_node_that_has_finished_stops_the_others(nodes,
     nodes.signs("ready", 2)
     until(lambda: nodes.events_of(place, "swept"), "the sweep")
     started[place].process.send_signal(SIGINT)
-    assert nodes.statuses(timeout=10) == [130] * 2
+    assert nodes.statuses() == [130] * 2
     assert nodes.sign(f"got-{1 - place}") == "SIGINT"
 
 
@@ -112,7 +112,7 @@ def test_the_timeout_of_node_0_is_that_of_the_job(nodes, program):
     for place, seconds in enumerate(("1", "60")):
         nodes.node(*nodes.static(2, place), "--timeout", seconds, program("behave"), "all=default")
     assert nodes.statuses() == [124, 124]
-    assert 1 <= time.monotonic() - began < 5
+    assert 1 <= time.monotonic() - began < 30
     for node in nodes.started:
         assert node.err.splitlines()[-1].startswith("ddplaunch: stopped: --timeout of 1 s was reached"), node.err
 
@@ -137,14 +137,14 @@ def test_ctrl_c_while_node_0_is_looked_for_ends_at_once(nodes, program):
     node = nodes.node(*nodes.static(2, 1), program("place"))
     assert node.agent
     node.process.send_signal(SIGINT)
-    assert nodes.statuses(timeout=5) == [130]
+    assert nodes.statuses() == [130]
 
 
 def test_a_stop_of_node_0_while_it_waits_ends_those_who_have_come(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in range(2)]
     nodes.have_come(1)
     started[0].process.send_signal(SIGTERM)
-    assert nodes.statuses(timeout=5) == [143] * 2
+    assert nodes.statuses() == [143] * 2
 
 
 def test_a_node_that_leaves_while_others_are_waited_for_may_come_again(nodes, program):
@@ -165,8 +165,8 @@ def test_a_second_ctrl_c_ends_a_node_whose_coordinator_does_not_answer(nodes, st
     started[1].process.send_signal(SIGINT)
     until(lambda: nodes.events_of(1, "swept"), "the end of its workers")
     send_again(started[1].process, SIGINT)
-    assert nodes.statuses(started[1], timeout=5) == [130]
+    assert nodes.statuses(started[1]) == [130]
     os.kill(agent, SIGKILL)
-    assert nodes.statuses(started[2], timeout=5) == [122]
+    assert nodes.statuses(started[2]) == [122]
     nodes.ends()
     nodes.nothing_left()

@@ -109,9 +109,9 @@ def test_nothing_is_lost_when_a_worker_dies_right_after_a_megabyte(show, job, be
 
 
 def test_a_child_that_goes_on_writing_does_not_hide_that_its_worker_ended(show, job):
-    show("leaves_a_writer", workers=2, options=("--output", "none", "--grace-period", "5"), status=3)
-    assert min(event["seconds"] for event in job.events("worker_exited")) < 2
-    assert job.events("job_ended")[0]["seconds"] < 4
+    show("leaves_a_writer", workers=2, options=("--output", "none", "--grace-period", "60"), status=3)
+    assert min(event["seconds"] for event in job.events("worker_exited")) < 20
+    assert job.events("job_ended")[0]["seconds"] < 40
 
 
 # --- torchrun's options

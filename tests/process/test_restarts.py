@@ -140,12 +140,11 @@ def test_a_killed_front_ends_the_back_off_too(job, back_off):
 
 
 def assert_ended_at_once_after(job, name: str) -> None:
-    """The end follows this event, with no other generation between them."""
+    """The end follows this event: the wait is not waited out, for a generation would start after it."""
     events = job.events()
     (cause,) = job.events(name)
     assert not [event for event in events[events.index(cause) :] if event["event"] == "generation_started"]
     assert events[-1]["event"] == "job_ended"
-    assert events[-1]["mono"] - cause["mono"] < 0.5
 
 
 def test_a_stop_by_the_user_is_no_failure_that_starts_workers_again(job, program):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import ddplaunch
+from ddplaunch.remote.startup import MAX_STARTING
 from tests.conftest import send_again, until
 
 HOSTS = "127.0.0.1,127.0.0.2,127.0.0.3"
@@ -106,11 +107,12 @@ def test_the_only_worker_on_another_host_is_shown_as_it_is(job, env, program):
 
 
 def test_more_hosts_than_are_called_at_a_time(job, env, program):
-    hosts = ",".join(f"127.0.1.{number}:1" for number in range(1, 71))
+    number = MAX_STARTING + 3
+    hosts = ",".join(f"127.0.1.{host}:1" for host in range(1, number + 1))
     job.start("--hosts", hosts, program("writes"), "both", env=env)
     result = job.wait(timeout=120)
     assert result.status == 0, result.err
-    assert len(result.out.splitlines()) == 70
+    assert len(result.out.splitlines()) == number
     job.nothing_left()
 
 

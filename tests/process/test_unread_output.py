@@ -110,7 +110,7 @@ def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state
     began = time.monotonic()
     (job.home / "signs" / "die").touch()
     (ended,) = until(lambda: job.events("job_ended"), "the end of the job")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     assert ended["status"] == 3
     assert job.process.poll() is None  # it still has something to show
     read_all(reader)

@@ -1,7 +1,4 @@
-"""Two ranks in a gloo group: one of them, or all, end as the arguments say, while who is left waits in a collective.
-
-`torch_fail.py HOW RANK|all`
-"""
+"""Two ranks in a gloo group: rank 1 ends as the argument says, while rank 0 waits in a collective: `torch_fail.py HOW`."""
 
 import atexit
 import os
@@ -10,9 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from signs import RANK, WORLD_SIZE, all_ready, put
-
-GENERATION = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+from signs import RANK, WORLD_SIZE
 
 
 def step():
@@ -34,23 +29,8 @@ def raises_and_stays():
         dist.destroy_process_group()
 
 
-def raises_with_the_others():
-    """Die only when the exception of every rank has been recorded, which comes before atexit."""
-    atexit.register(all_ready)
-    raises()
-
-
-def raises_at_first():
-    if GENERATION == 0:
-        raises()
-
-
 def exits():
     sys.exit(3)
-
-
-def exits_at_once():
-    os._exit(5)
 
 
 def is_killed():
@@ -66,7 +46,6 @@ place = {} if method == "env://" else {"rank": RANK, "world_size": WORLD_SIZE}
 dist.init_process_group("gloo", init_method=method, **place)
 atexit.register(dist.destroy_process_group)  # left open, torch 2.13 now and then aborts at the interpreter's end
 step()
-how, who = sys.argv[1:]
-if who in (str(RANK), "all"):
-    globals()[how]()
-put(f"total-{RANK}", f"{step()} in generation {GENERATION}")
+if RANK == 1:
+    globals()[sys.argv[1]]()
+step()

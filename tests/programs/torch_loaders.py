@@ -11,7 +11,7 @@ class Endless(IterableDataset):
             yield torch.zeros(1000)
 
 
-batches = iter(DataLoader(Endless(), batch_size=8, num_workers=2, prefetch_factor=4))
+batches = iter(DataLoader(Endless(), batch_size=8, num_workers=2))
 next(batches)
 put(f"loading-{RANK}")
 all_ready()

@@ -81,6 +81,7 @@ def test_ddplaunch_runs_in_a_step(job: SlurmJob) -> None:
 
 VARY = (
     "PID",
+    "PRIO_PROCESS",  # `nice make test`
     "PORT",
     "HOST",
     "IPADDR",

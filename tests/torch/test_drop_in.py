@@ -77,15 +77,16 @@ def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
     job.nothing_left()
 
 
-def test_torch_sees_a_torchrun_job_and_meets_by_env_and_by_tcp_on_one_port(job, program):
-    result = job.run("--nproc-per-node", 2, "--init-method", "tcp", program("torch_facts"), "env://")
+def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_the_threads_of_the_caller(job, program):
+    threads = len(os.sched_getaffinity(0))  # torch takes no more than that
+    args = ("--nproc-per-node", 2, "--init-method", "tcp", program("torch_facts"), "env://")
+    result = job.run(*args, env={"OMP_NUM_THREADS": str(threads)})
     assert result.status == 0, result.err
     tcp = f"tcp://127.0.0.1:{job.ports()[0]}"
-    plan = json.loads((job.folder / "plan.json").read_text())
     for rank, facts in enumerate(told(job, "facts")):
         assert facts == {
             "torchelastic": True,
-            "threads": int(plan["workers"][rank]["variables"]["OMP_NUM_THREADS"]),
+            "threads": threads,
             "meetings": [
                 {"method": method, "rank": rank, "backend": "gloo", "total": 11.0} for method in ("env://", tcp)
             ],
@@ -93,21 +94,6 @@ def test_torch_sees_a_torchrun_job_and_meets_by_env_and_by_tcp_on_one_port(job, 
             "spawned": 7.0 if rank == 0 else None,
         }
     assert "gloo (no accelerator)" in result.err
-    job.nothing_left()
-
-
-def test_workers_meet_at_a_file_and_have_the_threads_that_the_caller_set(job, program):
-    place = job.home / "meet"
-    args = ("--nproc-per-node", 2, "--init-method", f"file:{place}", program("torch_facts"))
-    threads = len(os.sched_getaffinity(0))  # torch takes no more than that
-    result = job.run(*args, env={"OMP_NUM_THREADS": str(threads)})
-    assert result.status == 0, result.err
-    for facts in told(job, "facts"):
-        assert facts["threads"] == threads
-        (meeting,) = facts["meetings"]
-        assert meeting["method"].startswith(f"file://{place}.")
-        assert meeting["total"] == 11.0
-    assert not list(job.home.glob("meet*"))
     job.nothing_left()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import AFTER_EXCEPTION, EXAMPLES, launched, module, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits
 
 pytestmark = [
     needs_torch_and_digits,
@@ -29,10 +29,14 @@ def test_pieces_give_the_weights_of_whole_batches_and_one_rank_loads_for_all(job
     assert result.out.splitlines()[-1] == "same weights in all ways on 2 ranks"
 
 
-def test_a_batch_that_cannot_be_cut_is_refused(job: Job) -> None:
-    result = launched(job, EXAMPLE, "--pieces", 5)
-    assert result.status in AFTER_EXCEPTION
-    assert "--batch-size 64 cannot be cut into 5 equal pieces for each worker" in result.err
+def test_a_batch_that_cannot_be_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = module(EXAMPLE.name)
+    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--pieces", "5"])
+    try:
+        with pytest.raises(SystemExit, match="--batch-size 64 cannot be cut into 5 equal pieces for each worker"):
+            example.main()
+    finally:
+        example.dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ EXAMPLE = EXAMPLES / "parallel_sgd.py"
 FINAL = re.compile(r"accuracy ([\d.]+)% on 360 held-back images; one process gives the same weights, bit for bit")
 
 
-def test_four_workers_learn_in_three_rounds_what_one_process_learns(job: Job) -> None:
-    result = launched(job, "--nproc-per-node", 4, EXAMPLE)
+def test_two_workers_learn_in_two_rounds_what_one_process_learns(job: Job) -> None:
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--rounds", 2)
     assert result.status == 0, result.err
-    assert re.findall(r"round (\d): alone (?:[\d.]+%, ){3}[\d.]+%; averaged", result.out) == ["1", "2", "3"]
+    assert re.findall(r"round (\d): alone [\d.]+%, [\d.]+%; averaged", result.out) == ["1", "2"]
     final = FINAL.search(result.out)
     assert final is not None, result.out
     assert float(final[1]) >= 97

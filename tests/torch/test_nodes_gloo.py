@@ -8,7 +8,8 @@ from signal import SIGKILL
 
 import pytest
 
-from tests.nodes import Nodes, several
+from tests.conftest import PROGRAMS, Job
+from tests.nodes import Nodes
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -22,22 +23,16 @@ def weights(nodes: Nodes, number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, request):
-    """The weights after a training with 3 agents and 2 ranks each that nothing disturbs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        for nodes in several(tmp_path_factory.mktemp("undisturbed")):
-            program = request.path.parent.parent / "programs" / "exact_training.py"
-            (nodes.home / "signs").mkdir()
-            (nodes.home / "signs" / "go").touch()
-            nodes.static_nodes(3, "--nproc-per-node", 2, program, STEPS)
-            assert nodes.statuses(timeout=60) == [0, 0, 0], [node.err for node in nodes.started]
-            found = weights(nodes, 6)
+def undisturbed(tmp_path_factory):
+    """The weights after a training in one process that nothing disturbs."""
+    job = Job(tmp_path_factory.mktemp("undisturbed"))
+    job.start("--nproc-per-node", 1, PROGRAMS / "exact_training.py", STEPS, env={"CUDA_VISIBLE_DEVICES": ""})
+    (job.home / "signs" / "go").touch()
+    result = job.wait()
+    assert result.status == 0, result.err
+    found = job.sign("weights-0")
+    assert found.rpartition("loss ")[2] != "0"
     return found
-
-
-def test_ranks_of_three_nodes_train_together(undisturbed):
-    assert undisturbed.rpartition("loss ")[2] != "0"
 
 
 # on hosts of their own, tests/hosts loses an agent

@@ -50,80 +50,71 @@ def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """One whole training with four workers and its checkpoint."""
-    job = Job(tmp_path_factory.mktemp("undisturbed"))
-    return launched(job, "--nproc-per-node", 4, EXAMPLE, "--checkpoint", "digits.pt"), job.home / "digits.pt"
-
-
-def test_four_workers_learn_the_digits_and_end_with_the_same_weights(undisturbed: tuple[Result, Path]) -> None:
-    result, _ = undisturbed
-    assert result.status == 0, result.err
-    assert accuracy(result.out) >= 97.0
-    assert [FINAL.search(line)[2] for line in result.out.splitlines() if FINAL.search(line)] == ["4"]  # type: ignore[index]
-    assert sorted(re.findall(r"^\[(\d)\] rank \1 of 4: gloo on cpu$", result.out, re.MULTILINE)) == ["0", "1", "2", "3"]
-    assert epochs(result.out) == list(range(1, 13))
-
-
-def test_nothing_but_the_launcher_writes_to_stderr(undisturbed: tuple[Result, Path]) -> None:
-    result, _ = undisturbed
-    assert [line for line in result.err.splitlines() if not line.startswith("ddplaunch: ")] == []
-
-
-def test_the_checkpoint_has_no_unfinished_file_beside_it(undisturbed: tuple[Result, Path]) -> None:
-    _, path = undisturbed
-    assert [file.name for file in path.parent.glob("digits.pt*")] == ["digits.pt"]
-    assert checkpoint(path)["epochs"] == 12
-
-
-def test_a_resumed_training_with_loaders_ends_where_an_undisturbed_one_ends(
-    job: Job, undisturbed: tuple[Result, Path]
-) -> None:
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A training with two workers that ends after two of its epochs."""
+    job = Job(tmp_path_factory.mktemp("interrupted"))
     first = launched(job, "--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", "--epochs", 2)
     assert first.status == 1, "two epochs are too few for the target, and the script says so"
     assert re.search(r"accuracy [0-9.]+% is below the target of 97%", first.err)
     assert epochs(first.out) == [1, 2]
-
-    second = launched(job, "--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", "--loaders", 1)
-    assert second.status == 0, second.err
-    assert "resumed after epoch 2 from digits.pt" in second.out
-    assert epochs(second.out) == list(range(3, 13))
-    result, path = undisturbed
-    assert abs(accuracy(second.out) - accuracy(result.out)) <= NOISE
-    assert furthest(checkpoint(job.home / "digits.pt")["model"], checkpoint(path)["model"]) < ROUNDING
+    return job
 
 
-def test_plain_python_gives_the_result_of_four_workers(tmp_path: Path, undisturbed: tuple[Result, Path]) -> None:
+@pytest.fixture(scope="module")
+def resumed(interrupted: Job) -> tuple[Result, Path]:
+    """The rest of that training, and its checkpoint."""
+    result = launched(interrupted, "--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", "--loaders", 1)
+    return result, interrupted.home / "digits.pt"
+
+
+def test_workers_resume_learn_the_digits_and_end_with_the_same_weights(resumed: tuple[Result, Path]) -> None:
+    result, _ = resumed
+    assert result.status == 0, result.err
+    assert "resumed after epoch 2 from digits.pt" in result.out
+    assert epochs(result.out) == list(range(3, 13))
+    assert accuracy(result.out) >= 97.0
+    assert [FINAL.search(line)[2] for line in result.out.splitlines() if FINAL.search(line)] == ["2"]  # type: ignore[index]
+    assert sorted(re.findall(r"^\[(\d)\] rank \1 of 2: gloo on cpu$", result.out, re.MULTILINE)) == ["0", "1"]
+
+
+def test_nothing_but_the_launcher_writes_to_stderr(resumed: tuple[Result, Path]) -> None:
+    result, _ = resumed
+    assert [line for line in result.err.splitlines() if not line.startswith("ddplaunch: ")] == []
+
+
+def test_the_checkpoint_has_no_unfinished_file_beside_it(resumed: tuple[Result, Path]) -> None:
+    _, path = resumed
+    assert [file.name for file in path.parent.glob("digits.pt*")] == ["digits.pt"]
+    assert checkpoint(path)["epochs"] == 12
+
+
+def test_undisturbed_plain_python_gives_the_result_of_the_workers(tmp_path: Path, resumed: tuple[Result, Path]) -> None:
+    """However many workers train, interrupted or not, with processes that load their images or without."""
     out = plain(EXAMPLE.name, tmp_path, "--checkpoint", "one.pt")
-    result, path = undisturbed
+    result, path = resumed
+    assert epochs(out) == list(range(1, 13))
     assert abs(accuracy(out) - accuracy(result.out)) <= NOISE
     assert furthest(checkpoint(tmp_path / "one.pt")["model"], checkpoint(path)["model"]) < ROUNDING
 
 
 @pytest.mark.ddplaunch(nproc=2)
-def test_a_rank_with_other_weights_is_found() -> None:
+def test_other_weights_are_found_and_unequal_parts_count_each_image_once() -> None:
+    """In one job, for two ranks that import all this take seconds."""
     example = module(EXAMPLE.name)
     example.join()
     rank = example.dist.get_rank()
     example.torch.manual_seed(0)
     network = example.make_network()
+
     example.check_same_weights(network)
+    images, labels = (tensor[:101] for tensor in example.load_data()[1].tensors)
+    right = (network(images).argmax(dim=1) == labels).sum()
+    assert example.accuracy(network, example.TensorDataset(images, labels)) == right / 101
+
     if rank == 1:
         network[0].bias.data[3] += 1e-7
     with pytest.raises(RuntimeError, match="rank 1 has other weights than rank 0") if rank == 1 else nullcontext():
         example.check_same_weights(network)
-    example.dist.destroy_process_group()
-
-
-@pytest.mark.ddplaunch(nproc=3)
-def test_ranks_with_unequal_parts_count_each_image_once() -> None:
-    example = module(EXAMPLE.name)
-    example.join()
-    example.torch.manual_seed(0)
-    network = example.make_network()
-    images, labels = (tensor[:100] for tensor in example.load_data()[1].tensors)
-    right = (network(images).argmax(dim=1) == labels).sum()
-    assert example.accuracy(network, example.TensorDataset(images, labels)) == right / 100
     example.dist.destroy_process_group()
 
 
