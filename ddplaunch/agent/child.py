@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Collection
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.linux import become_subreaper, die_with_parent
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 
@@ -37,6 +38,8 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
         status = exitcodes.BUG
         try:
             os.setsid()
+            # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
+            die_with_parent(pipes.front, signal.SIGCONT)
             pipes.agent_side()
             status = agent(pipes)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
@@ -53,11 +56,29 @@ def has_ended(agent: int) -> bool:
 
 
 def sweep(agent: int) -> None:
-    """Kill and reap every process that the agent, which has ended, left."""
-    while below := [process for process in descendants(os.getpid()) if process.state != "D"]:
-        for process in below:
-            signal_process(process, signal.SIGKILL)
+    """Kill and reap every process that the agent, which has ended, left; not what another user may only end."""
+    refused: set[int] = set()
+    while below := [found for found in descendants(os.getpid()) if found.state != "D" and found.pid not in refused]:
+        refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
         reap(keep=(agent,))
+
+
+def kill(agent: int) -> None:
+    """Kill the agent, which does not respond, and every process below it."""
+    below = descendants(agent)
+    os.kill(agent, signal.SIGKILL)
+    for process in below:
+        signal_process(process, signal.SIGKILL)
+
+
+def wait_ended(agent: int, timeout: float) -> bool:
+    """Wait until the agent has ended, at most so many seconds; return whether it has. It is not reaped."""
+    pidfd = os.pidfd_open(agent)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(timeout * 1000)
+    os.close(pidfd)
+    return has_ended(agent)
 
 
 def reap_agent(agent: int) -> int:
@@ -76,5 +97,11 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
         by = signal.Signals(os.WTERMSIG(wait_status)).name
         where = f" on {host}" if host else ""
         text = f"error: ddplaunch's agent{where} (pid {agent}) was killed by {by}; its workers were ended with it\n"
-        return exitcodes.NODE_LOST, text
+        return exitcodes.NODE_LOST, text + left_over()
     return os.WEXITSTATUS(wait_status), ""
+
+
+def left_over() -> str:
+    """Name the processes below this one that could not be ended; "" if there are none."""
+    left = ", ".join(map(str, descendants(os.getpid())))
+    return f"ddplaunch: could not be ended: {left}\n" if left else ""

@@ -9,15 +9,30 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable
 
+from ddplaunch import exitcodes
 from ddplaunch.agent import child
-from ddplaunch.agent.pipes import CONTROL, MAY_STOP, MESSAGE, STDERR, STDOUT, UNREAD_TIMEOUT, FrontPipes
-from ddplaunch.agent.signals import passed_on
+from ddplaunch.agent.pipes import (
+    CONTROL,
+    GOES_ON,
+    IS_RUNNING,
+    MAY_STOP,
+    MESSAGE,
+    RUNS,
+    STDERR,
+    STDOUT,
+    UNREAD_TIMEOUT,
+    FrontPipes,
+)
+from ddplaunch.agent.signals import SignalDeduplicator, passed_on
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
+_REPLY_TIMEOUT = 2.0  # seconds that an agent which is to kill its workers at once may take to show that it runs
+_KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 
 
 def run(
@@ -26,13 +41,14 @@ def run(
     stops: Collection[int],
     meanwhile: Callable[[], None],
     *,
+    sent_again: frozenset[int] = frozenset(),
     control: int | None = None,
 ) -> int:
     """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
-    was started (nohup) stays ignored. `stops` are those that ask the job to end. `control` is a descriptor for what the
-    agent sends to a caller in Python, a line each.
+    was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
+    `control` is a descriptor for what the agent sends to a caller in Python, a line each.
 
     Raises:
         LaunchError: the machine has no room for the agent.
@@ -42,20 +58,29 @@ def run(
     pid, pipes = child.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, stops, pipes)
+    front = _Front(pid, SignalDeduplicator(frozenset(stops), sent_again), frozenset(stops), pipes)
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
     signal.signal(signal.SIGCHLD, front.child_ended)
-    signal.signal(signal.SIGALRM, front.look_for_progress)
+    signal.signal(signal.SIGALRM, front.time_is_up)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
         meanwhile()
         front.show(pipes, control)
     except _Unread:
         pass
+    except _Unresponsive:
+        _print(f"ddplaunch: the agent (pid {pid}) does not respond: killing it and the workers\n")
+        child.kill(pid)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if front.killed_agent:
+        if child.wait_ended(pid, _KILL_TIMEOUT):
+            child.reap_agent(pid)
+            set_modes(before)
+        _print(child.left_over())
+        return exitcodes.of_signal(front.stopped_by)
     wait_status = child.reap_agent(pid)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
@@ -68,16 +93,23 @@ class _Unread(Exception):
     """What is left to be written is not read, and the job was asked to stop."""
 
 
+class _Unresponsive(Exception):
+    """The agent is to kill its workers, and does not run: it is stopped, in uninterruptible sleep, or in a loop."""
+
+
 class _Front:
     """The state that the writing shares with the signal handlers, which interrupt it."""
 
-    def __init__(self, agent: int, stops: Collection[int], pipes: FrontPipes) -> None:
+    def __init__(self, agent: int, deduplicator: SignalDeduplicator, stops: frozenset[int], pipes: FrontPipes) -> None:
         self._agent = agent
+        self._deduplicator = deduplicator
         self._stops = stops
         self._pipes = pipes
-        self._suspended = pipes.suspended[0]
+        self._replies = pipes.replies[0]
         self._suspending = False
-        self._stopping = False
+        self.stopped_by = 0  # the first signal to stop
+        self.killed_agent = False
+        self._waits_for_reply = False
         self._written = 0  # bytes
         self._written_before = 0  # _written, when the timer was set
 
@@ -108,9 +140,17 @@ class _Front:
 
     def note_stop(self, signum: int, _frame: object) -> None:
         """Note a signal to stop; the agent has received it already."""
-        if signum in self._stops:
-            self._stopping = True
-            self._limit_wait()
+        if signum not in self._stops:
+            return
+        escalates = self._deduplicator.take(signum, time.monotonic(), direct=False).escalates
+        if not self.stopped_by:
+            self.stopped_by = signum
+        elif escalates and not self._waits_for_reply and not child.has_ended(self._agent):
+            self._waits_for_reply = True
+            self._read_replies()  # to earlier requests
+            self._pipes.request(IS_RUNNING)
+            signal.setitimer(signal.ITIMER_REAL, _REPLY_TIMEOUT)
+        self._limit_wait()
 
     def suspend(self, _signum: int, _frame: object) -> None:
         """Stop as the terminal asked, once the agent, which received it too, has stopped the workers.
@@ -131,16 +171,16 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
-        self._read_reply()  # of an earlier time, too late
+        self._read_replies()  # to an earlier request, too late
         self._pipes.request(MAY_STOP)
         poll = select.poll()
-        poll.register(self._suspended, select.POLLIN)
+        poll.register(self._replies, select.POLLIN)
         poll.poll(_STOP_TIMEOUT * 1000)
-        return signal.SIGCONT not in self._read_reply()
+        return GOES_ON not in self._read_replies()
 
-    def _read_reply(self) -> bytes:
+    def _read_replies(self) -> bytes:
         try:
-            return os.read(self._suspended, 256)
+            return os.read(self._replies, 256)
         except BlockingIOError:
             return b""
 
@@ -151,12 +191,18 @@ class _Front:
             self._limit_wait()
 
     def _limit_wait(self) -> None:
-        if self._stopping and child.has_ended(self._agent):
+        if self.stopped_by and child.has_ended(self._agent):
             self._written_before = self._written
             signal.setitimer(signal.ITIMER_REAL, UNREAD_TIMEOUT)
 
-    def look_for_progress(self, _signum: int, _frame: object) -> None:
-        """Give up output that is not read: the end of a stopped job does not wait for it."""
+    def time_is_up(self, _signum: int, _frame: object) -> None:
+        """Give up an agent that does not run, and output that is not read: the end of a stopped job waits for neither."""
+        if self._waits_for_reply:
+            self._waits_for_reply = False
+            if RUNS not in self._read_replies() and not child.has_ended(self._agent):
+                self.killed_agent = True
+                raise _Unresponsive
+            return
         if self._written == self._written_before:
             raise _Unread
         self._limit_wait()

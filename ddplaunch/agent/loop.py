@@ -17,7 +17,7 @@ from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.shutdown import Shutdown
-from ddplaunch.agent.signals import SignalSource
+from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.agent.workers import CannotStart
 from ddplaunch.coordinator.link import Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
@@ -78,6 +78,7 @@ class Agent:
             front_lost=self._queue.abandon,
             one_fewer=self._expect_one_fewer,
             has_stopped=lambda: self._generations.have_stopped,
+            end_within=job.policy.grace_period + END_MARGIN,
         )
         self._shutdown = Shutdown(
             self._queue,

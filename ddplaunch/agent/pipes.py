@@ -22,7 +22,12 @@ FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are 
 PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalate
 ONE_FEWER = b"f"  # one node of the job will not join
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
+IS_RUNNING = b"r"  # reply, if the loop runs
 REQUEST = 2  # bytes
+# replies of the agent
+STOPPED = b"s"  # to MAY_STOP: all workers are stopped
+GOES_ON = b"c"  # to MAY_STOP: the workers are not stopped, or no longer
+RUNS = b"r"  # to IS_RUNNING
 UNREAD_TIMEOUT = (
     2.0  # seconds without progress after which output that is not read no longer delays the end of a stopped job
 )
@@ -32,21 +37,22 @@ UNREAD_TIMEOUT = (
 class FrontPipes:
     """Both ends of all pipes, before the fork that leaves each process its own."""
 
+    front: int  # pid
     signals: tuple[int, int]  # pipe: the agent reads, the front's signal handlers write one byte a signal
     requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
-    suspended: tuple[int, int]  # pipe: the front reads, the agent answers MAY_STOP, with SIGTSTP or SIGCONT
+    replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
 
     @classmethod
     def make(cls) -> FrontPipes:
         """Make the pipes and the socket pair."""
-        signals, requests, suspended = os.pipe(), os.pipe(), os.pipe()
-        for fd in (*signals, *requests, *suspended):
+        signals, requests, replies = os.pipe(), os.pipe(), os.pipe()
+        for fd in (*signals, *requests, *replies):
             os.set_blocking(fd, False)
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        return cls(signals, requests, suspended, (reader, writer))
+        return cls(os.getpid(), signals, requests, replies, (reader, writer))
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -58,14 +64,14 @@ class FrontPipes:
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
-        os.close(self.suspended[1])
+        os.close(self.replies[1])
         self.output[1].close()
 
     def agent_side(self) -> None:
         """Close what belongs to the front."""
         os.close(self.signals[1])
         os.close(self.requests[1])
-        os.close(self.suspended[0])
+        os.close(self.replies[0])
         self.output[0].close()
 
 

@@ -14,13 +14,24 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 
-from ddplaunch.agent.pipes import MAY_STOP, ONE_FEWER, PLAIN_SIGNAL, REQUEST, FrontPipes
+from ddplaunch.agent.pipes import (
+    GOES_ON,
+    IS_RUNNING,
+    MAY_STOP,
+    ONE_FEWER,
+    PLAIN_SIGNAL,
+    REQUEST,
+    RUNS,
+    STOPPED,
+    FrontPipes,
+)
 from ddplaunch.supervise import node
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
+END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
 
 
 def passed_on(signals: Iterable[int]) -> frozenset[int]:
@@ -72,16 +83,20 @@ class SignalSource:
         front_lost: Callable[[], None],
         one_fewer: Callable[[], None] = lambda: None,
         has_stopped: Callable[[], bool] = lambda: True,
+        end_within: float,
     ) -> None:
         """Prepare to take signals; `stops` are those that ask for the end, `sent_again` those that may come twice.
 
         `front_lost` is called once, when the front has ended, `one_fewer` for each node that, as the front knows, will not
-        come, `has_stopped` after SIGTSTP until all that is to stop has.
+        come, `has_stopped` after SIGTSTP until all that is to stop has. `end_within` are the seconds in which this process
+        ends after the front, or is killed.
         """
         self._selector = selector
         self._from_front = pipes.signals[0]
         self._requests = pipes.requests[0]
-        self._suspended = pipes.suspended[1]
+        self._replies = pipes.replies[1]
+        self._front = pipes.front
+        self._end_within = end_within
         self._stops = stops
         self._deduplicator = SignalDeduplicator(stops, sent_again)
         self._feed = feed
@@ -99,6 +114,7 @@ class SignalSource:
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for signum in (*signals, signal.SIGCHLD):
             signal.signal(signum, _nothing)
+        signal.signal(signal.SIGCONT, self._limit_end)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
         self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
@@ -128,7 +144,7 @@ class SignalSource:
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._child_ended()
-            else:
+            elif signum != signal.SIGCONT or os.getppid() == self._front:  # else the kernel's word of the front's end
                 self._received(signum, direct=True)
         self._let_front_stop()
 
@@ -141,7 +157,7 @@ class SignalSource:
             if signum != signal.SIGCHLD:  # the front's child is this process
                 self._received(signum, direct=False)
                 if signum == signal.SIGCONT or signum in self._stops:
-                    self._reply(signal.SIGCONT)
+                    self._reply_to_stop(GOES_ON)
         self._let_front_stop()
 
     def _requested(self) -> None:
@@ -156,17 +172,31 @@ class SignalSource:
                 self._one_fewer()
             elif request == MAY_STOP:
                 self._front_waits = True
+            elif request == IS_RUNNING:
+                self._reply(RUNS)
         self._let_front_stop()
 
     def _let_front_stop(self) -> None:
         if self._front_waits and self._has_stopped():
-            self._reply(signal.SIGTSTP)
+            self._reply_to_stop(STOPPED)
 
-    def _reply(self, signum: int) -> None:
+    def _reply_to_stop(self, reply: bytes) -> None:
         if self._front_waits:
             self._front_waits = False
-            with suppress(OSError):  # the front has ended
-                os.write(self._suspended, bytes([signum]))
+            self._reply(reply)
+
+    def _reply(self, reply: bytes) -> None:
+        with suppress(OSError):  # the front has ended
+            os.write(self._replies, reply)
+
+    def _limit_end(self, _signum: int, _frame: object) -> None:
+        """Have the kernel kill this process, and the workers with it, if it does not end in time after the front was lost.
+
+        A Python handler runs even where the loop does not; SIGCONT comes from the kernel when the front ends.
+        """
+        if os.getppid() != self._front:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, self._end_within)
 
     def _received(self, signum: int, *, direct: bool) -> None:
         self._feed(self._deduplicator.take(signum, time.monotonic(), direct=direct))

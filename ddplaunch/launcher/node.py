@@ -95,7 +95,9 @@ def run(
         requeue=_requeue(spec, env, draft),
     )
     # what takes time and delays no worker is done while they start
-    return serve(partial(loop.run, job), signals, spec.ending_signals, meanwhile=setup.tidy)
+    return serve(
+        partial(loop.run, job), signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=setup.tidy
+    )
 
 
 def _reports_job(allocation: Allocation, draft: Plan) -> bool:

@@ -238,7 +238,7 @@ def signals(value: str) -> tuple[Signals, ...]:
         }
         if upper not in known:
             raise BadValue(f'"{part}" is not a signal', hint="type names such as SIGTERM or USR1, separated by commas")
-        if known[upper] in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD):
+        if known[upper] in (Signals.SIGKILL, Signals.SIGSTOP, Signals.SIGCHLD, Signals.SIGALRM):
             raise BadValue(f"{known[upper].name} cannot be passed on", hint=f"leave {part} out")
         if known[upper] not in found:
             found.append(known[upper])

@@ -90,20 +90,23 @@ def descendants(pid: int) -> Iterator[Process]:
         yield from descendants(child)
 
 
-def signal_process(process: Process, signum: int) -> None:
-    """Send a signal to this very process, never to another one that got its pid since."""
+def signal_process(process: Process, signum: int) -> bool:
+    """Send a signal to this very process, never to another one that got its pid since; False if that is not allowed."""
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
-        return
+        return True
     try:
         now = look(process.pid)
         if now is not None and now.started == process.started:
             signal.pidfd_send_signal(fd, signum)
+    except PermissionError:
+        return False
     except OSError:
         pass
     finally:
         os.close(fd)
+    return True
 
 
 def reap(keep: Collection[int] = ()) -> None:

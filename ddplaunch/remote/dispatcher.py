@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
-from ddplaunch.agent.signals import SignalSource
+from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
@@ -74,6 +74,7 @@ class Dispatcher:
             feed=self._on_event,
             child_ended=lambda: None,  # the end of ssh is seen by its pidfd
             front_lost=self._console.abandon,
+            end_within=job.grace_period + END_MARGIN,
         )
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
         self._hosts = tuple(HostConnection(agent, self._selector, self) for agent in job.agents)

@@ -58,8 +58,10 @@ class HostFront:
         signals: Iterable[int],
         stops: Collection[int],
         meanwhile: Callable[[], None],
+        *,
+        sent_again: frozenset[int] = frozenset(),
     ) -> int:
-        """Run the agent, as `front.run` does.
+        """Run the agent, as `front.run` does; which signals escalate, `sent_again` or not, the dispatcher decides.
 
         Raises:
             LaunchError: the machine has no room for the agent.

@@ -72,7 +72,9 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues),
         is_quiet=spec.verbosity < 0,
     )
-    return front.run(partial(run, job), signals, spec.ending_signals, meanwhile=lambda: None)
+    return front.run(
+        partial(run, job), signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=lambda: None
+    )
 
 
 def argv(

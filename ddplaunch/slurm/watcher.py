@@ -14,7 +14,7 @@ import time
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
-from ddplaunch.agent.signals import SignalSource
+from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
@@ -49,6 +49,7 @@ class Watcher:
             feed=self.feed,
             child_ended=lambda: None,  # the end of srun is seen by its pidfd
             front_lost=self._queue.abandon,
+            end_within=job.grace_period + END_MARGIN,
         )
         self._link = RemoteLink(
             self,
