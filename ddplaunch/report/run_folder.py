@@ -105,7 +105,7 @@ class RunFolder:
         line = json.dumps(fields).encode() + b"\n"
         try:
             written = os.write(self._events, line)
-            if written < len(line):  # the disk is full; whoever reads the file finds whole lines only
+            if written < len(line):  # the disk is full; readers of the file find whole lines only
                 os.ftruncate(self._events, os.fstat(self._events).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self.path}/events.jsonl")
         except OSError as error:

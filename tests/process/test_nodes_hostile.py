@@ -154,6 +154,7 @@ def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
         "generation": generation,
         "exits": exits,
         "start_failure": None,
+        "left": (),
         "oom_kills": 0,
         "shm": None,
         "log_folder": None,
