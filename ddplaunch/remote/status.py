@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from signal import Signals
+from signal import SIGKILL
 
 from ddplaunch import exitcodes
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose
 from ddplaunch.remote.diagnose import HostError
+from ddplaunch.report.closing import render_stopped
 
 
 @record
@@ -51,14 +52,13 @@ class HostStatuses:
     def verdict(self, *, signum: int, front_lost: bool) -> Verdict:
         """Give the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none."""
         if front_lost:
-            return Verdict(exitcodes.of_signal(Signals.SIGKILL))
+            return Verdict(exitcodes.of_signal(SIGKILL))
         if self.errors:
             error = diagnose.error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)])
             return Verdict(error.status, error.render())
         if 0 in self._statuses:
             return Verdict(self._statuses[0])
         if signum and not self.has_begun:
-            note = f"stopped by {Signals(signum).name} before the workers were started"
-            return Verdict(exitcodes.of_signal(signum), note=note)
+            return Verdict(exitcodes.of_signal(signum), note=render_stopped(signum, None, ()))
         error = diagnose.error([(self._hosts[0], self._losses.get(0) or diagnose.no_status())])
         return Verdict(next(iter(self._statuses.values()), exitcodes.NODE_LOST), error.render())

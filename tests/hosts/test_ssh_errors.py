@@ -97,7 +97,8 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
     command.send_signal(signal.SIGINT)
     result = job.wait(host=LOGIN)
     print(f"{time.monotonic() - began:.1f} s\n{result.err}")
-    assert (result.status, result.err) == (130, "ddplaunch: stopped by SIGINT before the workers were started\n")
+    assert result.status == 130
+    assert result.err == "ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started\n"
     job.nothing_left(patience=10)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from signal import SIGINT
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
         assert f"error: the rendezvous timed out: {what}\n" in node.err
         assert "\nhint: is ddplaunch running there, with the same address and token?" in node.err
         assert node.err.count("error: ") == 1
+
+
+def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
+    started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
+    started[0].says("waiting for 1 of 3 nodes: node 2\n")
+    started[0].process.send_signal(SIGINT)
+    assert nodes.statuses() == [130, 130]
+    assert started[0].err.splitlines()[1:] == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
 
 
 def test_who_is_here_is_said_where_nodes_are_not_numbered(nodes, program):

@@ -38,7 +38,7 @@ def signs(job: SlurmJob, name: str, number: int) -> list[str]:
 
 def about_the_queue(running: Batch) -> list[str]:
     """What the job has said of the queue, before its next start truncates the file."""
-    return [line for line in running.output().splitlines() if " requeued" in line]
+    return [line for line in running.output().splitlines() if line.startswith(f"ddplaunch: job {running.id} ")]
 
 
 def goes_back(job: SlurmJob, running: Batch, number: int = RANKS, notice: str = "SIGUSR1") -> None:

@@ -51,6 +51,7 @@ def test_a_host_on_which_the_job_cannot_run_decides(statuses):
 def test_a_signal_before_the_start_gives_its_status(statuses):
     assert verdict(statuses, signum=15).status == 143
     assert verdict(statuses, signum=15).note == "stopped by SIGTERM before the workers were started"
+    assert verdict(statuses, signum=2).note == "stopped by SIGINT (Ctrl-C) before the workers were started"
 
 
 def test_a_signal_later_is_told_by_the_agents(statuses):
