@@ -86,8 +86,7 @@ def test_a_host_that_comes_late_makes_all_start_again_with_it(job, start, places
     assert " after " not in results["node0"].err.splitlines()[-1], "one that joins is no restart"
 
 
-@pytest.mark.parametrize("fault", ["power_cut", "crash"])
-@pytest.mark.parametrize("gone", HOSTS[1:])
+@pytest.mark.parametrize(("gone", "fault"), [("node1", "power_cut"), ("node2", "crash")])
 def test_a_host_that_is_lost_makes_the_others_start_again_without_it(job, start, places, gone, fault):
     start(HOSTS)
     assert who(places(0, 6)) == of_size(6)

@@ -9,7 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PROGRAMS, Job, Result, until
 
 
 @pytest.fixture
@@ -29,8 +29,18 @@ def places(job, generation: int) -> list[dict[str, str]]:
     return [json.loads(job.sign(f"place-{generation}-{rank}")) for rank in range(3)]
 
 
-def test_after_a_failure_all_workers_start_again_with_the_same_ranks(run, job):
-    result = run("fails_until", 2)
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Job]:
+    """A job of 3 workers that fails twice and then ends well."""
+    job = Job(tmp_path_factory.mktemp("restarted"))
+    flags = ("--nproc-per-node", 3, "--max-restarts", 2)
+    result = job.run(*flags, PROGRAMS / "restarts.py", "fails_until", 2)
+    job.nothing_left()
+    return result, job
+
+
+def test_after_a_failure_all_workers_start_again_with_the_same_ranks(restarted):
+    result, job = restarted
     assert result.status == 0
     assert result.err.count("starting all workers again") == 2
     assert "3 workers finished" in result.err
@@ -43,8 +53,8 @@ def test_after_a_failure_all_workers_start_again_with_the_same_ranks(run, job):
     assert len(pids) == 9
 
 
-def test_each_generation_meets_at_a_port_of_its_own_and_writes_errors_to_files_of_its_own(run, job):
-    run("fails_until", 2)
+def test_each_generation_meets_at_a_port_of_its_own_and_writes_errors_to_files_of_its_own(restarted):
+    _, job = restarted
     ports = [{place["MASTER_PORT"] for place in places(job, generation)} for generation in range(3)]
     assert [len(ports_) for ports_ in ports] == [1, 1, 1]
     assert len(set.union(*ports)) == 3
@@ -52,19 +62,8 @@ def test_each_generation_meets_at_a_port_of_its_own_and_writes_errors_to_files_o
     assert len(files) == 9
 
 
-def test_when_no_restart_is_left_the_last_failure_gives_the_status(run, job):
-    result = run("fails_until", 9)
-    assert result.status == 12
-    assert [line for line in result.err.splitlines() if line.startswith("error: ")] == [
-        line for line in result.err.splitlines() if "rank 1 failed: exit status 1" in line
-    ]
-    assert result.err.count("rank 1 failed: exit status 1") == 3
-    assert [event["rank"] for event in job.events("generation_failed")] == [1, 1]
-    assert json.loads((job.folder / "summary.json").read_text())["restarts"] == 2
-
-
-def test_the_others_of_a_generation_are_gone_before_the_next_one_starts(run, job):
-    run("fails_until", 2)
+def test_the_others_of_a_generation_are_gone_before_the_next_one_starts(restarted):
+    _, job = restarted
     for generation, end in enumerate(job.events("generation_failed")):
         assert end["generation"] == generation
     alive: set[int] = set()
@@ -76,6 +75,18 @@ def test_the_others_of_a_generation_are_gone_before_the_next_one_starts(run, job
                 alive.add(event["pid"])
             case "worker_exited":
                 alive.remove(event["pid"])
+
+
+def test_when_no_restart_is_left_the_last_failure_gives_the_status(run, job):
+    result = run("fails_until", 9)
+    assert result.status == 12
+    assert [line for line in result.err.splitlines() if line.startswith("error: ")] == [
+        line for line in result.err.splitlines() if "rank 1 failed: exit status 1" in line
+    ]
+    assert result.err.count("rank 1 failed: exit status 1") == 3
+    failures = [(event["rank"], event["wait"]) for event in job.events("generation_failed")]
+    assert failures == [(1, 0), (1, 1)], "the second one, which died at once, makes the next one wait"
+    assert json.loads((job.folder / "summary.json").read_text())["restarts"] == 2
 
 
 def test_what_a_worker_left_behind_is_ended_between_the_generations(run, job):
@@ -101,12 +112,6 @@ def test_workers_that_write_and_die_at_once_can_be_started_again(job):
     logs = "".join(log.read_text() for log in job.folder.glob("rank-*.out"))
     assert result.out.count("out") == logs.count("out") >= 3
     job.nothing_left()
-
-
-def test_a_generation_that_dies_at_once_makes_the_next_one_wait(run, job):
-    run("fails_until", 9)
-    waits = [event["wait"] for event in job.events("generation_failed")]
-    assert waits == [0, 1]
 
 
 @pytest.fixture

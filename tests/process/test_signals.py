@@ -246,7 +246,7 @@ def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, sta
 
 def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_the_end(job, start):
     """The front blocks on its stdout then, and must end the rest all the same."""
-    from tests.conftest import until
+    from tests.conftest import PATIENCE, until
 
     reader, writer = os.pipe()
     process = start("all=chatter", stdout=writer, stderr=-3)
@@ -255,7 +255,7 @@ def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_th
     os.kill(agent_of(job), SIGKILL)
     until(lambda: [pid for pid in job.left() if pid != process.pid] == [], "the workers' end")
     os.close(reader)
-    assert process.wait(10) == 122
+    assert process.wait(PATIENCE) == 122
     job.nothing_left()
 
 

@@ -212,7 +212,7 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program
     process = start(job, env, program("behave"), hosts="127.0.0.1,hanging")
     until(lambda: (ssh / "hanging.called").exists() and (ssh / "127.0.0.1.pids").exists(), "a call")
     process.send_signal(SIGINT)
-    result = job.wait(timeout=10)
+    result = job.wait()
     assert result.status == 130
     job.nothing_left()
 

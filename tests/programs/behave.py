@@ -162,11 +162,6 @@ def stubborn_child():
     default()
 
 
-def stubborn_child_then_done():
-    grandchild(SIGN + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP)
-    all_ready()
-
-
 def setsid_child():
     grandchild(SIGN + "os.setsid()\n" + SLEEP)
     default()

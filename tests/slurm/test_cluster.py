@@ -164,10 +164,10 @@ def test_a_signal_comes_before_the_time_limit_and_time_can_be_made_to_pass(job: 
     batch = job.sbatch(USR1, "--time=1", "--signal=USR1@60")
     wait_up(job, 1)
     job.cluster.pass_time(30)
-    until(lambda: "to the task" in batch.output(), "the signal", 10)
+    until(lambda: "to the task" in batch.output(), "the signal")
     assert batch.state() == "RUNNING"
     job.cluster.pass_time(60)
-    assert batch.wait(timeout=10) == "TIMEOUT"
+    assert batch.wait() == "TIMEOUT"
     job.nothing_left()
 
 

@@ -1,4 +1,4 @@
-"""Reads a data set that it defines itself through DataLoader workers that are started anew."""
+"""Reads a data set that it defines itself through a DataLoader worker that is started anew."""
 
 import sys
 
@@ -19,5 +19,5 @@ def collate(items):
 
 
 if __name__ == "__main__":
-    loader = DataLoader(Squares(), batch_size=2, num_workers=2, collate_fn=collate, multiprocessing_context=sys.argv[1])
+    loader = DataLoader(Squares(), batch_size=2, num_workers=1, collate_fn=collate, multiprocessing_context=sys.argv[1])
     print([batch.tolist() for batch in loader], Squares.__module__)

@@ -63,11 +63,11 @@ def test_what_is_no_list_is_refused_with_its_origin(text: str, what: str | None)
 
 def test_many_lists_together_are_not_more_hosts_than_one_may_have() -> None:
     with pytest.raises(LaunchError, match="these are more than 65536 hosts"):
-        expand(",".join(["n[0-65535]"] * 100_000), "X")
+        expand(",".join(["n[0-65535]"] * 1_000), "X")
     with pytest.raises(LaunchError, match="these are more than 65536 hosts"):
-        parse_hosts(",".join(["n[0-65535]"] * 100_000), "X")
+        parse_hosts(",".join(["n[0-65535]"] * 1_000), "X")
     with pytest.raises(LaunchError, match="these are more than 65536 hosts"):
-        parse_hostfile("n[0-65535]\n" * 100_000, "X")
+        parse_hostfile("n[0-65535]\n" * 1_000, "X")
 
 
 NAMES = st.lists(
