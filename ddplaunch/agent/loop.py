@@ -95,13 +95,13 @@ class Agent:
         self._state = node.begin(job.policy)
         self._events: deque[node.Event] = deque()
         self._end: JobEnd | None = None
-        self._link: Link
+        self._own_link: Link | None = None  # until the coordinator is known
 
     def run(self) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
         self._signals.listen(self._job.signals)
         try:
-            self._link = self._job.link(self, self._reporter, self._selector)
+            self._own_link = self._job.link(self, self._reporter, self._selector)
         except LaunchError as error:
             self._reporter.write(error.render())
             self._shutdown.hand_over(self._state)
@@ -181,9 +181,14 @@ class Agent:
     @property
     def _pids(self) -> frozenset[int]:
         """Our children that are no leftovers of workers."""
-        return self._generations.pids | self._link.pids
+        return self._generations.pids | (self._own_link.pids if self._own_link is not None else frozenset())
 
     # --- what the link hands over
+
+    @property
+    def _link(self) -> Link:
+        assert self._own_link is not None
+        return self._own_link
 
     def feed(self, event: node.Event) -> None:
         """Take an event; it is processed when the loop comes to it."""
@@ -203,7 +208,8 @@ class Agent:
         self.feed(node.GenerationBegun(generation.number, generation.ranks, _now(), generation.alone))
 
     def _expect_one_fewer(self) -> None:
-        self._link.expect_one_fewer()
+        if self._own_link is not None:
+            self._own_link.expect_one_fewer()
 
     def end(self, end: JobEnd) -> None:
         """End, as the coordinator orders."""
