@@ -142,13 +142,7 @@ class Workers:
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
                 self._output.open(worker.rank, folder.logs(*place), self._setup.log_limit)
-            child = start(
-                worker.argv,
-                env,
-                stdio,
-                handled=self._handled,
-                cpus=worker.cpus,
-            )
+            child = start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
         except BaseException:
             for pump in pumps.values():
                 pump.close()
