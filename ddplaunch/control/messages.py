@@ -92,6 +92,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     """The coordinator to an agent: stop your workers with this signal."""
 
     signum: Annotated[int, Meta(ge=1, le=64)]
+    time_is_up: bool = False
 
 
 class Kill(Struct, frozen=True, tag="kill"):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
 from ddplaunch.errors import LaunchError
-from ddplaunch.exitcodes import USAGE
 from ddplaunch.net.port import Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import ranks_of
@@ -21,7 +20,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
-from ddplaunch.supervise.outcome import Traces
+from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.coordinator.agents import Agents
@@ -60,8 +59,9 @@ class Coordinator:
 
     def feed(self, event: job.Event) -> None:
         """Take an event, and carry out what follows from it."""
-        self._reporter.on_event(event, self._state)
-        self._state, actions = job.step(self._state, event)
+        before = self._state
+        self._state, actions = job.step(before, event)
+        self._reporter.on_event(event, before, self._state)
         for action in actions:
             self._do(action)
 
@@ -117,7 +117,8 @@ class Coordinator:
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
             case job.StopNodes(ids, signum):
-                self._order(ids, node.StopOrdered(signum, self._clock()))
+                time_is_up = self._state.why is Why.TIMED_OUT
+                self._order(ids, node.StopOrdered(signum, self._clock(), time_is_up))
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._clock()))
             case job.Refuse(id, reason, status) if self._agents is not None:
@@ -139,7 +140,9 @@ class Coordinator:
         try:
             port = self._reserve()
         except LaunchError as error:
-            self._end(USAGE, error.render())
+            reason = f"{error.message} ({error.hint})" if error.hint else error.message
+            failure = StartFailure(0, self._draft.workers[0].host, reason, error.status)
+            self.feed(job.BeginFailed(failure, self._clock()))
             return
         agreed = self._agents.agree(order) if self._agents is not None else None
         for place, id in reversed(list(enumerate(order))):  # its own agent, which is busy when it starts, last

@@ -84,8 +84,8 @@ def encode_order(order: Order) -> messages.ToAgent:
             )
         case JobEnd(status, why, text, requeue, is_watched):
             return messages.Quit(status, why, text, requeue, is_watched)
-        case node.StopOrdered(signum):
-            return messages.Stop(signum)
+        case node.StopOrdered(signum, _, time_is_up):
+            return messages.Stop(signum, time_is_up)
         case node.KillOrdered():
             return messages.Kill()
         case node.SignalReceived(signum):
@@ -121,8 +121,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
             )
         case messages.Quit(status, why, text, requeue, is_watched):
             return JobEnd(status=status, why=why, text=text, requeue=requeue, is_watched=is_watched)
-        case messages.Stop(signum):
-            return node.StopOrdered(signum, at)
+        case messages.Stop(signum, time_is_up):
+            return node.StopOrdered(signum, at, time_is_up)
         case messages.Kill():
             return node.KillOrdered(at)
         case messages.Forward(signum):

@@ -19,7 +19,7 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
-from ddplaunch.supervise.job import State
+from ddplaunch.supervise.job import OWN, State
 from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -33,12 +33,17 @@ class JobReporter:
         self._spec = spec
         self.print = reporter.print
 
-    def on_event(self, event: job.Event, before: State) -> None:
+    def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
+        emit = self._reporter.emit
+        if isinstance(event, job.BeginFailed):
+            failed = event.failure
+            emit("worker_start_failed", rank=failed.rank, reason=failed.reason, status=failed.status)
         if before.policy.max_nodes == 1:
             return
-        emit = self._reporter.emit
         match event:
+            case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
+                emit("node_stopping", host=before.members[OWN].host, node_rank=0, why="timed_out")
             case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
             case job.Left(id, reason, _) if id in before.members:
@@ -76,7 +81,8 @@ class JobReporter:
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
         report = self._failure(state, traces, ending, state.restarts)
-        self._reporter.job_failure = state.failure if state.why is Why.FAILED else None
+        if state.why is Why.FAILED:
+            self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
         return _in_short(report), ending.outcome
 
@@ -91,6 +97,7 @@ class JobReporter:
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
         now, began = self._reporter.clock(), self._reporter.began
+        exits = () if state.ended_idle else state.exits
         match state.why:
             case Why.FAILED | Why.FINISHED if state.requeue:
                 return render_left(len(state.exits), state.requeue, now - began, nodes=len(state.taking_part))
@@ -101,11 +108,11 @@ class JobReporter:
                     nodes = plan.nnodes  # where a command was started for each rank, each takes part
                 return render_finished(workers, now - began, restarts=state.restarts, nodes=nodes)
             case Why.SIGNALLED:
-                stopped = (end.stopped_at for end in state.exits if end.stopped_at is not None)
+                stopped = (end.stopped_at for end in exits if end.stopped_at is not None)
                 after = min(stopped, default=now) - began if state.has_begun else None
-                return with_reason(ending.text, render_stopped(state.signum, after, state.exits))
+                return with_reason(ending.text, render_stopped(state.signum, after, exits))
             case Why.TIMED_OUT:
-                return render_timeout(self._spec.timeout or 0.0, state.exits)
+                return render_timeout(self._spec.timeout or 0.0, exits)
         return None
 
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:

@@ -18,7 +18,7 @@ from ddplaunch.report.summary import left_after, summary
 from ddplaunch.report.words import count
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
-from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
@@ -66,7 +66,9 @@ class Reporter:
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
         self._has_terminal = False
-        self.job_failure: WorkerExit | None = None  # of a job of several nodes, as the coordinator knows it
+        self.job_failure: WorkerExit | StartFailure | None = (
+            None  # of a job of several nodes, as the coordinator knows it
+        )
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self._is_announced = False
         self._has_warned = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise.node import State
-from ddplaunch.supervise.outcome import Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
@@ -18,7 +18,7 @@ def summary(
     exits: Sequence[WorkerExit],
     seconds: float,
     why: str,
-    first: WorkerExit | None = None,
+    first: WorkerExit | StartFailure | None = None,
     left_after: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Give the summary as plain data.
@@ -32,9 +32,9 @@ def summary(
         "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
-        "first_failure": _first_failure(state, first)
-        if first or (state.why is Why.FAILED and left_after is None)
-        else None,
+        "first_failure": _first_failure(
+            first or (_own_failure(state) if why == "failed" and left_after is None else None)
+        ),
         "left_after": left_after,
         "workers": [
             {
@@ -61,15 +61,17 @@ def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[s
     }
 
 
-def _first_failure(state: State, elsewhere: WorkerExit | None) -> dict[str, Any] | None:
-    if state.start_failure is not None:
-        failed = state.start_failure
-        how = f"could not be started: {failed.reason}"
-        return {"rank": failed.rank, "host": None, "local_rank": None, "pid": None, "status": failed.status, "signal": None,
-                "how": how, "error": None}  # fmt: skip
-    first = elsewhere or state.failure
+def _own_failure(state: State) -> WorkerExit | StartFailure | None:
+    return (state.start_failure or state.failure) if state.why is Why.FAILED else None
+
+
+def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:
     if first is None:
         return None
+    if isinstance(first, StartFailure):
+        how = f"could not be started: {first.reason}"
+        return {"rank": first.rank, "host": None, "local_rank": None, "pid": None, "status": first.status, "signal": None,
+                "how": how, "error": None}  # fmt: skip
     error = f"{first.error.type}: {first.error.message}" if first.error else None
     return {
         "rank": first.rank,

@@ -19,6 +19,7 @@ from ddplaunch.supervise.job.actions import (
 )
 from ddplaunch.supervise.job.ending import Result
 from ddplaunch.supervise.job.events import (
+    BeginFailed,
     DeadlineReached,
     Event,
     JobResumed,
@@ -39,6 +40,7 @@ from ddplaunch.supervise.job.step import begin, step
 __all__ = [
     "OWN",
     "Action",
+    "BeginFailed",
     "BeginGeneration",
     "DeadlineReached",
     "Drop",

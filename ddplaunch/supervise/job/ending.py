@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from signal import SIGKILL
+
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
@@ -66,6 +68,8 @@ def _status(state: State) -> int:
             return exitcodes.of_signal(state.signum)
         case Why.TIMED_OUT:
             return exitcodes.TIMEOUT
+        case Why.FRONT_LOST if len(state.members) == 1:
+            return exitcodes.of_signal(SIGKILL)  # to other nodes it is a node that was lost
         case Why.NOT_MET:
             return exitcodes.RENDEZVOUS
         case Why.FINISHED:

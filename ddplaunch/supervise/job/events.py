@@ -79,6 +79,14 @@ class NodeEnded:
 
 
 @record
+class BeginFailed:
+    """The coordinator could not begin the generation: no port is free."""
+
+    failure: StartFailure
+    at: float
+
+
+@record
 class JobSuspended:
     """The job was suspended (Ctrl-Z): its time stands still."""
 
@@ -115,6 +123,7 @@ Event = (
     | NodeEscalated
     | StopRequested
     | NodeEnded
+    | BeginFailed
     | JobSuspended
     | JobResumed
     | TimeoutHeld

@@ -75,6 +75,8 @@ class State:
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"
     left: tuple[str, ...] = ()  # processes that could not be ended
+    has_begun: bool = False  # workers were started, or may have been
+    ended_idle: bool = False  # the job ended while there were no workers: `exits` are those of the generation before
     halted: bool = False  # nothing is started again
     phase_deadline: float | None = None  # when this phase has waited long enough
     rdzv_deadline: float | None = None  # when the rendezvous times out
@@ -103,11 +105,6 @@ class State:
     def taking_part(self) -> tuple[Member, ...]:
         """The members of the generation that runs."""
         return tuple(member for member in self.members.values() if member.place is not None)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether workers were started anywhere; a node that was lost has not reported it, and may have."""
-        return self.generation > 0 or bool(self.exits or self.lost or self.left)
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -55,6 +55,8 @@ def step(state: State, event: events.Event) -> Result:
             return _job_stopping(_noted(state, signum, why), why, signum, at)
         case events.NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
+        case events.BeginFailed(failure):
+            return end(replace(state, why=Why.FAILED, start_failure=failure))
         case events.JobSuspended(at):
             return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
         case events.JobResumed(at):
@@ -103,7 +105,8 @@ def _left(state: State, who: int, reason: str, at: float) -> Result:
         return met, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if member.place is None or member.has_ended:
         return _all_ended(state, at)
-    state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
+    # it has not reported whether it had started workers
+    state = replace(state, lost=(*state.lost, f"{member}: {reason}"), has_begun=True)
     loss = actions.Print(f"{member} is lost: {reason}")
     if state.phase is Phase.RUNNING:
         stopped, then = _stop(state, Why.NODE_LOST, SIGTERM, at)
@@ -170,8 +173,8 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
-        return end(replace(state, why=why, signum=signum))
-    if why in (Why.SIGNALLED, Why.TIMED_OUT):
+        return end(replace(state, why=why, signum=signum, ended_idle=True))
+    if why in (Why.SIGNALLED, Why.FRONT_LOST):
         return replace(state, halted=True), ()
     return (replace(state, why=Why.FAILED), ()) if state.why is Why.NODE_JOINED and why is Why.FAILED else (state, ())
 
@@ -180,7 +183,7 @@ def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
-        return end(replace(state, why=why, signum=signum))
+        return end(replace(state, why=why, signum=signum, ended_idle=True))
     return replace(state, halted=True), ()
 
 
@@ -197,6 +200,7 @@ def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
         state,
         members={**state.members, member.id: replace(member, has_ended=True)},
         exits=(*state.exits, *event.exits),
+        has_begun=state.has_begun or bool(event.exits or event.left),
         start_failure=state.start_failure or event.start_failure,
         left=(*state.left, *event.left),
         halted=state.halted or bool(event.left),  # the next generation would run beside it

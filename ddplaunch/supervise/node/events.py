@@ -86,6 +86,7 @@ class StopOrdered:
 
     signum: int
     at: float
+    time_is_up: bool = False
 
 
 @record

@@ -79,6 +79,11 @@ class State:
         return self.phase is Phase.WAITING
 
     @property
+    def has_finished_alone(self) -> bool:
+        """Whether the job's workers have finished, all of them here, and what they left behind is being ended."""
+        return self.phase is Phase.SWEEPING and self.why is Why.FINISHED and self.alone
+
+    @property
     def is_done_here(self) -> bool:
         """Whether the workers of this node have finished, what they left behind is ended, and other nodes may be at work."""
         finished = self.phase is Phase.SWEEPING and self.why is Why.FINISHED

@@ -63,17 +63,16 @@ def step(state: State, event: events.Event) -> Result:
             state, then = _signalled(state, event)
             return state, (*reported, *then)
         case events.FrontLost(at):
-            if state.is_done_here:
-                return stop_others(state, Why.FRONT_LOST, SIGTERM)
-            return stop(state, Why.FRONT_LOST, SIGTERM, at) if state.is_going else resume(state, at)
+            return _front_lost(state, at)
         case events.GenerationBegun(generation, _, _) if state.why in _NO_FURTHER:
             return replace(state, generation=generation), (actions.ReportEnded(),)  # this crossed our report
         case events.GenerationBegun():
             return _start(state, event)
-        case events.StopOrdered(signum, at):
+        case events.StopOrdered(signum, at, time_is_up):
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-            return stop(state, Why.COORDINATOR, signum, at) if working else (state, ())
+            why = Why.TIMED_OUT if time_is_up else Why.COORDINATOR
+            return stop(state, why, signum, at) if working else (state, ())
         case events.KillOrdered(at):
             return escalate(state, at)
         case events.JobEnded(status, at):
@@ -163,6 +162,8 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
         return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
     if state.is_done_here:
         return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum)
+    if state.has_finished_alone:
+        return escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.signum:
         # a scheduler sends it to all nodes, and the report of another node came first
         return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
@@ -170,6 +171,18 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
         return _start_no_more(state, signum)
     state, then = escalate(state, at)
     return state, (*then, actions.Escalate(signum))
+
+
+def _front_lost(state: State, at: float) -> Result:
+    if state.is_done_here:
+        return stop_others(state, Why.FRONT_LOST, SIGTERM)
+    if state.is_going:
+        return stop(state, Why.FRONT_LOST, SIGTERM, at)
+    state, resumed = resume(state, at)
+    if state.halted or state.has_finished_alone or state.status is not None:
+        return state, resumed
+    # no generation is to begin without a front
+    return replace(state, halted=True), (*resumed, actions.ReportStopping(Why.FRONT_LOST, SIGTERM))
 
 
 def _start_no_more(state: State, signum: int) -> Result:

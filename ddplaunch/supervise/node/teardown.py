@@ -16,19 +16,22 @@ SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean en
 TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared memory ends 2 s after its users
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
+_ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
+
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
 def stop(state: State, why: Why, signum: int, at: float) -> Result:
     """Ask the workers to end, with a grace period for all; without any, only report it."""
-    ours = why not in (Why.COORDINATOR, Why.JOB_ENDED)
+    ours = why not in _ORDERED
     reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum),) if ours else ()
+    state, resumed = resume(state, at)
     if state.is_waiting:
-        return replace(_shift_deadlines(state, at), why=why), reported
-    state = replace(_shift_deadlines(state, at), why=why, pending=frozenset(), phase=Phase.STOPPING)
+        return replace(state, why=why), (*reported, *resumed)
+    state = replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
-    then: tuple[actions.Action, ...] = (actions.StopWorkers(signum, state.policy.ranks - held), *reported)
+    then: tuple[actions.Action, ...] = (actions.StopWorkers(signum, state.policy.ranks - held), *reported, *resumed)
     if held:
         # the user of the debugger decides when it ends
         then = (*then, actions.Print(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
@@ -74,10 +77,9 @@ def escalate(state: State, at: float) -> Result:
 
 def kill(state: State, at: float) -> Result:
     """Wait for the workers no longer."""
-    state = _shift_deadlines(state, at)
-    return replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT), (
-        actions.KillWorkers(state.policy.ranks),
-    )
+    state, resumed = resume(state, at)
+    killing = replace(state, phase=Phase.KILLING, phase_deadline=at + KILL_TIMEOUT)
+    return killing, (actions.KillWorkers(state.policy.ranks), *resumed)
 
 
 def sweep(state: State, signum: int, deadline: float, *, sparing: bool = True) -> Result:
@@ -100,22 +102,18 @@ def end(state: State) -> Result:
 
 
 def resume(state: State, at: float) -> Result:
-    """Let the workers go on, if they are suspended."""
-    return (state, ()) if state.suspended_at is None else (_shift_deadlines(state, at), (actions.Resume(),))
-
-
-def _shift_deadlines(state: State, at: float) -> State:
-    """Move every deadline by the time that the job was suspended."""
+    """Let the workers go on, if they are suspended, with every deadline moved by the time that they were."""
     if state.suspended_at is None:
-        return state
+        return state, ()
     pause = at - state.suspended_at
 
     def later(deadline: float | None) -> float | None:
         return None if deadline is None else deadline + pause
 
-    return replace(
+    state = replace(
         state,
         suspended_at=None,
         phase_deadline=later(state.phase_deadline),
         warning_deadline=later(state.warning_deadline),
     )
+    return state, (actions.Resume(),)

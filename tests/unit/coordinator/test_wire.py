@@ -44,6 +44,7 @@ ORDERS: list[Order] = [
     Generation(number=1, restarts=1, port=29500, ranks=frozenset({2, 3}), alone=False, agreed=AGREED),
     JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
     node.StopOrdered(SIGTERM, NOW),
+    node.StopOrdered(SIGTERM, NOW, time_is_up=True),
     node.KillOrdered(NOW),
     node.SignalReceived(SIGUSR1, NOW, escalates=False),
 ]

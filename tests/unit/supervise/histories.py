@@ -9,7 +9,7 @@ from ddplaunch.record import replace
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
 
 ALL = frozenset(range(3))
 POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
@@ -82,7 +82,7 @@ class OneNode:
                 case job.BeginGeneration(number):
                     self._act(node.GenerationBegun(number, self._ranks, at, alone=True), at)
                 case job.StopNodes(ids, signum) if OWN in ids:
-                    self._act(node.StopOrdered(signum, at), at)
+                    self._act(node.StopOrdered(signum, at, self.job.why is Why.TIMED_OUT), at)
                 case job.KillNodes(ids) if OWN in ids:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):

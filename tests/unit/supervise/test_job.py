@@ -13,6 +13,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import (
     OWN,
     Action,
+    BeginFailed,
     BeginGeneration,
     DeadlineReached,
     Drop,
@@ -489,6 +490,32 @@ def test_no_generation_begins_beside_a_process_that_could_not_be_ended() -> None
     state, actions = history(replace(THREE, max_restarts=3), [*met(), *failing(0, 1), stopping(1, 2), left])
     assert (state.phase, state.status, state.left) == (Phase.ENDED, 7, left.left)
     assert silent(actions)[-1] == EndJob(7)
+
+
+def test_a_generation_that_cannot_begin_ends_the_job() -> None:
+    failed = BeginFailed(StartFailure(0, "a", "no port is free", 2), 4)
+    again = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3), failed]
+    state, actions = history(replace(THREE, max_restarts=3), again)
+    assert (state.phase, state.why, state.start_failure) == (Phase.ENDED, Why.FAILED, failed.failure)
+    assert silent(actions)[-1] == EndJob(2)
+
+
+def test_a_front_that_is_lost_during_the_stop_after_a_failure_means_no_restart() -> None:
+    lost = [*met(), *failing(0, 1), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 1.5), stopping(1, 2), stopping(2, 2)]
+    state, _ = history(replace(THREE, max_restarts=3), lost)
+    assert (state.phase, state.status) == (Phase.ENDED, 7)
+
+
+@pytest.mark.parametrize(("number", "status"), [(1, 137), (3, 122)])
+def test_to_other_nodes_a_killed_command_is_a_lost_node(number: int, status: int) -> None:
+    killed = [*met(number), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 4), *(stopping(id, 5) for id in range(number))]
+    assert history(replace(THREE, min_nodes=number, max_nodes=number), killed)[0].status == status
+
+
+def test_what_ends_a_job_between_two_generations_ended_no_worker() -> None:
+    between = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2)]
+    state, _ = history(replace(THREE, max_restarts=3), [*between, NodeStopping(1, Why.SIGNALLED, SIGINT, 2.5)])
+    assert (state.status, state.ended_idle, state.has_begun) == (130, True, True)
 
 
 # --- the time of the job

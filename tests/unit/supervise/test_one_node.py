@@ -32,7 +32,7 @@ from ddplaunch.supervise.node import (
     WorkerRaised,
     WorkerStarted,
 )
-from ddplaunch.supervise.outcome import StartFailure
+from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import (
     ALL,
     LEFT,
@@ -348,6 +348,46 @@ def test_a_signal_without_hurry_after_a_failure_kills_nobody_and_means_no_restar
 
 def test_sigcont_to_a_job_that_is_not_suspended_is_forwarded():
     assert one_node(*STARTED, SignalReceived(SIGCONT, 1.0))[1] == [ForwardSignal(SIGCONT, ALL)]
+
+
+def test_a_worker_that_dies_while_the_job_is_suspended_wakes_it_and_a_restart_follows():
+    suspended = (*STARTED, SignalReceived(SIGTSTP, 1.0), ended(1, 50.0, code=None, signal=SIGKILL))
+    assert one_node(*suspended, **RETRY)[1] == [StopWorkers(SIGTERM, ALL), Resume()]
+    gone = (*suspended, ended(0, 50.1), ended(2, 50.1), Swept((), 50.2))
+    state, actions = one_node(*gone, **RETRY)
+    assert actions == [ReportFailure(0.0)]
+    assert state.deadline == 50.2
+    assert one_node(*gone, DeadlineReached(50.2), **RETRY)[1] == [StartWorkers(1)]
+
+
+FINISHED = (*STARTED, ended(0), ended(1), ended(2), LEFT)
+
+
+@pytest.mark.parametrize("signum", [SIGTERM, SIGINT, SIGHUP])
+@pytest.mark.parametrize("escalates", [True, False])
+@pytest.mark.parametrize("notices", [frozenset(), frozenset({SIGTERM, SIGHUP})], ids=["", "notices"])
+def test_a_job_that_has_finished_stays_finished_whatever_signal_comes_while_it_sweeps(signum, escalates, notices):
+    given: dict[str, Any] = {"policy": replace(POLICY, notices=notices), "notices": notices}
+    signalled = (*FINISHED, SignalReceived(signum, 1.5, escalates=escalates))
+    assert one_node(*signalled, **given)[1] == ([Sweep(SIGKILL, sparing=False)] if escalates else [])
+    state, actions = one_node(*signalled, NOTHING_LEFT, **given)
+    assert (actions, state.job.why, state.job.requeue) == ([Exit(0)], Why.FINISHED, 0)
+
+
+def test_the_front_of_a_job_that_has_finished_may_be_lost():
+    assert one_node(*FINISHED, FrontLost(1.5), NOTHING_LEFT)[1] == [Exit(0)]
+
+
+def test_the_first_stop_signal_after_the_timeout_kills():
+    up = (*STARTED, DeadlineReached(60.0))
+    assert one_node(*up, SignalReceived(SIGINT, 60.5), timeout=60.0)[1] == [KillWorkers(ALL)]
+
+
+def test_no_generation_begins_when_the_front_is_lost_during_the_stop_after_a_failure():
+    lost = (*STARTED, ended(1, code=3), FrontLost(1.1))
+    assert one_node(*lost, **RETRY)[1] == []
+    gone = (*lost, ended(0, 1.2), ended(2, 1.2), NOTHING_LEFT)
+    assert one_node(*gone, **RETRY)[1] == [Exit(3)]
 
 
 # --- a worker in the debugger
