@@ -31,7 +31,7 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
 
 def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
-    started[0].says("waiting for 1 of 3 nodes: node 2\n")
+    started[0].says("2 of 3 nodes joined")
     started[0].process.send_signal(SIGINT)
     assert nodes.statuses() == [130, 130]
     assert started[0].err.splitlines()[1:] == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
