@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.errors import LaunchError
-from ddplaunch.process.linux import become_subreaper, die_with_parent
+from ddplaunch.process.linux import become_subreaper, signal_at_end_of
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 
@@ -39,7 +39,7 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
         try:
             os.setsid()
             # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
-            die_with_parent(pipes.front, signal.SIGCONT)
+            signal_at_end_of(pipes.front, signal.SIGCONT)
             pipes.agent_side()
             status = agent(pipes)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
@@ -51,24 +51,30 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
 
 
 def has_ended(agent: int) -> bool:
-    """Whether the agent has ended; it is not reaped."""
-    return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    """Whether the agent has ended, reaped or not; it is not reaped here."""
+    try:
+        return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
 
 
 def sweep(agent: int) -> None:
-    """Kill and reap every process that the agent, which has ended, left; not what another user may only end."""
-    refused: set[int] = set()
-    while below := [found for found in descendants(os.getpid()) if found.state != "D" and found.pid not in refused]:
-        refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
-        reap(keep=(agent,))
+    """Kill and reap every process that the agent, which has ended, left."""
+    _kill_below(os.getpid(), keep=(agent,))
 
 
 def kill(agent: int) -> None:
     """Kill the agent, which does not respond, and every process below it."""
-    below = descendants(agent)
     os.kill(agent, signal.SIGKILL)
-    for process in below:
-        signal_process(process, signal.SIGKILL)
+    _kill_below(agent, keep=(agent,))
+
+
+def _kill_below(root: int, *, keep: Collection[int]) -> None:
+    """Kill what descends from `root`, but for what is in uninterruptible sleep or only another user may end."""
+    refused: set[int] = set(keep)
+    while below := [found for found in descendants(root) if found.state != "D" and found.pid not in refused]:
+        refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
+        reap(keep)
 
 
 def wait_ended(agent: int, timeout: float) -> bool:

@@ -1,7 +1,7 @@
 """The command that the user started: it has the terminal, passes signals to the agent and writes what the agent shows.
 
-It may block on a terminal or pipe that is not read; the agent never does. It decides nothing. When the agent is lost,
-it ends whatever the agent left.
+It may block on a terminal or pipe that is not read; the agent never does. It ends what a lost agent has left, and an agent
+that does not show that it runs when the user is impatient; all else is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from collections.abc import Callable, Collection, Iterable
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.pipes import (
+    BUSY,
     CONTROL,
     GOES_ON,
+    IDLE,
     IS_RUNNING,
     MAY_STOP,
     MESSAGE,
     RUNS,
     STDERR,
     STDOUT,
+    STOPPED,
     UNREAD_TIMEOUT,
     FrontPipes,
 )
 from ddplaunch.agent.signals import SignalDeduplicator, passed_on
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
+from ddplaunch.supervise.deadline import soonest
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
 _REPLY_TIMEOUT = 2.0  # seconds that an agent which is to kill its workers at once may take to show that it runs
@@ -71,9 +75,12 @@ def run(
     except _Unread:
         pass
     except _Unresponsive:
-        _print(f"ddplaunch: the agent (pid {pid}) does not respond: killing it and the workers\n")
-        child.kill(pid)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        child.kill(pid)  # first, since the print may block
+        _print(f"ddplaunch: the agent (pid {pid}) did not respond and was killed, with the workers\n")
+    front.is_done = True
     signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if front.killed_agent:
         if child.wait_ended(pid, _KILL_TIMEOUT):
@@ -109,7 +116,10 @@ class _Front:
         self._suspending = False
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
-        self._waits_for_reply = False
+        self.is_done = False
+        self._seen: set[int] = set()  # bytes that the agent has replied
+        self._reply_by: float | None = None  # when an agent that has not shown that it runs is given up
+        self._read_by: float | None = None  # when output that is not read is
         self._written = 0  # bytes
         self._written_before = 0  # _written, when the timer was set
 
@@ -140,16 +150,15 @@ class _Front:
 
     def note_stop(self, signum: int, _frame: object) -> None:
         """Note a signal to stop; the agent has received it already."""
-        if signum not in self._stops:
+        if signum not in self._stops or self.is_done:
             return
         escalates = self._deduplicator.take(signum, time.monotonic(), direct=False).escalates
         if not self.stopped_by:
             self.stopped_by = signum
-        elif escalates and not self._waits_for_reply and not child.has_ended(self._agent):
-            self._waits_for_reply = True
-            self._read_replies()  # to earlier requests
+        elif escalates and self._reply_by is None and not child.has_ended(self._agent):
+            self._forget(RUNS)
             self._pipes.request(IS_RUNNING)
-            signal.setitimer(signal.ITIMER_REAL, _REPLY_TIMEOUT)
+            self._reply_by = time.monotonic() + _REPLY_TIMEOUT
         self._limit_wait()
 
     def suspend(self, _signum: int, _frame: object) -> None:
@@ -171,39 +180,59 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
-        self._read_replies()  # to an earlier request, too late
+        self._forget(STOPPED + GOES_ON)
         self._pipes.request(MAY_STOP)
+        until = time.monotonic() + _STOP_TIMEOUT
+        while not (self._seen & {*STOPPED, *GOES_ON}) and (left := until - time.monotonic()) > 0:
+            self._wait_reply(left)
+        return not (self._seen & {*GOES_ON})
+
+    def _wait_reply(self, seconds: float) -> None:
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
-        poll.poll(_STOP_TIMEOUT * 1000)
-        return GOES_ON not in self._read_replies()
-
-    def _read_replies(self) -> bytes:
+        poll.poll(seconds * 1000)
         try:
-            return os.read(self._replies, 256)
+            for reply in os.read(self._replies, 256):
+                self._seen.add(reply)
+                if reply == IDLE[0]:
+                    self._seen.discard(BUSY[0])
         except BlockingIOError:
-            return b""
+            pass
+
+    def _forget(self, replies: bytes) -> None:
+        """Drop replies to earlier requests, which came too late."""
+        self._wait_reply(0)
+        self._seen -= {*replies}
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
-        if child.has_ended(self._agent):
+        if not self.is_done and child.has_ended(self._agent):
             child.sweep(self._agent)
             self._limit_wait()
 
     def _limit_wait(self) -> None:
         if self.stopped_by and child.has_ended(self._agent):
+            self._reply_by = None
             self._written_before = self._written
-            signal.setitimer(signal.ITIMER_REAL, UNREAD_TIMEOUT)
+            self._read_by = time.monotonic() + UNREAD_TIMEOUT
+        if (deadline := soonest(self._reply_by, self._read_by)) is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
 
     def time_is_up(self, _signum: int, _frame: object) -> None:
-        """Give up an agent that does not run, and output that is not read: the end of a stopped job waits for neither."""
-        if self._waits_for_reply:
-            self._waits_for_reply = False
-            if RUNS not in self._read_replies() and not child.has_ended(self._agent):
+        """Give up an agent that does not run, and output that is not read: the end of a stopped job waits for neither.
+
+        Raises:
+            _Unresponsive: the agent is to be killed.
+            _Unread: the rest of the output is not written.
+        """
+        now = time.monotonic()
+        if self._reply_by is not None and now >= self._reply_by:
+            self._reply_by = None
+            self._wait_reply(0.1)  # after a pause of everything the agent needs a moment
+            if not (self._seen & {*RUNS, *BUSY}) and not child.has_ended(self._agent):
                 self.killed_agent = True
                 raise _Unresponsive
-            return
-        if self._written == self._written_before:
+        if self._read_by is not None and now >= self._read_by and self._written == self._written_before:
             raise _Unread
         self._limit_wait()
 

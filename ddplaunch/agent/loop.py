@@ -28,7 +28,7 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase, Policy
-from ddplaunch.supervise.outcome import StartFailure, WorkerExit
+from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.agent.shutdown import Requeue
@@ -80,6 +80,8 @@ class Agent:
             has_stopped=lambda: self._generations.have_stopped,
             end_within=job.policy.grace_period + END_MARGIN,
         )
+        if (why_ending := self._reporter.why_ending) is not None:
+            self._reporter.why_ending = lambda: self._asked_cluster(why_ending)
         self._shutdown = Shutdown(
             self._queue,
             self._selector,
@@ -171,7 +173,8 @@ class Agent:
 
     def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and report what there is."""
-        left = [process for process in descendants(os.getpid()) if process.pid not in self._pids]
+        others = self._own_link.pids if self._own_link is not None else frozenset()
+        left = [process for process in descendants(os.getpid()) if process.pid not in others]
         if signum:
             for process in left:
                 if not (sparing and process.tidies_up):
@@ -206,6 +209,10 @@ class Agent:
         """Start the workers, as the coordinator orders; `address` is that of this node as the others reach it."""
         self._generations.prepare(generation, address)
         self.feed(node.GenerationBegun(generation.number, generation.ranks, _now(), generation.alone))
+
+    def _asked_cluster(self, why_ending: Callable[[], ClusterEnding]) -> ClusterEnding:
+        with self._signals.busy():
+            return why_ending()
 
     def _expect_one_fewer(self) -> None:
         if self._own_link is not None:

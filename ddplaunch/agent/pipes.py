@@ -1,4 +1,4 @@
-"""The pipes between the command that the user started (front) and the agent: signals and requests one way, output the other.
+"""The pipes between the front and the agent: signals and requests one way, replies and output the other.
 
 Either side sees the other's end, whatever ended it, as the end of the stream. Interprets nothing that it carries.
 """
@@ -28,6 +28,8 @@ REQUEST = 2  # bytes
 STOPPED = b"s"  # to MAY_STOP: all workers are stopped
 GOES_ON = b"c"  # to MAY_STOP: the workers are not stopped, or no longer
 RUNS = b"r"  # to IS_RUNNING
+BUSY = b"b"  # without a request: a call that may take long begins, as to Slurm's controller
+IDLE = b"i"  # it has returned
 UNREAD_TIMEOUT = (
     2.0  # seconds without progress after which output that is not read no longer delays the end of a stopped job
 )

@@ -59,7 +59,8 @@ class Shutdown:
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
         """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""
         if (requeue := self._own_requeue(end)) is not None:
-            decision, at = requeue.decide(end.requeue), time.monotonic()
+            with self._signals.busy():
+                decision, at = requeue.decide(end.requeue), time.monotonic()
             self._reporter.print_end(end.why, end.text)
             failed = self._submit(requeue, decision, state)
             self._reporter.left_after(end.requeue, decision, failed)
@@ -95,7 +96,8 @@ class Shutdown:
         self.hand_over(state)
         # srun drops what it has not read when its step ends, and there is no sign of when it has
         self._signals.wait(OUTPUT_DELAY)
-        failed = requeue.submit()
+        with self._signals.busy():
+            failed = requeue.submit()
         if failed is not None:
             self._reporter.print(failed)
         return failed

@@ -10,12 +10,14 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 
 from ddplaunch.agent.pipes import (
+    BUSY,
     GOES_ON,
+    IDLE,
     IS_RUNNING,
     MAY_STOP,
     ONE_FEWER,
@@ -29,6 +31,10 @@ from ddplaunch.supervise import node
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+_OF_FRONT = (
+    signal.SIGCHLD,
+    signal.SIGALRM,
+)  # mean something to the front alone: its child, this process, and its timer
 REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
@@ -105,6 +111,7 @@ class SignalSource:
         self._one_fewer = one_fewer
         self._has_stopped = has_stopped
         self._front_waits = False  # whether it is to stop, and does so last
+        self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
 
     def listen(self, signals: Iterable[int]) -> None:
         """Take these signals, and SIGCHLD, from now on."""
@@ -119,6 +126,15 @@ class SignalSource:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
         self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
         self._selector.register(self._requests, selectors.EVENT_READ, self._requested)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Have the front wait for a call that may take long: the loop runs, but not just now."""
+        self._reply(BUSY)
+        try:
+            yield
+        finally:
+            self._reply(IDLE)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
@@ -154,10 +170,12 @@ class SignalSource:
             self._lose_front()
             self._feed(node.FrontLost(time.monotonic()))
         for signum in numbers:
-            if signum != signal.SIGCHLD:  # the front's child is this process
+            if signum not in _OF_FRONT:
                 self._received(signum, direct=False)
-                if signum == signal.SIGCONT or signum in self._stops:
-                    self._reply_to_stop(GOES_ON)
+                if signum == signal.SIGTSTP:
+                    self._goes_on = False
+                elif signum == signal.SIGCONT or signum in self._stops:
+                    self._goes_on = True
         self._let_front_stop()
 
     def _requested(self) -> None:
@@ -171,19 +189,17 @@ class SignalSource:
             elif request == ONE_FEWER:
                 self._one_fewer()
             elif request == MAY_STOP:
+                with suppress(BlockingIOError):  # its SIGTSTP is in the other pipe
+                    self._passed_on()
                 self._front_waits = True
             elif request == IS_RUNNING:
                 self._reply(RUNS)
         self._let_front_stop()
 
     def _let_front_stop(self) -> None:
-        if self._front_waits and self._has_stopped():
-            self._reply_to_stop(STOPPED)
-
-    def _reply_to_stop(self, reply: bytes) -> None:
-        if self._front_waits:
+        if self._front_waits and (self._goes_on or self._has_stopped()):
             self._front_waits = False
-            self._reply(reply)
+            self._reply(GOES_ON if self._goes_on else STOPPED)
 
     def _reply(self, reply: bytes) -> None:
         with suppress(OSError):  # the front has ended

@@ -121,7 +121,7 @@ class RemoteLink(Link):
         elif isinstance(report, ReportStopping):
             # no other agent knows of this node yet
             status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
-            self.take(JobEnd(status=status, why=report.why.name))
+            self.take(JobEnd(status=status, why=report.why.name.lower()))
 
     def expect_one_fewer(self) -> None:
         """Ignore it: only the agent of node 0 learns of nodes that were given up."""

@@ -17,7 +17,7 @@ from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
 _REASON = 1000  # characters, as control/messages.py allows
 _MOST_LEFT = 100  # processes that are named
-_WHYS = {why.name: why for why in (Why.FAILED, Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST)}
+_WHYS = {why.name: why for why in (Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)}
 
 
 def encode_report(report: Report) -> messages.ToCoordinator | None:

@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG
 from ddplaunch.functions import request
 from ddplaunch.functions.request import stop_signal
-from ddplaunch.process.linux import die_with_parent
+from ddplaunch.process.linux import signal_at_end_of
 
 
 def main() -> NoReturn:
@@ -51,7 +51,7 @@ def _order(control: int) -> dict[str, Any]:
 
 def _run(order: dict[str, Any], control: int) -> int:
     spec = request.spec_of(request.decode(order["options"]))
-    die_with_parent(order["caller"], stop_signal(spec))
+    signal_at_end_of(order["caller"], stop_signal(spec))
     from ddplaunch.launcher import dispatch
 
     return dispatch.run(spec, dict(os.environ), control=control)

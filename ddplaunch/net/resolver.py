@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ddplaunch.process.linux import die_with_parent
+from ddplaunch.process.linux import signal_at_end_of
 from ddplaunch.record import record
 
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
@@ -145,7 +145,7 @@ def _fork(hosts: Iterable[str]) -> tuple[int, int]:
 def _serve(parent: int, hosts: Iterable[str], pipe: int) -> NoReturn:
     """Run in the child: look up, write the answers, exit."""
     try:
-        die_with_parent(parent)
+        signal_at_end_of(parent, signal.SIGKILL)
         _close_all_but(pipe)
         with open(pipe, "wb") as file:
             file.write(json.dumps({host: _look_up(host) for host in hosts}).encode())

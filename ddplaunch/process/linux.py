@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import os
 import resource
-import signal
 import sys
 import termios
 
@@ -27,7 +26,7 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+def signal_at_end_of(parent: int, signum: int) -> None:
     """Have the kernel send this process a signal when `parent`, who forked it, ends: the thread of it that did."""
     _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call

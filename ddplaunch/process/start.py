@@ -9,7 +9,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from ddplaunch.process.linux import die_with_parent
+from ddplaunch.process.linux import signal_at_end_of
 from ddplaunch.record import record
 
 
@@ -107,7 +107,7 @@ def _exec_program(
 ) -> NoReturn:
     try:
         os.setsid()
-        die_with_parent(parent)
+        signal_at_end_of(parent, signal.SIGKILL)
         # duplicates above 2 first, so that no dup2 overwrites a descriptor that is still to be copied
         high = [stdio.stdin, stdio.stdout, stdio.stderr]
         while min(high) <= 2:

@@ -190,9 +190,14 @@ class Watcher:
         return self._signum if never_began and self._signum in self._job.notices else 0
 
     def _requeue(self, notice: int) -> None:
-        intent = self._job.requeue.decide(notice)
+        with self._signals.busy():
+            intent = self._job.requeue.decide(notice)
         self._notify(intent.text)
-        if intent.requeues and (failed := self._job.requeue.submit()) is not None:
+        if not intent.requeues:
+            return
+        with self._signals.busy():
+            failed = self._job.requeue.submit()
+        if failed is not None:
             self._notify(failed)
 
     def _notify(self, text: str) -> None:

@@ -24,7 +24,7 @@ def test_the_second_stop_signal_ends_everything_without_the_agent(job, program):
     process.send_signal(signal.SIGTERM)
     result = job.wait()
     assert result.status == 130
-    assert f"ddplaunch: the agent (pid {agent}) does not respond: killing it and the workers\n" in result.err
+    assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in result.err
     job.nothing_left()
 
 
@@ -36,7 +36,7 @@ def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program)
     process.send_signal(signal.SIGTERM)
     result = job.wait()
     assert result.status == 130
-    assert "does not respond" not in result.err
+    assert "did not respond" not in result.err
     assert job.events("kill_sent")
     job.nothing_left()
 
@@ -88,3 +88,59 @@ def test_an_agent_in_a_loop_of_its_own_ends_after_its_front():
         front.wait()
         with os.fdopen(pidfd, "rb", closefd=True):
             assert select.select([pidfd], [], [], 20)[0], "the agent is still there"
+
+
+ASKED = """
+import selectors, signal, sys, time
+from ddplaunch.agent import front
+from ddplaunch.agent.signals import SignalSource
+from ddplaunch.supervise.node import SignalReceived
+
+def agent(pipes):
+    received = []
+    def take(event):
+        if isinstance(event, SignalReceived):
+            received.append(event.signum)
+            print(event.signum, flush=True)
+    selector = selectors.DefaultSelector()
+    source = SignalSource(
+        selector, pipes, stops=frozenset({2, 15}), feed=take, child_ended=lambda: None, front_lost=lambda: None, end_within=9
+    )
+    source.listen((2, 15))
+    print("ready", flush=True)
+    until = None
+    while until is None or time.monotonic() < until:
+        for key, _ in selector.select(None if until is None else max(0, until - time.monotonic())):
+            key.data()
+        if len(received) == 2 and until is None:
+            until = time.monotonic() + 3  # longer than the front waits for a reply
+    return 7
+
+sys.exit(front.run(agent, (2, 15), {2, 15}, lambda: None))
+"""
+
+
+def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_workers():
+    with Popen([sys.executable, "-c", ASKED], stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "2\n"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (7, "15\n", "")
+
+
+def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job, program):
+    """The agent ends before the front would give it up."""
+    reader, writer = os.pipe()
+    writes = "import os,signal; signal.signal(2, 1); os.write(1, bytes(300_000)); open('ready', 'w'); signal.pause()"
+    process = job.start("--nproc-per-node", 2, "--no-python", sys.executable, "-c", writes, stdout=writer)
+    os.close(writer)
+    until(lambda: (job.home / "ready").exists(), "the output")
+    process.send_signal(signal.SIGINT)
+    until(lambda: job.events("stop_sent"), "the stop")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130
+    os.close(reader)
+    job.nothing_left()

@@ -99,7 +99,8 @@ class State:
     @property
     def has_time_limit(self) -> bool:
         """Whether the job is to stop when its time is up."""
-        return self.suspended_at is None and self.phase is not Phase.STOPPING and not self.is_debugged
+        is_ending = self.phase in (Phase.STOPPING, Phase.ENDED)
+        return self.suspended_at is None and not is_ending and not self.is_debugged
 
     @property
     def taking_part(self) -> tuple[Member, ...]:

@@ -145,6 +145,7 @@ def _start(state: State, at: float) -> Result:
         members=members,
         why=None,
         signum=0,
+        suspended_at=None,
         notice=0,  # these workers have not received it
         generation=generation,
         generation_at=at,
@@ -174,9 +175,9 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
         return _stop(state, why, signum or SIGTERM, at, but=who)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if why in (Why.SIGNALLED, Why.FRONT_LOST):
-        return replace(state, halted=True), ()
-    return (replace(state, why=Why.FAILED), ()) if state.why is Why.NODE_JOINED and why is Why.FAILED else (state, ())
+    if state.why is Why.NODE_JOINED:  # the workers are being stopped for nothing worse
+        state = replace(state, why=why, signum=signum)
+    return replace(state, halted=state.halted or why is not Why.FAILED), ()
 
 
 def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
@@ -184,6 +185,8 @@ def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
         return _stop(state, why, signum or SIGTERM, at)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
+    if state.why is Why.NODE_JOINED:
+        state = replace(state, why=why, signum=signum)
     return replace(state, halted=True), ()
 
 
@@ -218,8 +221,9 @@ def _all_ended(state: State, at: float) -> Result:
         return end(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
-    if state.why is Why.TIMED_OUT and state.exits and all(exit.stopped_with is None for exit in state.exits):
-        # the time was up while what finished workers had left behind was swept
+    late = state.why in (Why.TIMED_OUT, Why.NODE_JOINED)
+    if late and state.exits and all(exit.stopped_with is None for exit in state.exits):
+        # the time was up, or a node came, while what finished workers had left behind was swept
         return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
     return restart_or_end(state, at)
 

@@ -57,6 +57,7 @@ class State:
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named
     suspended_at: float | None = None
+    front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
     halted: bool = False  # the coordinator knows that nothing is to be started again
     status: int | None = None  # of the job, once the coordinator gave it or is lost
 

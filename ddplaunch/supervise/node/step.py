@@ -94,6 +94,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         alone=begun.alone,
         notice=0,  # these workers have not received it
         pending=begun.ranks,
+        suspended_at=None,
         exits=(),
         raised=(),
         left=(),
@@ -178,11 +179,7 @@ def _front_lost(state: State, at: float) -> Result:
         return stop_others(state, Why.FRONT_LOST, SIGTERM)
     if state.is_going:
         return stop(state, Why.FRONT_LOST, SIGTERM, at)
-    state, resumed = resume(state, at)
-    if state.halted or state.has_finished_alone or state.status is not None:
-        return state, resumed
-    # no generation is to begin without a front
-    return replace(state, halted=True), (*resumed, actions.ReportStopping(Why.FRONT_LOST, SIGTERM))
+    return resume(replace(state, front_lost=True), at)
 
 
 def _start_no_more(state: State, signum: int) -> Result:

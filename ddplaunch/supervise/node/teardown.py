@@ -92,7 +92,8 @@ def swept(state: State) -> Result:
     """Leave the rest to the coordinator, unless it has reported how the job ends."""
     if state.status is not None:
         return end(state)
-    return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(),)
+    lost = (actions.ReportStopping(Why.FRONT_LOST, SIGTERM),) if state.front_lost else ()
+    return replace(state, phase=Phase.WAITING, phase_deadline=None), (actions.ReportEnded(), *lost)
 
 
 def end(state: State) -> Result:

@@ -500,10 +500,17 @@ def test_a_generation_that_cannot_begin_ends_the_job() -> None:
     assert silent(actions)[-1] == EndJob(2)
 
 
-def test_a_front_that_is_lost_during_the_stop_after_a_failure_means_no_restart() -> None:
-    lost = [*met(), *failing(0, 1), NodeStopping(0, Why.FRONT_LOST, SIGTERM, 1.5), stopping(1, 2), stopping(2, 2)]
-    state, _ = history(replace(THREE, max_restarts=3), lost)
-    assert (state.phase, state.status) == (Phase.ENDED, 7)
+def test_who_stops_the_job_while_it_makes_room_for_a_node_gives_its_status() -> None:
+    joins: list[Event] = [*met(2), DeadlineReached(30.1), Joined(member(2), 40)]
+    stopped_then: list[Event] = [NodeStopping(0, Why.SIGNALLED, SIGINT, 40.1), stopping(0, 40.2), stopping(1, 40.2)]
+    assert history(ELASTIC, [*joins, *stopped_then])[0].status == 130
+    assert history(ELASTIC, [*joins, StopRequested(Why.SIGNALLED, SIGTERM, 40.1), *stopped_then[1:]])[0].status == 143
+
+
+def test_a_node_that_comes_when_all_have_finished_starts_nothing() -> None:
+    finished = [ended(id, 41, end(id, "abcdef"[id], 39)) for id in range(2)]
+    state, _ = history(ELASTIC, [*met(2), DeadlineReached(30.1), Joined(member(2), 40), *finished])
+    assert (state.phase, state.status) == (Phase.ENDED, 0)
 
 
 @pytest.mark.parametrize(("number", "status"), [(1, 137), (3, 122)])

@@ -387,7 +387,8 @@ def test_no_generation_begins_when_the_front_is_lost_during_the_stop_after_a_fai
     lost = (*STARTED, ended(1, code=3), FrontLost(1.1))
     assert one_node(*lost, **RETRY)[1] == []
     gone = (*lost, ended(0, 1.2), ended(2, 1.2), NOTHING_LEFT)
-    assert one_node(*gone, **RETRY)[1] == [Exit(3)]
+    assert one_node(*gone, **RETRY)[1] == [ReportFailure(0.0), Exit(137)]
+    assert one_node(*gone)[1] == [Exit(3)]
 
 
 # --- a worker in the debugger
