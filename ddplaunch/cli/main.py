@@ -15,7 +15,7 @@ from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.exitcodes import BUG, OK, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
-from ddplaunch.process.program import check
+from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import JobSpec, ProgramKind
 
 _COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
@@ -79,7 +79,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
         return exited.exit_code
     if verb == "completion":
         return _completion(parsed["shell"], env)
-    spec = resolve(parsed, env, _working_folder())
+    spec = resolve(parsed, env, working_directory())
     _check(spec, env)
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
@@ -112,7 +112,7 @@ def _submit(argv: list[str], env: Mapping[str, str]) -> int:
 
     def parse_job(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
         parsed = parse("run", job)
-        return len(parsed["program"]), resolve(parsed, job_env, _working_folder())
+        return len(parsed["program"]), resolve(parsed, job_env, working_directory())
 
     made = submit.draft(request, env, _own_command(), parse_job, VERBS)
     return _print(made.script) if request.print else submit.send(made, request, env, _print)
@@ -158,13 +158,6 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
                 return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
             return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
     return LaunchError(error.format_message().rstrip("."), hint="ddplaunch --help")
-
-
-def _working_folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed: no file can be found from it
-        return None
 
 
 def _print(text: str) -> int:

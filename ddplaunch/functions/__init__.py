@@ -52,11 +52,11 @@ def launch(
     from ddplaunch.functions import request
     from ddplaunch.functions.caller import Caller
     from ddplaunch.functions.exceptions import JobError
-    from ddplaunch.functions.main_module import working_folder
     from ddplaunch.functions.pickling import CannotSend, Function
+    from ddplaunch.process.program import working_directory
 
     try:
-        given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, working_folder())
+        given = request.given({"nproc_per_node": nproc_per_node, **options}, os.environ, working_directory())
         spec = request.spec_of(given)
     except LaunchError as error:
         raise ValueError(error.message + (f"; {error.hint}" if error.hint else "")) from None

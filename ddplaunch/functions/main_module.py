@@ -7,6 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from ddplaunch.process.program import working_directory
+
 _MAX_SOURCES = 4 << 20  # characters
 _NOT_FILES = ("<stdin>", "<string>")  # what `python` without a file, and with -c, calls its code
 
@@ -37,7 +39,7 @@ def preparation(main: dict[str, str]) -> dict[str, Any]:
 
     path = list(sys.path)
     if "" in path:
-        path[path.index("")] = working_folder() or "."
+        path[path.index("")] = working_directory() or "."
     data: dict[str, Any] = {
         "authkey": bytes(process.current_process().authkey),  # for managers of the caller
         "sys_path": path,
@@ -55,11 +57,3 @@ def sources() -> dict[str, Any]:
 
     typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     return typed if sum(entry[0] for entry in typed.values()) <= _MAX_SOURCES else {}
-
-
-def working_folder() -> str | None:
-    """Give the current folder, None if it no longer exists."""
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return None
