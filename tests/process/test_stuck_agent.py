@@ -137,7 +137,7 @@ def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job,
     writes = "import os,signal; signal.signal(2, 1); os.write(1, bytes(300_000)); open('ready', 'w'); signal.pause()"
     process = job.start("--nproc-per-node", 2, "--no-python", sys.executable, "-c", writes, stdout=writer)
     os.close(writer)
-    until(lambda: (job.home / "ready").exists(), "the output")
+    until((job.home / "ready").exists, "the output")
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
     process.send_signal(signal.SIGTERM)
