@@ -43,6 +43,7 @@ class Coordinator:
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._reservation: Reservation | None = None
+        self._begin_error = ""  # why a generation could not begin, with its hint
         self._over_at: float | None = None
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
@@ -133,15 +134,16 @@ class Coordinator:
             case job.Print(text):
                 self._reporter.print(text)
             case job.EndJob(status, error, requeue):
-                self._end(status, f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else "", requeue)
+                text = f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else self._begin_error
+                self._end(status, text, requeue)
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         self._traces = {}
         try:
             port = self._reserve()
         except LaunchError as error:
-            reason = f"{error.message} ({error.hint})" if error.hint else error.message
-            failure = StartFailure(0, self._draft.workers[0].host, reason, error.status)
+            self._begin_error = error.render()
+            failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
             self.feed(job.BeginFailed(failure, self._clock()))
             return
         agreed = self._agents.agree(order) if self._agents is not None else None

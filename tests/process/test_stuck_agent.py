@@ -135,7 +135,9 @@ def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job,
     """The agent ends before the front would give it up."""
     reader, writer = os.pipe()
     writes = "import os,signal; signal.signal(2, 1); os.write(1, bytes(300_000)); open('ready', 'w'); signal.pause()"
-    process = job.start("--nproc-per-node", 2, "--no-python", sys.executable, "-c", writes, stdout=writer)
+    process = job.start(
+        "--nproc-per-node", 2, "--no-python", sys.executable, "-c", writes, stdout=writer, stderr=DEVNULL
+    )
     os.close(writer)
     until((job.home / "ready").exists, "the output")
     process.send_signal(signal.SIGINT)
