@@ -59,7 +59,7 @@ def test_a_killed_command_needs_no_agent_that_runs(job, program, how):
 
 
 LOOPS = """
-import selectors, signal
+import os, selectors, signal
 from ddplaunch.agent import child
 from ddplaunch.agent.signals import SignalSource
 
@@ -68,26 +68,25 @@ def agent(pipes):
         selectors.DefaultSelector(), pipes, stops=frozenset(), feed=print, child_ended=print, front_lost=print, end_within=0.2
     )
     source.listen(())
-    print("looping", flush=True)
+    print(os.getpid(), flush=True)
     while True:
         pass
 
-pid, _ = child.start(agent, ())
-print(pid, flush=True)
+child.start(agent, ())
 signal.pause()
 """
 
 
 def test_an_agent_in_a_loop_of_its_own_ends_after_its_front():
     with Popen([sys.executable, "-c", LOOPS], stdout=PIPE, text=True) as front:
-        assert front.stdout is not None
-        lines = {front.stdout.readline().strip(), front.stdout.readline().strip()}
-        agent = int((lines - {"looping"}).pop())
-        pidfd = os.pidfd_open(agent)
-        front.kill()
-        front.wait()
-        with os.fdopen(pidfd, "rb", closefd=True):
-            assert select.select([pidfd], [], [], 20)[0], "the agent is still there"
+        try:
+            assert front.stdout is not None
+            pidfd = os.pidfd_open(int(front.stdout.readline()))
+        finally:
+            front.kill()
+        ended = select.select([pidfd], [], [], 60)[0]
+        os.close(pidfd)
+        assert ended, "the agent is still there"
 
 
 ASKED = """
@@ -122,12 +121,15 @@ sys.exit(front.run(agent, (2, 15), {2, 15}, lambda: None))
 
 def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_workers():
     with Popen([sys.executable, "-c", ASKED], stdout=PIPE, stderr=PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "2\n"
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "2\n"
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, out, err) == (7, "15\n", "")
 
 
