@@ -184,20 +184,24 @@ class _Front:
         self._pipes.request(MAY_STOP)
         until = time.monotonic() + _STOP_TIMEOUT
         while not (self._seen & {*STOPPED, *GOES_ON}) and (left := until - time.monotonic()) > 0:
-            self._wait_reply(left)
+            if not self._wait_reply(left):
+                break
         return not (self._seen & {*GOES_ON})
 
-    def _wait_reply(self, seconds: float) -> None:
+    def _wait_reply(self, seconds: float) -> bool:
+        """Take what the agent replies in this time; False if it has ended."""
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         poll.poll(seconds * 1000)
         try:
-            for reply in os.read(self._replies, 256):
-                self._seen.add(reply)
-                if reply == IDLE[0]:
-                    self._seen.discard(BUSY[0])
+            replies = os.read(self._replies, 256)
         except BlockingIOError:
-            pass
+            return True
+        for reply in replies:
+            self._seen.add(reply)
+            if reply == IDLE[0]:
+                self._seen.discard(BUSY[0])
+        return bool(replies)
 
     def _forget(self, replies: bytes) -> None:
         """Drop replies to earlier requests, which came too late."""
@@ -241,9 +245,8 @@ def _write(fd: int, data: memoryview) -> int:
     while True:
         try:
             return os.write(fd, data)
-        except (
-            BlockingIOError
-        ):  # another process has set O_NONBLOCK on the file that it shares with us: it is not ours to change
+        except BlockingIOError:
+            # another process has set O_NONBLOCK on the file that it shares with us: it is not ours to change
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll()

@@ -148,6 +148,7 @@ class SignalSource:
 
         def take() -> None:
             numbers = os.read(self._from_front, 256)
+            self._note_pause(numbers)
             if self._stops.intersection(numbers):
                 stopped()
             if not numbers:
@@ -172,11 +173,15 @@ class SignalSource:
         for signum in numbers:
             if signum not in _OF_FRONT:
                 self._received(signum, direct=False)
-                if signum == signal.SIGTSTP:
-                    self._goes_on = False
-                elif signum == signal.SIGCONT or signum in self._stops:
-                    self._goes_on = True
+        self._note_pause(numbers)
         self._let_front_stop()
+
+    def _note_pause(self, numbers: bytes) -> None:
+        for signum in numbers:
+            if signum == signal.SIGTSTP:
+                self._goes_on = False
+            elif signum == signal.SIGCONT or signum in self._stops:
+                self._goes_on = True
 
     def _requested(self) -> None:
         requests = os.read(self._requests, 256 * REQUEST)
@@ -189,8 +194,9 @@ class SignalSource:
             elif request == ONE_FEWER:
                 self._one_fewer()
             elif request == MAY_STOP:
-                with suppress(BlockingIOError):  # its SIGTSTP is in the other pipe
-                    self._passed_on()
+                if (signals := self._selector.get_map().get(self._from_front)) is not None:
+                    with suppress(BlockingIOError):  # its SIGTSTP is in the other pipe
+                        signals.data()
                 self._front_waits = True
             elif request == IS_RUNNING:
                 self._reply(RUNS)
