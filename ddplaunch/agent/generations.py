@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup
-from ddplaunch.agent.workers import CannotStart, Workers
+from ddplaunch.agent.workers import CannotStart, Workers, WorkerSetup
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
 from ddplaunch.report.reporter import Reporter
@@ -40,6 +40,7 @@ class Generations:
         self._feed = feed
         self._ended = ended
         self._next: tuple[Generation, str | None] | None = None
+        self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
         self.output = setup.output(queue, setup.draft)
         self.workers: Workers | None = None
 
@@ -55,22 +56,38 @@ class Generations:
         generation, address = self._next
         try:
             setup = self._setup.workers(generation, address)
-            if generation.agreed is not None:
-                self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
+        except LaunchError as error:
+            self._fail(generation, error)
+        else:
+            self._reporter.use(setup.plan, setup.folder)
+            self._ready = generation, setup
+
+    def go_on(self) -> None:
+        """Go on with the start once the place of the logs is known, or will not be known soon."""
+        if self._ready is None or not self._ready[1].folder.is_settled:
+            return
+        (generation, setup), self._ready = self._ready, None
+        if generation.agreed is not None:
+            self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
+        try:
             self.workers = Workers(
                 setup, generation.number, generation.port, self.output, self._selector, self._ended, time.monotonic
             )
         except LaunchError as error:
-            host = self._setup.draft.workers[0].host
-            failure = StartFailure(min(generation.ranks), host, error.message, error.status)
-            self._feed(node.StartFailed(failure, time.monotonic()))
+            self._fail(generation, error)
         else:
-            self._reporter.use(setup.plan, setup.folder)
             self._reporter.generation_started(generation.number, generation.port)
+
+    def _fail(self, generation: Generation, error: LaunchError) -> None:
+        host = self._setup.draft.workers[0].host
+        failure = StartFailure(min(generation.ranks), host, error.message, error.status)
+        self._feed(node.StartFailed(failure, time.monotonic()))
 
     @property
     def is_starting(self) -> bool:
-        """Whether workers are yet to be started."""
+        """Whether workers are yet to be started, and can be."""
+        if self._ready is not None:
+            return self._ready[1].folder.is_settled
         return self.workers is not None and bool(self.workers.waiting)
 
     def start_next(self) -> None:
@@ -88,6 +105,7 @@ class Generations:
 
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""
+        self._ready = None
         if self.workers is not None:
             self.workers.waiting.clear()
 

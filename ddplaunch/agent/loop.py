@@ -56,7 +56,10 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
-    return Agent(job, pipes).run()
+    try:
+        return Agent(job, pipes).run()
+    finally:
+        job.setup.error_files.remove()
 
 
 class Agent:
@@ -67,6 +70,8 @@ class Agent:
         self._queue = OutputQueue(pipes.output[1])
         self._reporter = job.setup.reporter(self._queue)
         self._selector = selectors.DefaultSelector()
+        self._files = job.setup.files
+        self._files.attach(self._selector)
         self._backpressure = Backpressure(self._queue, self._selector)
         self._signals = SignalSource(
             self._selector,
@@ -87,6 +92,7 @@ class Agent:
             self._selector,
             self._signals,
             self._backpressure,
+            self._files,
             reporter=self._reporter,
             requeue=job.requeue,
         )
@@ -123,7 +129,9 @@ class Agent:
     def _wait(self) -> None:
         """Wait for events and process them."""
         output = self._generations.output
-        output.muted = self._backpressure.update(self._generations.pause_output, output.is_kept, _now())
+        output.muted = self._backpressure.update(
+            self._generations.pause_output, output.is_kept, _now(), self._files.holds
+        )
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         still = self._selector.get_map()
@@ -133,10 +141,11 @@ class Agent:
                 self._process_events()
         now = _now()
         self._link.expire(now)
+        self._files.expire(now)
         self._process_events()
         output = self._generations.output  # another one, if a generation has begun
         output.flush(now)
-        self._reporter.warn(output.problem)
+        self._reporter.report_folder()
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(node.DeadlineReached(now))
             self._process_events()
@@ -146,7 +155,8 @@ class Agent:
         if self._generations.is_starting:
             return 0
         output = self._generations.output.deadline
-        deadline = soonest(self._state.deadline, output, self._backpressure.deadline, self._link.deadline)
+        deadlines = (output, self._backpressure.deadline, self._link.deadline, self._files.deadline)
+        deadline = soonest(self._state.deadline, *deadlines)
         return None if deadline is None else min(max(0.0, deadline - _now()), LONGEST_SLEEP)
 
     def _child_ended(self) -> None:
@@ -281,6 +291,8 @@ class Agent:
 
     def _start_some(self) -> None:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
+        self._generations.go_on()
+        self._process_events()
         for _ in range(STARTS_PER_ROUND):
             if not self._generations.is_starting:
                 return

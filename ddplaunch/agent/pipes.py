@@ -159,11 +159,11 @@ class Backpressure:
         self._sent = 0
         self.deadline: float | None = None  # when to look again, CLOCK_MONOTONIC seconds
 
-    def update(self, pause: Callable[[bool], None], logged: bool, now: float) -> bool:
+    def update(self, pause: Callable[[bool], None], logged: bool, now: float, hold: bool = False) -> bool:
         """Adapt to how full the queue is; return whether output is now to be dropped from view.
 
         `pause` stops the reading of the workers' pipes, or lets it go on. `logged` says whether all output is in logs too;
-        if it is not, nothing is ever dropped.
+        if it is not, nothing is ever dropped. `hold` stops the reading for another reason.
         """
         self._watch(bool(self._queue.size))
         if self._queue.size < FULL // 2:
@@ -183,7 +183,7 @@ class Backpressure:
                 self.deadline = None
             else:
                 self._expect_progress(now)
-        pause(self._held)
+        pause(self._held or hold)
         return self._muted
 
     def _expect_progress(self, now: float) -> None:

@@ -5,6 +5,7 @@ It is made when the agent asks for it: with several nodes the plan is complete o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,14 +17,16 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.devices.node import Node
 from ddplaunch.output.display import Display, Stream
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Screen, ShownWorker
 from ddplaunch.plan import Plan
 from ddplaunch.process.program import working_directory
 from ddplaunch.record import record
+from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
+from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run, start_writer
 from ddplaunch.spec import JobSpec, Streams
 from ddplaunch.supervise.outcome import ClusterEnding
 
@@ -56,6 +59,8 @@ class AgentSetup:
         self._inputs = inputs
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
+        self.files = FileQueue() if inputs.spec.log_dir == os.devnull else start_writer()
+        self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Give what workers are started with; `address` is that of this node as the others reach it.
@@ -76,6 +81,7 @@ class AgentSetup:
             plan=plan,
             env=inputs.env,
             folder=self.folder,
+            error_files=self.error_files,
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
             mps_control=inputs.node.mps_control,
@@ -83,13 +89,8 @@ class AgentSetup:
         )
 
     def make_folder(self, plan: Plan) -> None:
-        """Make the run folder."""
-        self.folder = folder_of_run(self._inputs.spec, self._inputs.env, plan)
-
-    def tidy(self) -> None:
-        """Remove the oldest runs."""
-        if self.folder is not None:
-            self.folder.tidy()
+        """Have the run folder made."""
+        self.folder = folder_of_run(self._inputs.spec, self._inputs.env, plan, self.files)
 
     def output(self, queue: OutputQueue, plan: Plan) -> Output:
         """Give what shows and keeps the workers' output."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, OutputQueue
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.coordinator.link import JobEnd
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
@@ -37,6 +38,7 @@ class Shutdown:
         selector: selectors.BaseSelector,
         signals: SignalSource,
         backpressure: Backpressure,
+        files: FileQueue,
         *,
         reporter: Reporter,
         requeue: Requeue | None,
@@ -45,6 +47,7 @@ class Shutdown:
         self._selector = selector
         self._signals = signals
         self._backpressure = backpressure
+        self._files = files
         self._reporter = reporter
         self._requeue = requeue
 
@@ -65,7 +68,18 @@ class Shutdown:
             failed = self._submit(requeue, decision, state)
             self._reporter.left_after(end.requeue, decision, failed)
             self._reporter.write_summary(state, exits, end.why, at)
+        self._end_files()
         self.hand_over(state)
+
+    def _end_files(self) -> None:
+        """Wait until all files of the run are written, unless their disk hangs."""
+        self._files.end()
+        while self._files.is_busy:
+            self._files.expire(now := time.monotonic())
+            deadline = self._files.deadline
+            for ready, _ in self._selector.select(None if deadline is None else max(0.0, deadline - now)):
+                ready.data()
+        self._reporter.leave_folder()
 
     def hand_over(self, state: State) -> None:
         """Wait until the front has taken all output; of a job that was asked to stop, only while it takes any."""

@@ -21,6 +21,7 @@ from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import NOTHING, record, replace
 from ddplaunch.report import error_file
+from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
@@ -37,6 +38,7 @@ class WorkerSetup:
     plan: Plan
     env: Mapping[str, str]  # of the caller
     folder: RunFolder
+    error_files: ErrorFiles
     log_limit: int | None  # bytes
     role: str
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
@@ -84,11 +86,12 @@ class Workers:
         self._handled = handled_signals()
         self._mps = _mps(setup)
         self.waiting = deque(self._plans)
-        if (paths := setup.folder.filtered(generation)) is not None:
+        if any(setup.duplicated.values()):
+            logs = setup.folder.open_logs(setup.folder.filtered_names(generation), None)
             headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # torchrun's
-            for stream, path in zip(Stream, paths, strict=True):
+            for stream, log in zip(Stream, logs or (), strict=False):
                 if needles := setup.duplicated.get(stream):
-                    output.duplicate(headers, stream, needles, path)
+                    output.duplicate(headers, stream, needles, log)
 
     @property
     def host(self) -> str:
@@ -119,7 +122,7 @@ class Workers:
     def _launch(self, worker: WorkerPlan) -> RunningWorker:
         folder = self._setup.folder
         place = (self._generation, worker.rank, worker.local_rank)
-        self._error_files[worker.rank] = file = folder.error_file(*place)
+        self._error_files[worker.rank] = file = self._setup.error_files.path(self._generation, worker.rank)
         env = environment(
             self._setup.env,
             self._setup.plan,
@@ -135,13 +138,13 @@ class Workers:
         try:
             if worker.terminal:
                 stdio = Stdio(0, 1, 2)
-                self._output.open(worker.rank, None, None)
+                self._output.open(worker.rank, None)
             else:
                 for stream in Stream:
                     pumps[stream] = Pump(partial(self._received, worker.rank, stream), room(2 * len(self._plans)))
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
-                self._output.open(worker.rank, folder.logs(*place), self._setup.log_limit)
+                self._output.open(worker.rank, folder.open_logs(folder.log_names(*place), self._setup.log_limit))
             child = start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
         except BaseException:
             for pump in pumps.values():
@@ -200,7 +203,9 @@ class Workers:
             raise _cannot(never)
         for pump in self._pumps[rank].values():
             pump.drain()
-        logs = self._setup.folder.logs(self._generation, rank, plan.local_rank)
+        folder, place = self._setup.folder, (self._generation, rank, plan.local_rank)
+        if recorded := error_file.content(self._error_files[rank]):
+            folder.keep_exception(*place, recorded)
         return WorkerExit(
             rank=rank,
             local_rank=plan.local_rank,
@@ -214,9 +219,9 @@ class Workers:
             seconds=at - running.started_at,
             stopped_with=running.stopped_with,
             stopped_at=running.stopped_at,
-            error=error_file.read(self._error_files[rank]),
+            error=error_file.parse(recorded),
             stderr_tail=self._output.tail(rank),
-            log=logs[1] if logs and not plan.terminal else None,
+            log=f"{folder.path}/{folder.log_names(*place)[1]}" if folder.path and not plan.terminal else None,
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:

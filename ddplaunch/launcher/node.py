@@ -94,10 +94,11 @@ def run(
         sent_again=allocation.sent_again,
         requeue=_requeue(spec, env, draft),
     )
-    # what takes time and delays no worker is done while they start
-    return serve(
-        partial(loop.run, job), signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=setup.tidy
-    )
+    serve_agent = partial(serve, partial(loop.run, job), signals, spec.ending_signals, sent_again=allocation.sent_again)
+    try:
+        return serve_agent(meanwhile=setup.files.close)
+    finally:
+        setup.error_files.remove()  # an agent that was killed has left them
 
 
 def _reports_job(allocation: Allocation, draft: Plan) -> bool:

@@ -106,6 +106,14 @@ class BoundedLog:
         self._segments += 1
         self._files.append(_File(f"{self.path}.tail-{self._segments}"))
 
+    def note_missing(self, size: int, why: str) -> None:
+        """Say in its place that so many bytes are missing here."""
+        if self._files and self.error is None:
+            try:
+                self._note(self._files[-1], f"{size} bytes are missing here: {why}")
+            except OSError as error:
+                self.error = error
+
     def close(self) -> None:
         """Append the segments to the file, and note what is missing where."""
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
-from ddplaunch.output.log import BoundedLog
+from ddplaunch.output.file_queue import Log
 from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
 
@@ -24,27 +24,24 @@ class Output:
     def __init__(self, display: Display, put: Put) -> None:
         self._display = display
         self._put = put
-        self._logs: dict[tuple[int, Stream], BoundedLog] = {}
+        self._logs: dict[tuple[int, Stream], Log] = {}
         self._tails: dict[int, bytes] = {}
         self._ended: set[tuple[int, Stream]] = set()
-        self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, BoundedLog]] = {}
-        self._filter_logs: list[BoundedLog] = []
-        self.problem: str | None = None  # the first log that could not be written, and why
+        self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
+        self._filter_logs: list[Log] = []
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
 
-    def open(self, rank: int, logs: tuple[str, str] | None, limit: int | None) -> None:
-        """Expect output of this worker; `limit` is in bytes for each of its logs."""
+    def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
+        """Expect output of this worker."""
         self._tails[rank] = b""
         self._ended -= {(rank, stream) for stream in Stream}
-        for stream, path in zip(Stream, logs or (), strict=False):
-            self._logs[rank, stream] = BoundedLog(path, limit)
+        self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
 
-    def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], path: str) -> None:
-        """Copy the lines of these workers that contain any of `needles` to one more file, each after its rank's header."""
+    def duplicate(self, headers: Mapping[int, str], stream: Stream, needles: tuple[str, ...], log: Log) -> None:
+        """Copy the lines of these workers that contain any of `needles` to one more log, each after its rank's header."""
         from ddplaunch.output.filter import LineFilter  # few jobs ask for it
 
-        log = BoundedLog(path, None)
         self._filter_logs.append(log)
         for rank, header in headers.items():
             self._filters[rank, stream] = (LineFilter(needles), Prefix(header.encode()), log)
@@ -54,7 +51,6 @@ class Output:
         log = self._logs.get((rank, stream))
         if log is not None:
             log.write(data)
-            self._note(log)
         if stream is Stream.ERR:
             self._tails[rank] = (self._tails[rank] + data[-TAIL:])[-TAIL:]
         if (rank, stream) in self._filters:
@@ -76,11 +72,6 @@ class Output:
         log = self._logs.pop((rank, stream), None)
         if log is not None:
             log.close()
-            self._note(log)
-
-    def _note(self, log: BoundedLog) -> None:
-        if log.error is not None and self.problem is None:
-            self.problem = f"{log.error.strerror}: {log.path}: output is shown, but no longer kept"
 
     def close_filters(self) -> None:
         """End the filtered copies of this generation."""
@@ -115,4 +106,4 @@ class Output:
     @property
     def is_kept(self) -> bool:
         """Whether everything that the workers write is in logs too."""
-        return bool(self._logs) and self.problem is None
+        return bool(self._logs) and all(log.is_kept for log in self._logs.values())

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import resource
+import signal
 import sys
 import termios
 
@@ -31,6 +32,19 @@ def signal_at_end_of(parent: int, signum: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os.kill(os.getpid(), signum)
+
+
+def detach(*fds: int) -> None:
+    """Be out of reach, after a fork: no signal but SIGKILL, no terminal, and of the descriptors only these, as 3, 4, ..."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.setsid()
+    devnull = os.open(os.devnull, os.O_RDWR)
+    # duplicates above all targets first, so that no dup2 overwrites a descriptor that is still to be copied
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3 + len(fds)) for fd in (devnull, devnull, devnull, *fds)]
+    for target, fd in enumerate(high):
+        os.dup2(fd, target)
+    # another process may wait for the end of a pipe, or for a port
+    os.closerange(len(high), os.sysconf("SC_OPEN_MAX"))
 
 
 def grow_pipe(fd: int, size: int) -> None:

@@ -8,23 +8,69 @@ from __future__ import annotations
 import math
 import os
 import stat
+from contextlib import suppress
 
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
+_SHM = "/dev/shm"
+_ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
 
 
+class ErrorFiles:
+    """Where the workers of this node write their exceptions: in memory, so that neither they nor we wait for a disk."""
+
+    def __init__(self, run_id: str, tmp: str) -> None:
+        """Files of this run, in `tmp` where there is no shared memory."""
+        self._name = f"ddplaunch-{run_id}-{os.urandom(4).hex()}"
+        self._tmp = tmp
+        self._folder: str | None = None
+
+    def path(self, generation: int, rank: int) -> str:
+        """Give the path of the file of a worker; "" if there is no place for it."""
+        if self._folder is None:
+            self._folder = self._make()
+        return f"{self._folder}/{generation}-{rank}.json" if self._folder else ""
+
+    def _make(self) -> str:
+        for place in (_SHM, self._tmp):
+            try:
+                stat = os.statvfs(place)
+                if stat.f_bavail * stat.f_frsize >= _ROOM or place == self._tmp:
+                    os.mkdir(f"{place}/{self._name}", 0o700)
+                    return f"{place}/{self._name}"
+            except OSError:
+                pass
+        return ""
+
+    def remove(self) -> None:
+        """Remove them all."""
+        if self._folder:
+            with suppress(OSError):
+                for name in os.listdir(self._folder):
+                    with suppress(OSError):
+                        os.unlink(f"{self._folder}/{name}")
+                os.rmdir(self._folder)
+
+
 def read(path: str) -> WorkerError | None:
-    """Return the exception that the error file at `path` describes, or None if it holds none that can be read.
+    """Return the exception that the error file at `path` describes, or None if it holds none that can be read."""
+    return parse(content(path))
+
+
+def parse(text: bytes) -> WorkerError | None:
+    """Return the exception that the content of an error file describes, or None if it describes none.
 
     The form of torch's own files: torch.distributed.elastic.multiprocessing.errors.error_handler.
     """
+    if not text:
+        return None
     import json  # slow to import, and most jobs do not fail
 
     try:
-        content = json.loads(_content(path))
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     message = content.get("message") if isinstance(content, dict) else None
     if isinstance(message, str):  # what torch calls the old format
@@ -46,16 +92,17 @@ def read(path: str) -> WorkerError | None:
     )
 
 
-def _content(path: str) -> bytes:
-    """Return the bytes of a regular file of at most LIMIT bytes. Raises: OSError, ValueError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("not a regular file")
-        content = file.read(LIMIT + 1)
-    if len(content) > LIMIT:
-        raise ValueError("too large")
-    return content
+def content(path: str) -> bytes:
+    """Return the bytes of a regular file of at most LIMIT bytes; none if it is no such file."""
+    try:
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )  # a FIFO must not block us
+        with open(descriptor, "rb") as file:
+            found = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except (OSError, ValueError):
+        return b""
+    return found if len(found) <= LIMIT else b""
 
 
 def _from_text(summary: str, traceback: str) -> WorkerError:

@@ -148,7 +148,6 @@ class Reporter:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.print(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
-            self.warn(folder.problem)
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def worker_started(self, rank: int, pid: int) -> None:
@@ -186,8 +185,6 @@ class Reporter:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             self._folder.write("summary.json", ending)
-            self.warn(self._folder.problem)
-            self._folder.close()
 
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""
@@ -220,6 +217,20 @@ class Reporter:
             self._has_warned = True
             self.emit("notice", text=what)
             self.print(f"warning: {what}")
+
+    def report_folder(self) -> None:
+        """Report what there is to say of the run folder, and was not said yet."""
+        if self._folder is not None:
+            self.warn(self._folder.problem)
+            if (news := self._folder.news()) is not None:
+                self.emit("notice", text=news)
+                self.print(news)
+
+    def leave_folder(self) -> None:
+        """Report what could not be written in the end."""
+        self.report_folder()
+        if self._folder is not None and (left := self._folder.leave()) is not None:
+            self.print(left)
 
     # ---
 

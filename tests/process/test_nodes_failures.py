@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import pytest
@@ -62,6 +63,14 @@ def test_node_0_has_the_report_and_the_others_its_first_line(run, program):
         assert other.err.endswith(report.splitlines()[0] + "\n")
 
 
+def error_file(nodes, rank):
+    """Where the only worker of a node writes its exception."""
+    (event,) = nodes.events_of(rank, "worker_started")
+    environ = Path(f"/proc/{event['pid']}/environ").read_bytes().split(b"\0")
+    (path,) = [entry for entry in environ if entry.startswith(b"TORCHELASTIC_ERROR_FILE=")]
+    return Path(path.partition(b"=")[2].decode())
+
+
 def test_the_first_failure_has_its_time_from_its_own_node(nodes, program):
     """The agent that saw it first could not tell of it at once."""
     started = nodes.static_nodes(3, program("behave"), "all=raises_when_told")
@@ -70,7 +79,7 @@ def test_the_first_failure_has_its_time_from_its_own_node(nodes, program):
     os.kill(late, SIGSTOP)
     for rank in (1, 0):
         (nodes.home / "signs" / f"fail-{rank}").touch()
-        until(lambda rank=rank: list(nodes.folder_of(rank).glob(f"errors/0/{rank}.json")), "its exception")
+        until(error_file(nodes, rank).exists, "its exception")
     until(lambda: nodes.events_of(2, "stop_sent"), "the coordinator's word")
     os.kill(late, SIGCONT)
     assert nodes.statuses() == [1, 1, 1]

@@ -312,14 +312,16 @@ def test_a_run_that_was_killed_is_removed_like_any_other(job, program, old_runs)
 
 MAKE = """
 import os, sys, time
-from ddplaunch.report.run_folder import RunFolder
-root, name, go = sys.argv[1:]
+from ddplaunch.report import folders
+root, name, go, kept = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):
     time.sleep(0.001)
-folder = RunFolder.make(root, name, torchrun_layout=False, tmp="/nowhere")
-folder.tidy()
-print(folder.problem)
+folder = folders.make(root, name)
+events = os.open(folder + "/events.jsonl", os.O_WRONLY | os.O_CREAT)
+folders.lock(events)
+folders.keep_newest(root, int(kept), lambda: None)
+print(None)
 """
 
 
@@ -327,7 +329,9 @@ def test_jobs_that_tidy_up_at_the_same_time_do_not_disturb_each_other(job, old_r
     root = old_runs(1000)[0].parent  # so many that all of them are at it at once
     go = job.home / "go"
     makers = [
-        subprocess.Popen([sys.executable, "-c", MAKE, root, f"new-{at}", go], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE, root, f"new-{at}", go, str(KEPT)], stdout=subprocess.PIPE, text=True
+        )
         for at in range(4)
     ]
     for maker in makers:

@@ -1,0 +1,267 @@
+"""What is to be written to files, on its way to the process that writes them. Touches no file, and never blocks.
+
+A disk may hang, as that of a dead file server does, and whoever writes to it then hangs with it, in uninterruptible sleep. So
+that is a process of its own (`report/file_writer.py`), which can be left behind; a thread would keep its process from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
+LIMIT = 64 << 20  # bytes waiting from which output is dropped
+PATIENCE = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
+RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
+PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
+HEADER = 13  # bytes: what it is, for which log, and how long what follows is
+
+# what a message is; the number of a log is 0 where there is none
+MAKE = b"m"  # the folder of the run; JSON
+OPEN = b"o"  # a log; JSON: its name and limit
+WRITE = b"w"
+MISSING = b"d"  # so many bytes of a log were dropped
+CLOSE = b"c"
+EVENT = b"e"  # a line of events.jsonl
+REPLACE = b"r"  # a file as a whole: its name, a newline, its content
+END = b"."
+
+_BLOCK = 1 << 16  # bytes of small messages that wait together
+_ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
+
+
+class Log:
+    """One log, which the other process writes."""
+
+    def __init__(self, files: FileQueue, number: int) -> None:
+        self._files = files
+        self._number = number
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        self._files.append(self._number, data)
+
+    def close(self) -> None:
+        """End it."""
+        self._files.close_log(self._number)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is written is kept."""
+        return self._files.keeps_logs
+
+
+class FileQueue:
+    """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
+
+    def __init__(self, sock: socket.socket | None = None, shared: int = -1) -> None:
+        """`shared` is a file in memory: what the writer has done, and what is left for it when nobody waits for it any more."""
+        self._sock = sock
+        self._shared = shared
+        self._blocks: deque[bytearray] = deque()
+        self._sent_of_first = 0  # bytes
+        self._received = b""
+        self._handed_over = 0  # bytes, ever
+        self._seen = b""  # of the writer's progress, at the last look
+        self._rechecks = False
+        self._selector: selectors.BaseSelector | None = None
+        self._logs = 0  # numbers given
+        self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
+        self._ending = False
+        self.replied: Callable[[bytes], None] = _ignore  # is called with each reply
+        self.size = 0  # bytes waiting here
+        self.dropped_lines = 0
+        self.hangs = False  # the disk: there was no progress for long
+        self.has_hung = False  # ever
+        self.fails = False  # a log could not be written
+        self.deadline: float | None = None  # when to look whether there is progress, CLOCK_MONOTONIC seconds
+
+    # --- what is written
+
+    def open_log(self, data: bytes) -> Log:
+        """Open a log; `data` is the content of the message."""
+        self._logs += 1
+        self.put(OPEN, data, self._logs)
+        return Log(self, self._logs)
+
+    def append(self, log: int, data: bytes) -> None:
+        """Append to a log, or drop it if too much waits already."""
+        if self.size + len(data) > LIMIT or self._sock is None:
+            self._missing[log] += len(data)
+            self.dropped_lines += data.count(b"\n")
+            return
+        if log in self._missing:
+            self.put(MISSING, b"%d" % self._missing.pop(log), log)
+        self.put(WRITE, data, log)
+
+    def close_log(self, log: int) -> None:
+        """End a log, and say in it what is missing at its end."""
+        if log in self._missing:
+            self.put(MISSING, b"%d" % self._missing.pop(log), log)
+        self.put(CLOSE, b"", log)
+
+    def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
+        """Hand a message over, or keep it until there is room."""
+        if self._sock is None or self.size > LIMIT + _ROOM:
+            return
+        header = kind + log.to_bytes(4, "little") + len(data).to_bytes(8, "little")
+        self._handed_over += HEADER + len(data)
+        sent = 0
+        if not self._blocks:
+            try:
+                sent = self._sock.sendmsg((header, data))
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._lose_writer()
+                return
+        if sent < HEADER + len(data):
+            if not self._blocks or len(self._blocks[-1]) > _BLOCK:
+                self._blocks.append(bytearray())
+            before = len(self._blocks[-1])
+            self._blocks[-1] += header[sent:]
+            self._blocks[-1] += memoryview(data)[max(0, sent - HEADER) :]
+            self.size += len(self._blocks[-1]) - before
+            self._watch()
+        if self.deadline is None and not self.hangs:
+            self.deadline = time.monotonic() + PATIENCE
+            self._seen = self._progress()
+        elif self.hangs:
+            self._look(time.monotonic())
+
+    def _flush(self) -> None:
+        assert self._sock is not None
+        try:
+            while self._blocks:
+                sent = self._sock.send(memoryview(self._blocks[0])[self._sent_of_first :])
+                self.size -= sent
+                self._sent_of_first += sent
+                if self._sent_of_first == len(self._blocks[0]):
+                    self._blocks.popleft()
+                    self._sent_of_first = 0
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose_writer()
+
+    # --- the loop
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Have the loop of this process take replies, and send what waits."""
+        self._selector = selector
+        if self._sock is not None:
+            selector.register(self._sock, selectors.EVENT_READ, self._ready)
+
+    def _watch(self) -> None:
+        if self._selector is not None and self._sock is not None:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._blocks else 0)
+            if self._selector.get_key(self._sock).events != wanted:
+                self._selector.modify(self._sock, wanted, self._ready)
+
+    def _ready(self) -> None:
+        self.receive()
+        if self._sock is not None and self._blocks:
+            self._flush()
+            if self.hangs:
+                self._look(time.monotonic())
+        self._watch()
+
+    def receive(self) -> None:
+        """Take the replies that have come."""
+        try:
+            while self._sock is not None:
+                data = self._sock.recv(1 << 16)
+                if not data:
+                    self._lose_writer()
+                *replies, self._received = (self._received + data).split(b"\n")
+                for reply in replies:
+                    self.replied(reply)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose_writer()
+
+    def expire(self, now: float) -> None:
+        """Look, if it is time, whether the writer has done anything since the last look."""
+        if self.deadline is not None and now >= self.deadline:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        progress, before = self._progress(), self._seen
+        self._seen = progress
+        if int.from_bytes(progress[:8], "little") == self._handed_over:
+            self.deadline, self.hangs = None, False
+        elif progress != before:
+            self.deadline, self.hangs = now + PATIENCE, False
+        elif not self.hangs and not self._rechecks:
+            self._rechecks = True
+            self.deadline = now + RECHECK
+            return
+        elif not self.hangs:
+            self.deadline, self.hangs, self.has_hung = None, True, True
+        self._rechecks = False
+
+    def _progress(self) -> bytes:
+        return os.pread(self._shared, PROGRESS, 0)
+
+    @property
+    def keeps_logs(self) -> bool:
+        """Whether all that is written to logs is kept."""
+        return self._sock is not None and not (self.fails or self.hangs or self._missing)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the workers' pipes should be left alone: the disk is slower than they are."""
+        return self.size > HOLD and not self.hangs
+
+    # --- the end
+
+    def end(self) -> None:
+        """Have the writer end when it has written all."""
+        self._ending = True
+        self.put(END)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has not, and the disk does not hang."""
+        if self.hangs and self._sock is not None:
+            self._look(time.monotonic())
+        return self._sock is not None and not self.hangs
+
+    def leave(self) -> None:
+        """Leave what waits to the writer: it takes that if the disk ever answers."""
+        if self._sock is None:
+            return
+        at = PROGRESS
+        for block in self._blocks:
+            at += os.pwrite(self._shared, memoryview(block)[self._sent_of_first :], at)
+            self._sent_of_first = 0
+        self._close()
+
+    def close(self) -> None:
+        """Close our side in a process that does not use it."""
+        self._close()
+
+    def _lose_writer(self) -> None:
+        if not self._ending:
+            self.replied(b'{"problem":"the process that writes the logs has ended"}')
+        self._close()
+
+    def _close(self) -> None:
+        if self._sock is None:
+            return
+        if self._selector is not None:
+            self._selector.unregister(self._sock)
+        self._sock.close()
+        os.close(self._shared)
+        self._sock, self.deadline, self.hangs = None, None, False
+        self._blocks.clear()
+        self.size = 0
+
+
+def _ignore(_reply: bytes) -> None:
+    """Before anybody waits for replies."""

@@ -1,0 +1,98 @@
+"""The folders of all runs on a disk: makes a new one, removes the oldest. Other jobs may be doing the same."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+
+_OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
+
+
+def make(root: str, name: str) -> str:
+    """Make the folder `name` below `root`, or one with a number behind its name if there is such a one; give its path.
+
+    Raises: OSError.
+    """
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    for number in count():
+        path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            return path
+    raise AssertionError
+
+
+def keep_newest(root: str, number: int, removed: Callable[[], None]) -> None:
+    """Remove all but so many newest runs and those that still go on; call `removed` after each step of it."""
+    runs = [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
+    if len(runs) <= number:
+        return
+    runs.sort(key=_last_written)
+    for entry in runs[: len(runs) - number]:
+        if not _goes_on(entry.path):
+            _remove(entry.path, removed)
+        removed()
+
+
+def _remove(folder: str, removed: Callable[[], None]) -> None:
+    """Remove a folder as far as it can be removed; as shutil does it, whose import takes longer than the work."""
+    for place, folders, files in os.walk(folder, topdown=False):
+        for name in (*files, *folders):
+            path = f"{place}/{name}"
+            with suppress(OSError):
+                os.rmdir(path) if name in folders and not os.path.islink(path) else os.unlink(path)
+            removed()
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _last_written(entry: os.DirEntry[str]) -> float:
+    times = []
+    for path in (*_events_files(entry.path), entry.path):
+        try:
+            times.append(os.stat(path).st_mtime)
+        except OSError:
+            pass
+    return times[0] if len(times) == 1 else max(times[:-1], default=0.0)  # 0: removed meanwhile
+
+
+def lock(events: int) -> None:
+    """Show others that the run goes on, for as long as any process of ours has this file open."""
+    try:
+        fcntl.flock(events, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # a file system without locks
+
+
+def _events_files(run: str) -> list[str]:
+    """The files of events in the folder of a run: its own, or those of its nodes."""
+    try:
+        nodes = [entry.path for entry in os.scandir(run) if entry.is_dir() and entry.name.startswith(_OF_A_NODE)]
+    except OSError:
+        nodes = []
+    return [f"{folder}/events.jsonl" for folder in (nodes or [run])]
+
+
+def _goes_on(run: str) -> bool:
+    """Whether the run in this folder has not ended."""
+    return any(_is_written(file) for file in _events_files(run))
+
+
+def _is_written(file: str) -> bool:
+    """Whether the agent that writes these events still runs."""
+    try:
+        events = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(events, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return not os.path.exists(f"{os.path.dirname(file)}/summary.json")
+    finally:
+        os.close(events)
+    return False
