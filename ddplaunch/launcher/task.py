@@ -23,7 +23,8 @@ from ddplaunch.slurm.quoting import unescaped  # noqa: E402
 def main() -> int:
     """Run the agent and give the exit status of its task: if the job failed, one task reports it, not each of them."""
     try:
-        status = dispatch.run(job_spec(*from_argv(unescaped(sys.argv[1:]))), dict(os.environ))
+        spec = job_spec(*from_argv(unescaped(sys.argv[1:]), os.environ))
+        status = dispatch.run(spec, dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         sys.stderr.write(error.render())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.options.option import Given, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
+from ddplaunch.options.token import OF_WORKERS
+from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, default
 
 
@@ -44,8 +46,11 @@ def _is_needed(spec: JobSpec, name: str, value: Any) -> bool:
     return name in spec.origins or value != default(name)
 
 
-def from_argv(arguments: Sequence[str]) -> tuple[list[Given], tuple[str, ...]]:
-    """Give the options of a command line as `to_argv` makes it, and the program with its arguments."""
+def from_argv(arguments: Sequence[str], variables: Mapping[str, str] = NOTHING) -> tuple[list[Given], tuple[str, ...]]:
+    """Give the options of a command line as `to_argv` makes it, and the program with its arguments.
+
+    `variables` hold those of `token.hidden`.
+    """
     by_flag = {option.flag: option for option in OPTIONS}
     end = arguments.index("--")
     given = []
@@ -55,4 +60,7 @@ def from_argv(arguments: Sequence[str]) -> tuple[list[Given], tuple[str, ...]]:
         given.append(
             Given(option=option, text="1" if option.is_flag else text, source=Source.COMMAND_LINE, origin=flag)
         )
+    for name in (name for name in variables if name.startswith(OF_WORKERS)):
+        text = f"{name.removeprefix(OF_WORKERS)}={variables[name]}"
+        given.append(Given(option=BY_NAME["env"], text=text, source=Source.COMMAND_LINE, origin="--env"))
     return given, tuple(arguments[end + 1 :])

@@ -11,6 +11,8 @@ VARIABLE = "DDPLAUNCH_TOKEN"
 # not secret, but for agents only as well: set for a Slurm step that ddplaunch starts
 RDZV_PORT = "DDPLAUNCH_RDZV_PORT"  # of the agents' rendezvous
 TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
+# and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
+OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
 _MAX_SIZE = 4096  # bytes; a longer file is probably not a token
 
 
@@ -33,7 +35,13 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
     """Give the variables that workers may see: all but those that are for agents only."""
-    return {name: value for name, value in env.items() if name not in (VARIABLE, RDZV_PORT, TASKS_PER_NODE)}
+    for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE)
+    return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
+
+
+def hidden(spec: JobSpec) -> dict[str, str]:
+    """Give the variables by which an agent is told those of --env, --env-file and files for the workers."""
+    return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
 
 
 def _read(path: str, asked: str) -> str:

@@ -38,8 +38,8 @@ _NOT_FOR_THE_STEP = (
 _OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
 # what the agents find by themselves, or get in another way
 _NOT_SENT = frozenset((
-    "cluster", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone",
-    "token_file",
+    "cluster", "env", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint",
+    "standalone", "token_file",
 ))  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     signals = passed_on(spec.signals)
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env)),
-        env=environment(env, token=token, port=port),
+        env={**environment(env, token=token, port=port), **secret.hidden(spec)},
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
         token=token,
@@ -118,7 +118,8 @@ def _on(hosts: Sequence[str]) -> tuple[str, ...]:
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
     """Give the variables of the step."""
-    kept = {name: value for name, value in env.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
+    public = secret.public(env)
+    kept = {name: value for name, value in public.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks
     # --gpus is a number for all nodes of the job, which a step would request again and, in some versions, not get

@@ -84,6 +84,20 @@ def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, progr
     job.nothing_left()
 
 
+@pytest.mark.parametrize("where", [("--simulate", "--nnodes=2"), ("--hosts=127.0.0.1,127.0.0.2",), ()])
+@pytest.mark.parametrize("written", ["train.env", "ddplaunch.toml"])
+def test_a_variable_from_a_file_stands_in_no_command_line(job, env, program, where, written):
+    (job.home / "train.env").write_text("SECRET=s3cret-v4lue")
+    given = ["--env-file=train.env"]
+    if written == "ddplaunch.toml":
+        (job.home / written).write_text('[env]\nSECRET = "s3cret-v4lue"')
+        given = []
+    job.start(*where, *given, "--nproc-per-node=1", program("sees_argv"), env=env)
+    assert job.wait().status == 0
+    assert job.signs("seen", 2 if where else 1) == ["s3cret-v4lue"] * (2 if where else 1)
+    job.nothing_left()
+
+
 def test_slots_of_a_host_are_its_workers(job, env, program):
     job.start("--hosts", "127.0.0.1:1,127.0.0.2:3", program("place"), env=env)
     assert job.wait().status == 0

@@ -40,6 +40,14 @@ def test_workers_are_told_who_and_where_they_are(job: SlurmJob, way: str) -> Non
     job.nothing_left()
 
 
+def test_a_variable_from_a_file_stands_in_no_command_line(job: SlurmJob) -> None:
+    secrets = job.home / "train.env"
+    secrets.write_text("SECRET=s3cret: v4lue\n")
+    done(batch(job, "a step of its own", PROGRAMS / "sees_argv.py", flags=f"--env-file {secrets}"))
+    assert job.signs("seen", RANKS) == ["s3cret: v4lue"] * RANKS
+    job.nothing_left()
+
+
 def test_the_shell_of_an_allocation_starts_them_too(job: SlurmJob) -> None:
     result = job.salloc(f"{job.ddplaunch} --nproc-per-node {EACH} {PLACE}", f"--nodes={NODES}")
     assert result.status == 0, result

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.options import token as secret
+from ddplaunch.options.argv import from_argv
+from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.table import OPTIONS
+from ddplaunch.record import replace
 from ddplaunch.slurm.quoting import escaped, unescaped
 from ddplaunch.slurm.step import argv, environment
 from ddplaunch.spec import JobSpec, Program, ProgramKind
@@ -21,6 +25,18 @@ def variables(**env: str) -> dict[str, str]:
 def test_agents_are_told_the_secret_and_where_to_meet_by_variables_alone() -> None:
     assert variables(HOME="/root") == {"HOME": "/root", "DDPLAUNCH_TOKEN": "secret", "DDPLAUNCH_RDZV_PORT": "20000"}
     assert secret.public(variables(HOME="/root")) == {"HOME": "/root"}
+
+
+def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_workers_do_not_get() -> None:
+    job = replace(SPEC, env=(("PATH", "/theirs"), ("SECRET", "two\nlines")))
+    words, told = argv(job, place("node1"), "/bin/python"), {"PATH": "/usr/bin", **secret.hidden(job)}
+    assert not [word for word in words if "SECRET" in word or "lines" in word]
+    assert told["PATH"] == "/usr/bin"
+    assert job_spec(*from_argv(words[words.index("ddplaunch.launcher.task") + 1 :], told)).env == job.env
+    assert secret.public(told) == {"PATH": "/usr/bin"}
+    assert variables(**secret.hidden(job)) == variables()  # of an outer step
+    read = {name for option in OPTIONS for name, _ in option.variables}
+    assert read == secret.public(dict.fromkeys(read, "")).keys()
 
 
 def test_what_srun_would_take_for_tasks_of_the_step_is_left_out() -> None:
