@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ddplaunch.exitcodes import USAGE
@@ -22,8 +23,26 @@ class LaunchError(Exception):
 
     def render(self) -> str:
         """The text for stderr."""
-        text = f"error: {self.message}\n"
-        return f"{text}\nhint: {self.hint}\n" if self.hint else text
+        text = f"error: {below(self.message)}\n"
+        return visible(f"{text}\nhint: {below(self.hint)}\n" if self.hint else text)
+
+
+# C0 and C1 but for newline, tab and our own styles; marks that reorder text or end a line; what cannot be encoded, and bytes of
+# C1 that were no UTF-8
+_OBEYED = (
+    r"\x1b(?!\[(?:0|1|1;31|1;36)m)|"
+    r"[\0-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc9f\udd00-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Write what a terminal would obey as escapes: others have their part in names, exceptions and messages that we print."""
+    return re.sub(_OBEYED, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def below(text: str) -> str:
+    """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
+    return re.sub(r"\n(?=[^ \n])", "\n  ", text)
 
 
 def count(number: int, noun: str) -> str:

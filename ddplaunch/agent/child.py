@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import FrontPipes
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.process.linux import become_subreaper, signal_at_end_of
 from ddplaunch.process.tree import descendants, reap, signal_process
 
@@ -110,4 +110,4 @@ def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
 def left_over() -> str:
     """Name the processes below this one that could not be ended; "" if there are none."""
     left = ", ".join(map(str, descendants(os.getpid())))
-    return f"ddplaunch: could not be ended: {left}\n" if left else ""
+    return visible(f"ddplaunch: could not be ended: {below(left)}\n") if left else ""

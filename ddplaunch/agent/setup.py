@@ -16,6 +16,7 @@ from ddplaunch.agent.workers import WorkerSetup
 from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.devices.node import Node
+from ddplaunch.errors import visible
 from ddplaunch.output.display import Display, Stream
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
@@ -115,7 +116,7 @@ class AgentSetup:
         """Give what reports."""
         inputs = self._inputs
         return Reporter(
-            lambda text: queue.put(STDERR, text.encode(errors="surrogateescape")),
+            lambda text: queue.put(STDERR, visible(text).encode(errors="surrogateescape")),
             time.monotonic,
             readers=(partial(_notify, queue),) if inputs.notifies_starter else (),
             verbosity=inputs.spec.verbosity,
@@ -148,7 +149,7 @@ def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
     import json
 
     if "text" in what:
-        what = {**what, "text": what["text"][:_LONGEST]}
+        what = {**what, "text": visible(what["text"])[:_LONGEST]}
     queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 

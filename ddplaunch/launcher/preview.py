@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, inspect
+from ddplaunch.errors import visible
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
@@ -28,7 +29,7 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
             return plan_view.as_json(decided, spec.origins)
         case "sh":
             return plan_view.shell(decided)
-    return plan_view.table(decided, spec)
+    return visible(plan_view.table(decided, spec))
 
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:

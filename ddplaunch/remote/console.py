@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ddplaunch.agent.pipes import CONTROL, FULL, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.errors import below, visible
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 
@@ -56,7 +57,7 @@ class Console:
     def notify(self, text: str) -> None:
         """Print a message of ddplaunch, unless quiet."""
         if not self._quiet:
-            self.write(f"ddplaunch: {text}\n")
+            self.write(f"ddplaunch: {below(text)}\n")
 
     def report(self, text: str) -> None:
         """Report why the job failed, "" if it did not, to its caller or the user."""
@@ -67,7 +68,7 @@ class Console:
 
     def write(self, text: str) -> None:
         """Write to stderr."""
-        self._queue.put(STDERR, text.encode(errors="replace"))
+        self._queue.put(STDERR, visible(text).encode(errors="replace"))
 
     def limit_wait(self) -> None:
         """From now on wait for the front only while it makes progress."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
+from ddplaunch.errors import below
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.report.words import count, duration, signal_name, these_ranks
 from ddplaunch.supervise.job import State
@@ -48,7 +49,7 @@ def starting_again(wait: float, number: int, most: int) -> str:
 
 def render_start_failure(who: str, reason: str, status: int) -> str:
     """Write the report of a worker that could not be started."""
-    return f"error: {who} could not be started: {reason}\n{_START_HINTS.get(status, '')}"
+    return f"error: {who} could not be started: {below(reason)}\n{_START_HINTS.get(status, '')}"
 
 
 def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:

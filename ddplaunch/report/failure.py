@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from signal import SIGABRT
 
+from ddplaunch.errors import below
 from ddplaunch.record import record
 from ddplaunch.report.causes import Cause, classify
 from ddplaunch.report.evidence import Evidence
@@ -54,7 +55,7 @@ def render(report: FailureReport, *, colour: bool = False) -> str:
         _indented(_who(report)),
         [f"{hint} {report.cause.advice}"] if report.cause else [],
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    return "\n\n".join("\n".join(map(below, section)) for section in sections if section) + "\n"
 
 
 def _head(report: FailureReport) -> list[str]:

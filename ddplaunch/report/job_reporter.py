@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from signal import SIGKILL, SIGTERM
 
+from ddplaunch.errors import below
 from ddplaunch.report.closing import (
     ended_with,
     render_finished,
@@ -153,7 +154,10 @@ def _node_lost(state: State) -> str:
             f"  {count(len(ended), 'other worker')} of the job {'was' if len(ended) == 1 else 'were'} stopped",
         ]
     slow = "if it is only slow, `--heartbeat-timeout 60s`; " if "silent" in first else ""
-    return "\n".join([*lines, "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"]) + "\n"
+    return (
+        "\n".join([*map(below, lines), "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"])
+        + "\n"
+    )
 
 
 def _in_short(report: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__
+from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process import memory
 from ddplaunch.report.closing import render_stopped
@@ -245,4 +246,4 @@ class Reporter:
     def print(self, text: str) -> None:
         """Print a line of ours, unless -q was given."""
         if self._verbosity >= 0:
-            self.write(f"ddplaunch: {text}\n")
+            self.write(f"ddplaunch: {below(text)}\n")

@@ -15,6 +15,7 @@ from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
+from ddplaunch.errors import below, visible
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
@@ -50,7 +51,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         LaunchError: nothing was started.
     """
     for note in allocation.notes:
-        sys.stderr.write(f"ddplaunch: {note}\n")
+        sys.stderr.write(visible(f"ddplaunch: {below(note)}\n"))
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()

@@ -19,7 +19,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
@@ -202,7 +202,7 @@ class Watcher:
 
     def _notify(self, text: str) -> None:
         if not self._job.is_quiet:
-            self._write(f"ddplaunch: {text}\n")
+            self._write(f"ddplaunch: {below(text)}\n")
 
     def _status(self) -> int:
         if self._quit is not None:
@@ -229,6 +229,6 @@ class Watcher:
         return status
 
     def _write(self, text: str) -> None:
-        self._queue.put(STDERR, text.encode(errors="replace"))
+        self._queue.put(STDERR, visible(text).encode(errors="replace"))
         while self._queue.size:
             self._queue.flush()

@@ -187,6 +187,22 @@ def without_rights(*command: str, processes: int | None = None) -> list[str]:
 # --- limits
 
 
+@pytest.mark.parametrize("where", [(), ("--simulate", "--nnodes=2")], ids=["one", "simulated"])
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_no_terminal_obeys_what_a_worker_has_us_say(job, where, colour):
+    script = job.home / "a\x1b]52;c;cm0K\x07\nerror: b.py"
+    script.write_text("raise type('\\x1bcT\\nhint: c', (Exception,), {})('\\x9b2J\\u202e\\r\\ud83d \\x1b[8mhidden')")
+    job.start(*where, "--output=none", script, env={"FORCE_COLOR": colour})
+    shown = job.wait().err
+    ours = shown.replace("\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m", "error:")
+    assert ours.replace("\n", "").isprintable(), shown
+    assert ("\x1b" in shown) is bool(colour)
+    assert {line.partition(":")[0] for line in ours.splitlines() if line[:1].strip()} == {"ddplaunch", "error"}
+    missing = job.run("a\x1bc\nhint: b.py")
+    assert missing.err.startswith("error: a\\x1bc\n  hint: b.py does not exist\n")
+    job.nothing_left()
+
+
 @pytest.mark.parametrize("limit", range(20, 28))
 def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit):
     """At one of these limits each of the calls that a start needs is the one that fails."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from ddplaunch.errors import below, visible
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.record import NOTHING, record
 from ddplaunch.slurm import scontrol
@@ -178,13 +179,13 @@ class _Watch:
         if self._mid_line and os.isatty(2) and os.isatty(1):
             sys.stderr.write("\n")
         self._mid_line = False
-        notify(f"ddplaunch: {text}")
+        notify(f"ddplaunch: {below(text)}")
 
 
 def notify(text: str) -> None:
     """Print a line to stderr."""
     try:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(visible(f"{text}\n"))
         sys.stderr.flush()
     except (OSError, AttributeError):
         pass  # stderr is closed
