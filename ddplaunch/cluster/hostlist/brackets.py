@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.cluster.hostlist.host import MAX_HOSTS, checked, number, shown, too_many, wrong
+from ddplaunch.cluster.hostlist.host import MAX_HOSTS, MAX_NAME, checked, number, shown, too_many, wrong
 from ddplaunch.record import record
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
@@ -71,6 +71,8 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     ]
     if math.prod(sum(len(one.numbers) for one in part) for part in parts if not isinstance(part, str)) > MAX_HOSTS:
         raise too_many(piece, origin)
+    if sum(len(part) if isinstance(part, str) else part[0].width for part in parts) > MAX_NAME:
+        raise wrong(piece, origin, f"a name has at most {MAX_NAME} characters")
     choices = [[part] if isinstance(part, str) else [text for one in part for text in one.texts()] for part in parts]
     before, last = choices[:-2], choices[-2:]  # the last bracket, and what follows it
     combinations = itertools.product(*reversed(before), *last)

@@ -6,7 +6,7 @@ lists of hosts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.cluster.hostlist.brackets import expand
 from ddplaunch.cluster.hostlist.host import Host, shown, wrong
@@ -42,7 +42,8 @@ def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
             found.append(host)
         elif devices := named[host.name]:
             _with(host, devices, text, origin)
-            rest = tuple(device for device in _all_devices(host, text, origin) if device not in devices)
+            without = frozenset(devices)
+            rest = tuple(device for device in _all_devices(host, text, origin) if device not in without)
             if rest:
                 found.append(_with(host, rest, text, origin))
     if not found:
@@ -67,7 +68,7 @@ def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str
     return named
 
 
-def _some(names: Sequence[str] | dict[str, str]) -> str:
+def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
@@ -79,11 +80,11 @@ def _with(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
         LaunchError: it does not have one of them.
     """
     if host.devices is not None or host.slots is not None:
-        known = _all_devices(host, text, origin)
+        known = dict.fromkeys(_all_devices(host, text, origin))
         for device in devices:
             # an index and a UUID may mean the same device
             if device not in known and (device.isdecimal() or host.devices is not None):
-                raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {', '.join(known)}")
+                raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {_some(known)}")
     return replace(host, devices=devices, slots=None if host.slots is None else len(devices))
 
 

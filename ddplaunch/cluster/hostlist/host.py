@@ -10,6 +10,7 @@ from ddplaunch.record import record
 
 MAX_HOSTS = 65536
 MAX_SLOTS = 65536
+MAX_NAME = 512  # characters of a name with a user; DNS allows 253, and 65536 long ones would fill the memory
 
 # no leading "-": ssh would take the name for an option
 _USER = r"(?:[A-Za-z0-9_][\w.+-]*@)?"

@@ -16,7 +16,7 @@ from ddplaunch.record import record, replace
 
 _DEVICE = r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _SLOTS = re.compile(r"(.*):([^:\]]*)", re.DOTALL)
-_IPV6 = re.compile(r"((?:[^\[\]]*@)?)\[([^\[\]]*:[^\[\]]*)\]")
+_IPV6 = re.compile(r"((?:[^\[\]]*@)?)\[([^\[\]:]*:[^\[\]]*)\]")
 _IGNORED = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
 
 
@@ -60,7 +60,7 @@ def _lines(text: str, path: str) -> Iterator[_Line]:
 
 
 def _line(content: str, origin: str) -> _Line:
-    names, *settings = re.sub(r"\s*=\s*", "=", content).split()
+    names, *settings = "=".join(part.strip() for part in content.split("=")).split()
     hosts: list[Host] = []
     for piece in split(names, origin):
         hosts += _hosts_of(piece, content, origin)
@@ -95,11 +95,13 @@ def parse_devices(text: str, piece: str, origin: str) -> tuple[str, ...]:
         LaunchError: one of them is not a device, or is listed twice.
     """
     found = [str(int(part)) if part.isdecimal() and part.isascii() else part for part in text.split(",")]
+    seen: set[str] = set()
     for device in found:
         if not re.fullmatch(_DEVICE, device, re.ASCII):
             raise wrong(piece, origin, f"{shown(device)} is not a device", hint="type indices or UUIDs such as 0,2")
-        if found.count(device) > 1:
+        if device in seen:
             raise wrong(piece, origin, f"device {device} is listed twice", hint="leave one out")
+        seen.add(device)
     return tuple(found)
 
 

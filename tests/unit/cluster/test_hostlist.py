@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -275,3 +279,46 @@ def test_any_choice_is_made_or_refused(text: str) -> None:
             assert {host.name for host in choose([A, B, C], text, "X")} <= {"a", "u@b", "c"}
         except LaunchError as error:
             assert error.message.isprintable()
+
+
+HOSTILE = {
+    "a word far away": lambda size: f"a{' ' * size}b",
+    "an = far away": lambda size: f"a slots{' ' * size}=1",
+    "many devices": lambda size: f"a gpus={','.join(map(str, range(size // 6)))}",
+    "many colons": lambda size: f"[{':' * size}]x",
+    "many brackets": lambda size: f"a{'[1]' * (size // 3)}",
+    "many lines": lambda size: "host01\n" * (size // 7),
+    "many users": lambda size: "a@" * (size // 2),
+}
+
+
+def work(size: int, text: Callable[[int], str]) -> float:
+    """The processor time that reading takes, of the best of some times."""
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        with suppress(LaunchError):
+            parse_hostfile(text(size), "hosts.txt")
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_file_takes_as_much_longer_as_it_is_larger(text: Callable[[int], str]) -> None:
+    assert work(64_000, text) < 3 * 16 * work(4_000, text)  # 256 times as long if each character looked at all others
+
+
+def test_devices_are_taken_out_of_many_in_one_pass() -> None:
+    assert work_of(64_000) < 3 * 16 * work_of(4_000)
+
+
+def work_of(size: int) -> float:
+    hosts = (Host(name="a", slots=size), Host(name="b"))
+    began = time.process_time()
+    exclude(hosts, f"a:{','.join(map(str, range(size // 2)))}", "--exclude")
+    return time.process_time() - began
+
+
+def test_a_name_of_endless_length_is_refused_before_there_are_many_of_it() -> None:
+    with pytest.raises(LaunchError, match="a name has at most 512 characters"):
+        expand(f"{'a' * 5_000}[1-65536]", "X")
