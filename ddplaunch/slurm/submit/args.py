@@ -6,6 +6,7 @@ missing one, and an option that is not in our table takes the next argument as i
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -144,6 +145,8 @@ def _full_name(typed: str) -> str:
 
 
 def _check(option: SbatchOption) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", option.name):
+        raise LaunchError(f"{option.argument.partition('=')[0]!a} is not an option of sbatch", hint=USAGE)
     if option.name in _REFUSED:
         raise LaunchError(f"--{option.name} cannot be given to `ddplaunch submit`", hint=_REFUSED[option.name])
     if option.name in ("output", "error") and not option.value:

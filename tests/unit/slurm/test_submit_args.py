@@ -92,6 +92,7 @@ REFUSED = [
     ("--output= -- a.py", "--output names no file", "leave it out, or type --output=%x-%j.out"),
     ("--nproc-per-node 4 -- a.py", "--nproc-per-node is an option of ddplaunch, not of sbatch",
      f"type it behind --: {SYNTAX}"),
+    ("'--x\ntouch pwned\n' -- a.py", "'--x\\ntouch pwned\\n' is not an option of sbatch", SYNTAX),
     ("--comment 'a\nb' -- a.py", "the value of --comment, 'a\\nb', contains a character that an #SBATCH line cannot hold",
      "leave line breaks and control characters out"),
 ]  # fmt: skip
