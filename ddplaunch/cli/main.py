@@ -123,7 +123,7 @@ def _own_command() -> list[str]:
     typed = sys.argv[0]
     if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
         return [os.path.abspath(typed)]
-    return [sys.executable, "-m", "ddplaunch"]
+    return [sys.executable, "-P", "-m", "ddplaunch"]  # -P: not a ddplaunch.py that lies where the job runs
 
 
 def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:

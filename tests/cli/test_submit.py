@@ -60,7 +60,7 @@ def test_the_script_is_shown_and_nothing_else_happens(shown, folder: Path) -> No
         "\n"
         "# ddplaunch starts the workers on all nodes of the job, stops them together, and ends with their status.\n"
         "# exec: it takes the place of this script, so that it gets the signals that Slurm sends.\n"
-        f"exec {sys.executable} -m ddplaunch --nproc-per-node 4 train.py --lr 0.1\n"
+        f"exec {sys.executable} -P -m ddplaunch --nproc-per-node 4 train.py --lr 0.1\n"
     )
     assert sorted(path.name for path in folder.iterdir()) == ["empty", "train.py"]
 
