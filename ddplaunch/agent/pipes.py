@@ -15,6 +15,9 @@ from ddplaunch.record import record
 
 STDOUT = b"o"
 STDERR = b"e"
+OURS = (
+    b"w"  # for stderr, by ddplaunch itself: from an agent that another command has started, which shows equal ones once
+)
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
@@ -104,7 +107,7 @@ class OutputQueue:
         return self.size >= FULL
 
     def put(self, stream: bytes, data: bytes) -> None:
-        """Queue data for STDOUT, STDERR or CONTROL, and send what can be sent at once."""
+        """Queue data for STDOUT, STDERR, OURS or CONTROL, and send what can be sent at once."""
         if self.broken:
             return
         view = memoryview(data)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ddplaunch.agent.pipes import CONTROL, STDERR, STDOUT, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.agent.workers import WorkerSetup
 from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Generation
@@ -115,8 +115,9 @@ class AgentSetup:
     def reporter(self, queue: OutputQueue) -> Reporter:
         """Give what reports."""
         inputs = self._inputs
+        ours = OURS if inputs.allocation.start else STDERR
         return Reporter(
-            lambda text: queue.put(STDERR, visible(text).encode(errors="surrogateescape")),
+            lambda text: queue.put(ours, visible(text).encode(errors="surrogateescape")),
             time.monotonic,
             readers=(partial(_notify, queue),) if inputs.notifies_starter else (),
             verbosity=inputs.spec.verbosity,

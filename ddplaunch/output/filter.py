@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddplaunch.output.lines import MAX_LINE
+
 
 class LineFilter:
     """Pass on the lines that contain any needle; case-sensitive, no patterns.
 
     As in torchrun (torch/distributed/elastic/multiprocessing/tail_log.py, which reads with universal newlines) a
-    carriage return ends a line too, and each line comes out with a newline.
+    carriage return ends a line too, and each line comes out with a newline. One that is too long to be held is cut.
     """
 
     __slots__ = ("_needles", "_rest", "_returned")
@@ -30,13 +32,13 @@ class LineFilter:
         end = data.rfind(b"\n") + 1
         if not end:
             self._rest += data
-            return b""
+            return self.end() if len(self._rest) > MAX_LINE else b""
         block = bytes(self._rest) + data[:end]
         self._rest[:] = data[end:]
         return self._matching(block)
 
     def end(self) -> bytes:
-        """Return the last line, newline added, if the stream ended without one and it matches."""
+        """Return the line that has not ended, newline added, if it matches."""
         block = bytes(self._rest) + b"\n" if self._rest else b""
         self._rest.clear()
         return self._matching(block)

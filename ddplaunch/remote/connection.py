@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
-from ddplaunch.agent.pipes import MESSAGE, STDERR, STDOUT
+from ddplaunch.agent.pipes import MESSAGE, OURS, STDERR, STDOUT
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder, pack
@@ -274,7 +274,7 @@ class HostConnection:
             tag, content = frame
             if tag == HEARTBEAT:
                 self._unanswered = 0
-            elif tag in (STDOUT, STDERR):
+            elif tag in (STDOUT, STDERR, OURS):
                 self._handle_output(tag, content)
             else:
                 self._handler.report_received(self, content)

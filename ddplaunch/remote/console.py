@@ -6,12 +6,12 @@ import selectors
 import time
 from collections.abc import Iterable
 
-from ddplaunch.agent.pipes import CONTROL, FULL, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.errors import below, visible
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 
-_OURS = (b"ddplaunch: ", b"error: ")
+REMEMBERED = 100  # messages; hosts send an equal one at about the same time
 
 
 class Console:
@@ -46,9 +46,12 @@ class Console:
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host; a message of ddplaunch that several hosts send, once."""
-        is_ours = stream == STDERR and data.startswith(_OURS)
-        if not is_ours or self._first.setdefault(data, host) is host:
+        if stream != OURS:
             self._queue.put(stream, data)
+        elif self._first.setdefault(data, host) is host:
+            self._queue.put(STDERR, data)
+        if len(self._first) > REMEMBERED:
+            del self._first[next(iter(self._first))]
 
     def forward(self, data: bytes) -> None:
         """Forward what is for the caller of the job."""

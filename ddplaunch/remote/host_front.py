@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, STDERR, UNREAD_TIMEOUT, FrontPipes
+from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
@@ -88,7 +88,7 @@ class HostFront:
             pass
         status, message = child.status_of(pid, wait_status, self._host)
         if message:
-            self._output.put(STDERR, message.encode())
+            self._output.put(OURS, message.encode())
         return status
 
     def finish(self, report: Report) -> None:

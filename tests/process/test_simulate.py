@@ -99,6 +99,14 @@ def test_the_first_failure_on_any_node_ends_all_and_is_told_once(job, program):
     job.nothing_left()
 
 
+def test_equal_lines_of_workers_are_all_shown_though_they_look_like_ours(job):
+    script = job.home / "same.py"
+    script.write_text("import sys; print('error: the same', file=sys.stderr)")
+    result = job.run("--simulate", "--nnodes=2", "--nproc-per-node=1", "--output=raw", script)
+    assert result.err.splitlines().count("error: the same") == 2
+    job.nothing_left()
+
+
 def test_a_restart_starts_the_workers_of_all_nodes(job, program):
     result = job.run(*THREE, "--max-restarts", 1, program("behave"), "4=exit3")
     assert result.status == 3

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.output import filter as filter_
 from ddplaunch.output.filter import LineFilter
 
 
@@ -51,3 +52,13 @@ def test_a_needle_that_a_piece_cut_is_found() -> None:
     assert lines.feed(b"a\nlo") == b""
     assert lines.feed(b"ss 1\nb") == b"loss 1\n"
     assert lines.end() == b""
+
+
+def test_a_line_that_never_ends_is_cut_and_its_parts_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_, "MAX_LINE", 8)
+    lines = LineFilter(["loss"])
+    assert lines.feed(b"12345678") == b""
+    assert lines.feed(b" loss") == b"12345678 loss\n"
+    assert lines.feed(b" 12345678") == b""
+    assert lines.feed(b"\nloss") == b""
+    assert lines.feed(b"\n") == b"loss\n"
