@@ -137,7 +137,9 @@ class JobSpec:
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
     origins: Mapping[str, str] = NOTHING
-    remarks: tuple[str, ...] = ()  # options of torchrun without effect here: why, one sentence each
+    remarks: tuple[
+        str, ...
+    ] = ()  # options of torchrun without effect here, files that are ignored: why, one sentence each
 
     @property
     def signals(self) -> tuple[Signals, ...]:

@@ -57,9 +57,8 @@ def resolve(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | Non
         LaunchError: something in them is wrong.
     """
     given = [*sources.from_command_line(parsed), *sources.from_variables(env)]
-    if folder is not None:
-        given += sources.from_files(folder)
-    return job_spec(given, parsed["program"])
+    found, remarks = sources.from_files(folder) if folder is not None else ([], [])
+    return job_spec([*given, *found], parsed["program"], remarks)
 
 
 def _main(argv: list[str], env: Mapping[str, str]) -> int:

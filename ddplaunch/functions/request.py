@@ -51,7 +51,7 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
             )
     elsewhere: Iterable[Given] = sources.from_variables(env)
     if folder is not None:
-        elsewhere = [*elsewhere, *sources.from_files(folder)]
+        elsewhere = [*elsewhere, *sources.from_files(folder)[0]]
     return [
         *(one for one in elsewhere if one.option.name not in _NOT_OF_FUNCTIONS),
         *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "1")]),

@@ -95,8 +95,10 @@ _CONFLICTS = (
 )
 
 
-def job_spec(given: Iterable[Given], program: Sequence[str]) -> JobSpec:
+def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[str] = ()) -> JobSpec:
     """Resolve what was given, in any order, into the job that runs `program`: SCRIPT and its arguments.
+
+    `remarks` are those on what was found besides.
 
     Raises:
         LaunchError: a value is not valid, or two of them do not go together.
@@ -127,7 +129,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str]) -> JobSpec:
         program=_program(resolved, program),
         env=tuple(env.items()),
         origins=origins,
-        remarks=tuple(_remarks(resolved)),
+        remarks=(*remarks, *_remarks(resolved)),
         **values,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
 
 _TABLE = "[tool.ddplaunch]"
+_LARGEST = 1 << 20  # bytes of a file
 
 
 def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
@@ -41,19 +43,33 @@ def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
                 yield Given(option=option, text=text, source=source, origin=name)
 
 
-def from_files(folder: str) -> Iterator[Given]:
+def from_files(folder: str) -> tuple[list[Given], list[str]]:
     """Take the nearest pyproject.toml with a [tool.ddplaunch] table and the nearest ddplaunch.toml, in this folder or above it.
 
+    Give remarks on those that are ignored too: any user could leave one in a folder like /tmp, and it may name the interpreter.
+
     Raises:
-        LaunchError: a file cannot be read, or holds what is not an option.
+        LaunchError: a file of this user cannot be read, or one holds what is not an option.
     """
+    given: list[Given] = []
+    remarks: list[str] = []
     for file, source in (("pyproject.toml", Source.PYPROJECT), ("ddplaunch.toml", Source.FILE)):
         for place in _upward(folder):
             path = os.path.join(place, file)
-            table = _table(path, source, shown=file if place == folder else path)
+            shown = file if place == folder else path
+            try:
+                table = _table(path, source, shown=shown)
+            except _IgnoredError as reason:
+                remarks.append(f"{shown} is ignored: {reason}")
+                continue
             if table is not None:
-                yield from _of_table(table, source, place, shown=file if place == folder else path)
+                given += _of_table(table, source, place, shown=shown)
                 break
+    return given, remarks
+
+
+class _IgnoredError(Exception):
+    """Why a file is not for us, as it reads after its name."""
 
 
 def _upward(folder: str) -> Iterator[str]:
@@ -66,20 +82,35 @@ def _upward(folder: str) -> Iterator[str]:
 
 
 def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
-    """Our part of the file, None if it has none."""
+    """Our part of the file, None if there is none.
+
+    Raises:
+        _IgnoredError: it is not ours to read.
+        LaunchError: it is wrong.
+    """
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid not in (0, os.geteuid()):
-                return None  # any user could leave one in a folder like /tmp, and it may name the interpreter
-            content = file.read()
-    except (FileNotFoundError, NotADirectoryError):
+        link = os.lstat(path)
+    except OSError:
         return None
+    owner = link.st_uid
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which has an effect on some devices
+            raise _IgnoredError("it is not a regular file")
+        # it may be another one by now: a pipe has nobody to wait for
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            opened = os.fstat(file.fileno())
+            owner = opened.st_uid
+            content = file.read(_LARGEST + 1) if stat.S_ISREG(opened.st_mode) else b""
     except OSError as error:
-        if source is Source.PYPROJECT:
-            return None  # it is for other tools too, and may have no table for us
+        if source is Source.PYPROJECT or owner != os.geteuid():
+            raise _IgnoredError(f"it cannot be read: {(error.strerror or str(error)).lower()}") from None
         raise LaunchError(f"cannot read {shown}: {error.strerror}") from None
     if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
-        return None
+        return None  # it is for other tools
+    if others := {link.st_uid, owner} - {0, os.geteuid()}:
+        raise _IgnoredError(f"it belongs to another user ({others.pop()})")
+    if len(content) > _LARGEST:
+        raise _IgnoredError(f"it is larger than {_LARGEST >> 20} MiB")
     import tomllib  # most jobs have no such file
 
     try:

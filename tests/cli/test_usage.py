@@ -272,12 +272,12 @@ def open_for(pipe: Path) -> int | None:
 
 
 def test_ctrl_c_before_anything_starts_ends_quietly(job: Job) -> None:
-    """The interpreter waits for a configuration file that is a pipe: as far as the command gets without starting."""
-    os.mkfifo(job.home / "ddplaunch.toml")
+    """The command waits for a file that is a pipe: as far as it gets without starting."""
+    os.mkfifo(job.home / "train.env")
     (job.home / "train.py").write_text("pass\n")
-    process = job.start("train.py")
+    process = job.start("--env-file", "train.env", "train.py")
     # a reader is there once the command has the file open, and so is in the middle of its work
-    writer = until(lambda: open_for(job.home / "ddplaunch.toml"), "the command to open its configuration file")
+    writer = until(lambda: open_for(job.home / "train.env"), "the command to open its file of variables")
     process.send_signal(signal.SIGINT)
     result = job.wait()
     os.close(writer)

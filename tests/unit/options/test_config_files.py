@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,8 +111,45 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "ddplaunch.toml").write_bytes(b"role = '\xff'\n")
     assert refused(tmp_path).startswith("error: ddplaunch.toml is not valid TOML: 'utf-8' codec can't decode")
     (tmp_path / "ddplaunch.toml").unlink()
-    (tmp_path / "ddplaunch.toml").mkdir()
-    assert refused(tmp_path) == "error: cannot read ddplaunch.toml: Is a directory\n"
+    (tmp_path / "ddplaunch.toml").symlink_to("ddplaunch.toml")
+    assert refused(tmp_path) == "error: cannot read ddplaunch.toml: Too many levels of symbolic links\n"
+
+
+NOT_OURS: dict[str, Callable[[Path], object]] = {
+    "it is not a regular file": os.mkdir,
+    "it is not a regular file ": os.mkfifo,
+    "it is not a regular file  ": lambda path: path.symlink_to("/dev/zero"),
+    "it is larger than 1 MiB": lambda path: path.write_text(f"# [tool.ddplaunch] {'x' * (1 << 20)}"),
+}
+
+
+@pytest.mark.parametrize("name", ["ddplaunch.toml", "pyproject.toml"])
+@pytest.mark.parametrize(("why", "make"), NOT_OURS.items(), ids=NOT_OURS)
+def test_what_is_no_file_of_ours_is_ignored_and_one_above_is_looked_for(
+    tmp_path: Path, name: str, why: str, make: Callable[[Path], object]
+) -> None:
+    (tmp_path / name).write_text("[tool.ddplaunch]\nthreads = 7\n" if name == "pyproject.toml" else "threads = 7\n")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    make(inner / name)
+    job = spec(inner)
+    assert (job.threads, job.remarks) == (7, (f"{name} is ignored: {why.strip()}",))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_of_another_user_is_ignored(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    os.chown(tmp_path / "pyproject.toml", 54321, -1)  # has nothing for us
+    path = tmp_path / "ddplaunch.toml"
+    if kind == "link":
+        (tmp_path / "ours").write_text("threads = 7\n")
+        path.symlink_to(tmp_path / "ours")
+    else:
+        path.write_text("threads = 7\n")
+    os.chown(path, 54321, -1, follow_symlinks=False)
+    job = spec(tmp_path)
+    assert (job.threads, job.remarks) == (None, ("ddplaunch.toml is ignored: it belongs to another user (54321)",))
 
 
 def test_our_table_in_pyproject_must_be_a_table(tmp_path: Path) -> None:
