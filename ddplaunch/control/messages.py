@@ -1,20 +1,38 @@
 """The messages between agents and the coordinator, as typed values. Pure: bytes to values and back, nothing else.
 
-Whatever does not fit its type exactly is refused. Times are CLOCK_MONOTONIC
+Whatever does not fit its type exactly, or contradicts itself, is refused, whoever sent it. Times are CLOCK_MONOTONIC
 seconds of the host that sends them. Sizes are bounded twice: by the frame, and here by the type.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-Line = Annotated[str, Meta(max_length=1000)]
-Text = Annotated[str, Meta(max_length=200_000)]
-Number = Annotated[int, Meta(ge=0, le=2**31)]
-Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+from ddplaunch.control.fields import (
+    MAX_SEATS,
+    Backend,
+    Duration,
+    Host,
+    Keyword,
+    Line,
+    Name,
+    Number,
+    Piece,
+    Port,
+    Seconds,
+    Signal,
+    Size,
+    Status,
+    Text,
+    Workers,
+    decoder,
+)
+
+_MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
 
 class NodeFacts(Struct, frozen=True):
@@ -30,8 +48,8 @@ class NodeFacts(Struct, frozen=True):
 class Seat(Struct, frozen=True):
     """One agent of a generation, as all of them see it."""
 
-    host: Line
-    workers: Annotated[int, Meta(ge=1, le=65536)]
+    host: Host
+    workers: Workers
 
 
 class Hello(Struct, frozen=True, tag="hello"):
@@ -39,9 +57,9 @@ class Hello(Struct, frozen=True, tag="hello"):
 
     place: Number | None  # the node rank it has been given; None: any
     seat: Seat
-    backend: Line  # what it would choose on its own
+    backend: Backend  # what it would choose on its own
     backend_reason: Line
-    reached: Line  # the host name or address under which it reached the coordinator
+    reached: Host  # the host name or address under which it reached the coordinator
     facts: NodeFacts
 
 
@@ -50,32 +68,38 @@ class Begin(Struct, frozen=True, tag="begin"):
 
     generation: Number
     place: Number
-    seats: tuple[Seat, ...]  # by place
-    run_id: Line
-    address: Line  # MASTER_ADDR
-    port: Annotated[int, Meta(ge=1, le=65535)]  # MASTER_PORT
-    backend: Line
+    seats: Annotated[tuple[Seat, ...], Meta(max_length=MAX_SEATS)]  # by place
+    run_id: Name
+    address: Host  # MASTER_ADDR
+    port: Port  # MASTER_PORT
+    backend: Backend
     backend_reason: Line
     restarts: Number  # how many of --max-restarts are used
+
+    def __post_init__(self) -> None:
+        if self.place >= len(self.seats):
+            raise ValueError(f"place {self.place} of {len(self.seats)} seats")
+        if sum(seat.workers for seat in self.seats) > _MAX_RANKS:
+            raise ValueError("more ranks than there can be")
 
 
 class Stopping(Struct, frozen=True, tag="stopping"):
     """An agent to the coordinator: my workers are being stopped."""
 
-    why: Line
+    why: Literal["FAILED", "SIGNALLED", "FRONT_LOST"]
     signum: Annotated[int, Meta(ge=0, le=64)]
 
 
 class Noticed(Struct, frozen=True, tag="noticed"):
     """An agent to the coordinator: it received a signal that announces the end."""
 
-    signum: Annotated[int, Meta(ge=1, le=64)]
+    signum: Signal
 
 
 class Escalate(Struct, frozen=True, tag="escalate"):
     """An agent to the coordinator: kill now, a further stop signal was received."""
 
-    signum: Annotated[int, Meta(ge=1, le=64)]
+    signum: Signal
 
 
 class Watch(Struct, frozen=True, tag="watch"):
@@ -85,13 +109,13 @@ class Watch(Struct, frozen=True, tag="watch"):
 class Forward(Struct, frozen=True, tag="forward"):
     """Forward this signal to the workers: from such a front to the coordinator, from there to the agents."""
 
-    signum: Annotated[int, Meta(ge=1, le=64)]
+    signum: Signal
 
 
 class Stop(Struct, frozen=True, tag="stop"):
     """The coordinator to an agent: stop your workers with this signal."""
 
-    signum: Annotated[int, Meta(ge=1, le=64)]
+    signum: Signal
     time_is_up: bool = False
 
 
@@ -102,19 +126,19 @@ class Kill(Struct, frozen=True, tag="kill"):
 class FrameSeen(Struct, frozen=True, array_like=True):
     """A line of a traceback."""
 
-    file: Line
+    file: Piece
     line: Number
-    function: Line
-    source: Line
+    function: Piece
+    source: Piece
 
 
 class Error(Struct, frozen=True, array_like=True):
     """The exception that ended a worker."""
 
-    type: Line
+    type: Piece
     message: Text
     traceback: Text
-    frames: tuple[FrameSeen, ...]
+    frames: Annotated[tuple[FrameSeen, ...], Meta(max_length=100)]
     at: Seconds | None
 
 
@@ -125,18 +149,22 @@ class Exit(Struct, frozen=True, array_like=True):
     local_rank: Number
     pid: Number
     device: Line
-    code: Annotated[int, Meta(ge=0, le=255)] | None
-    signal: Annotated[int, Meta(ge=1, le=64)] | None
+    code: Status | None
+    signal: Signal | None
     at: Seconds
-    seconds: Seconds
-    stopped_with: Number | None
+    seconds: Duration
+    stopped_with: Signal | None
     stopped_at: Seconds | None
     core_dumped: bool
-    peak_rss: int
-    cpu_seconds: Seconds
+    peak_rss: Size
+    cpu_seconds: Duration
     error: Error | None
     stderr_tail: Text
     log: Line | None
+
+    def __post_init__(self) -> None:
+        if (self.code is None) == (self.signal is None):
+            raise ValueError("a worker ends with a status or by a signal")
 
 
 class StartFailure(Struct, frozen=True):
@@ -155,15 +183,15 @@ class Ended(Struct, frozen=True, tag="ended"):
     start_failure: StartFailure | None
     left: Annotated[tuple[Line, ...], Meta(max_length=100)]  # processes that could not be ended
     oom_kills: Number  # while the job ran
-    shm: tuple[int, int] | None  # bytes of /dev/shm, and how many of them are free
+    shm: tuple[Size, Size] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: Line | None
 
 
 class Quit(Struct, frozen=True, tag="quit"):
     """The coordinator to an agent: the job has ended, and so should you."""
 
-    status: Annotated[int, Meta(ge=0, le=255)]
-    why: Line
+    status: Status
+    why: Keyword
     text: Text  # for the user; "" if there is none
     requeue: Annotated[int, Meta(ge=0, le=64)] = 0  # the notice after which the job should be requeued
     is_watched: bool = False  # a front that has started the agents is connected and does that, not node 0
@@ -185,8 +213,6 @@ class Pong(Struct, frozen=True, tag="pong"):
 ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Forward | Ended | Pong
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ping
 
-Malformed = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what the two decoders raise
-
 encode = msgspec.json.Encoder().encode
-for_coordinator = msgspec.json.Decoder(ToCoordinator).decode
-for_agent = msgspec.json.Decoder(ToAgent).decode
+for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
+for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)

@@ -9,6 +9,7 @@ import selectors
 from collections.abc import Callable, Collection, Sequence
 
 from ddplaunch.control import messages
+from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.connections import Connections
 from ddplaunch.coordinator.coordinator import Coordinator
@@ -16,6 +17,7 @@ from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
 from ddplaunch.coordinator.link import ForwardToAll, JobEnd, Order
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.plan import Agreed, Seat
+from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.job.seating import why_refused
@@ -42,6 +44,9 @@ class Agents:
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
+        self._ranks: dict[int, range] = {}  # of those that take part in this generation
+        self._heard: dict[int, set[messages.ToCoordinator]] = {}  # in this generation, by connection
+        self._told: set[str] = set()  # which agents were refused
         self._end: JobEnd | None = None
         self._connections = Connections(
             terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock
@@ -63,8 +68,10 @@ class Agents:
             case _ if id in self._watchers:
                 self._watcher_sent(message)
             case messages.Hello() if id not in self._hellos:
-                self._hellos[id] = message = wire.readable(message)
+                self._hellos[id] = message
                 self._admit(member_of(id, message))
+            case messages.Watch() if not self._terms.has_front or self._watchers:
+                self._connections.expel(id, "is no agent")
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
                 if self._end is not None:
@@ -73,11 +80,38 @@ class Agents:
                 self._connections.expel(id, "sent hello twice")
             case _ if id not in self._hellos:
                 self._connections.expel(id, "did not send hello first")
-            case _:
-                offset, host = self._connections.offset(id), self._hellos[id].seat.host
-                report = wire.decode_report(message, host, offset)
-                if report is not None and not isinstance(report, ForwardToAll):
-                    self._coordinator.take(id, report)
+            case messages.Ended(generation) if generation == self._coordinator.state.generation:
+                self._ended(id, message)
+            case messages.Escalate() if id not in self._ranks:
+                pass  # it has no part in what it wants killed
+            case messages.Stopping() | messages.Noticed() | messages.Escalate():
+                self._reported(id, message)
+
+    def _ended(self, id: int, message: messages.Ended) -> None:
+        """Take the end of a generation from an agent that takes part, if it is that of its own workers."""
+        own = self._ranks.get(id)
+        if own is None:
+            return
+        ranks = [end.rank for end in message.exits]
+        failed = message.start_failure
+        if len(set(ranks)) < len(ranks) or not all(
+            rank in own for rank in (*ranks, *([failed.rank] if failed else ()))
+        ):
+            self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
+            return
+        self._report(id, message)
+
+    def _reported(self, id: int, message: messages.ToCoordinator) -> None:
+        """Take a report, unless it was made before in this generation: then it is news to nobody, but would be logged."""
+        heard = self._heard.setdefault(id, set())
+        if message not in heard:
+            heard.add(message)
+            self._report(id, message)
+
+    def _report(self, id: int, message: messages.ToCoordinator) -> None:
+        report = wire.decode_report(message, self._hellos[id].seat.host, self._connections.offset(id))
+        if report is not None:
+            self._coordinator.take(id, report)
 
     def _admit(self, member: Member) -> None:
         """Take a member; where its place is taken only after all others have answered once more.
@@ -108,8 +142,8 @@ class Agents:
                 self._coordinator.forward(signum)
 
     def _lost(self, id: int, reason: str) -> None:
-        self._hellos.pop(id, None)
-        self._waiting.pop(id, None)
+        for known in (self._hellos, self._waiting, self._ranks, self._heard):
+            known.pop(id, None)
         if self._end is not None:
             return  # they close as ordered
         if id in self._watchers:
@@ -124,10 +158,13 @@ class Agents:
         """Give what these agents, by place, have in common in the generation that begins."""
         hellos = [self._hellos[id] for id in order]
         backend, reason = common_backend(hellos)
+        seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
+        self._ranks = {id: ranks_of(seats, place) for place, id in enumerate(order)}
+        self._heard.clear()
         return Agreed(
             run_id=self._terms.run_id,
             place=0,
-            seats=tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos),
+            seats=seats,
             address=self._terms.address or reached_as(hellos[1:] or hellos),
             backend=backend,
             backend_reason=reason,
@@ -138,6 +175,13 @@ class Agents:
         payload = messages.encode(wire.encode_order(order))
         for id in ids:
             self._connections.send(id, payload)
+
+    def refused(self, id: int, reason: str) -> None:
+        """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
+        text = f"{self._hellos[id].seat.host}: {reason}"
+        if text not in self._told and len(self._told) < MAX_REFUSALS:
+            self._told.add(text)
+            self._print(f"refused {text}")
 
     def drop(self, id: int) -> None:
         """Close the connection with this agent."""
@@ -174,10 +218,6 @@ class Agents:
     def are_watched(self) -> bool:
         """Whether the command that has started the agents is connected."""
         return bool(self._watchers)
-
-    def host_of(self, id: int) -> str:
-        """Give the host of an agent that has said hello."""
-        return self._hellos[id].seat.host
 
     @property
     def reached_at(self) -> str | None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from ddplaunch.control import messages
+from ddplaunch.control.fields import Malformed
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.heartbeat import Heartbeat
@@ -45,6 +46,7 @@ class Connections:
         self._beat_at: float | None = None
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
+        self._most = max(64, 2 * terms.max_nodes)
         self._listener = Listener(
             selector,
             terms.key,
@@ -54,7 +56,7 @@ class Connections:
             refused=refused,
             user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
             backlog=4096,
-            max_half_open=max(64, 2 * terms.max_nodes),
+            max_half_open=self._most,
             clock=clock,
         )
         self.port = self._listener.port
@@ -98,9 +100,13 @@ class Connections:
         """Close a connection, and report it as lost."""
         connection = self._connections.get(id)
         if connection is not None and not connection.is_known:  # nothing else reports it
-            self._listener.report_refusal(connection.peer.address, reason)
+            self.report_refusal(connection.peer.address, reason)
         self.drop(id)
         self._lost(id, reason)
+
+    def report_refusal(self, who: str, reason: str) -> None:
+        """Report that somebody was refused, as often as `Listener` does."""
+        self._listener.report_refusal(who, reason)
 
     def close(self) -> None:
         """Close everything."""
@@ -111,6 +117,10 @@ class Connections:
     # --- what comes in
 
     def _opened(self, peer: Peer) -> None:
+        if len(self._connections) >= self._most:
+            peer.close()
+            self.report_refusal(peer.address, "too many connections")
+            return
         self._last_id += 1
         id = self._last_id
         self._connections[id] = connection = _Connection(peer)
@@ -126,7 +136,7 @@ class Connections:
         heartbeat = connection.heartbeat
         try:
             message = messages.for_coordinator(payload)
-        except messages.Malformed as error:
+        except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
         heartbeat.received()

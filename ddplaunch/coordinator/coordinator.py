@@ -126,7 +126,7 @@ class Coordinator:
                 text = f"error: the coordinator refused this node: {reason}\n" if reason else ""
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
                 if reason:
-                    self._reporter.print(f"refused {self._agents.host_of(id)}: {reason}")
+                    self._agents.refused(id, reason)
             case job.Drop(id) if self._agents is not None:
                 self._agents.drop(id)
             case job.ReportFailure(wait):

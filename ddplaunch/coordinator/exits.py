@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import asdict
 
+from ddplaunch.control.fields import line, number, piece, text
 from ddplaunch.control.messages import Error, Exit, FrameSeen
 from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
 _MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
-_LINE = 1000  # characters, as control/messages.py allows
+_SHORT = 1000  # characters
 _TEXT = 20_000  # so that the whole message stays far below what a frame may hold
 _FRAMES = 100
 _PART = 250  # characters of each part of a frame
@@ -35,25 +36,28 @@ def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExi
 def _without_text(end: WorkerExit) -> WorkerExit:
     error = end.error
     # the type and the message say whether this failure only follows another
-    kept = error and replace(error, message=error.message[:_LINE], traceback="", frames=())
-    return replace(end, stderr_tail=end.stderr_tail[-_LINE:] if end.status != 0 and not error else "", error=kept)
+    kept = error and replace(error, message=error.message[:_SHORT], traceback="", frames=())
+    return replace(end, stderr_tail=end.stderr_tail[-_SHORT:] if end.status != 0 and not error else "", error=kept)
 
 
 def _sent(end: WorkerExit) -> Exit:
     fields = {name: value for name, value in vars(end).items() if name != "host"}  # known from the connection
     fields["error"] = None if end.error is None else _sent_error(end.error)
-    fields["stderr_tail"] = _text(end.stderr_tail[-_TEXT:])
-    fields["log"] = None if end.log is None else _line(end.log)
+    fields["device"] = line(end.device)
+    fields["stderr_tail"] = text(end.stderr_tail[-_TEXT:])
+    fields["log"] = None if end.log is None else line(end.log)
     return Exit(**fields)
 
 
 def _sent_error(error: WorkerError) -> Error:
     return Error(
-        type=_line(error.type),
-        message=_text(error.message[:_TEXT]),
-        traceback=_text(error.traceback[-_TEXT:]),
+        type=piece(error.type),
+        message=text(error.message, _TEXT),
+        traceback=text(error.traceback[-_TEXT:]),
         frames=tuple(
-            FrameSeen(_part(frame.file[-_PART:]), frame.line, _part(frame.function), _part(frame.source))
+            FrameSeen(
+                piece(frame.file[-_PART:]), number(frame.line), piece(frame.function, _PART), piece(frame.source, _PART)
+            )
             for frame in error.frames[-_FRAMES:]
         ),
         at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
@@ -71,16 +75,3 @@ def _received(end: Exit, host: str, offset: float) -> WorkerExit:
             error["at"] += offset
         fields["error"] = WorkerError(**error)
     return WorkerExit(host=host, **fields)
-
-
-def _part(text: str) -> str:
-    return _text(text[:_PART])
-
-
-def _line(text: str) -> str:
-    return _text(text[:_LINE])
-
-
-def _text(text: str) -> str:
-    """What a worker wrote may hold lone surrogates, which JSON in UTF-8 cannot carry."""
-    return text.encode(errors="replace").decode()

@@ -17,6 +17,7 @@ from ddplaunch import __version__
 from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
+from ddplaunch.control.fields import host, line
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.coordinator import Coordinator, job_policy
@@ -48,6 +49,7 @@ class JoinRequest:
     rendezvous: Rendezvous
     key: Key
     facts: messages.NodeFacts
+    has_front: bool  # a command has started all agents as a Slurm step
 
 
 def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
@@ -72,10 +74,11 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
         facts=messages.NodeFacts(
             ddplaunch=__version__,
             python=python_version(),
-            torch=torch,
-            script=_digest(spec),
+            torch=line(torch),
+            script=line(_digest(spec)),
             nnodes=_nnodes(spec),
         ),
+        has_front=token.RDZV_PORT in env,
     )
 
 
@@ -167,6 +170,7 @@ def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,
+        has_front=request.has_front,
         heartbeat_timeout=request.spec.heartbeat_timeout,
     )
 
@@ -175,10 +179,10 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
     task = request.allocation.task
     return messages.Hello(
         place=request.allocation.node_rank if task is None else task.rank,
-        seat=messages.Seat(_host(request.allocation), len(request.draft.workers)),
+        seat=messages.Seat(host(_host(request.allocation)), len(request.draft.workers)),
         backend=request.draft.backend,
-        backend_reason=request.draft.reasons["backend"],
-        reached=reached,
+        backend_reason=line(request.draft.reasons["backend"]),
+        reached=host(reached),
         facts=request.facts,
     )
 
@@ -189,13 +193,13 @@ def _host(allocation: Allocation) -> str:
     return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else socket.gethostname()
 
 
-def _is_here(host: str) -> bool:
+def _is_here(address: str) -> bool:
     """Whether a name or address is this host's own."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError:
         return False  # the name may be known later
-    return any(is_own(str(address[0])) for *_, address in found)
+    return any(is_own(str(sockaddr[0])) for *_, sockaddr in found)
 
 
 def _digest(spec: JobSpec) -> str:

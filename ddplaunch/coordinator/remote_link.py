@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from ddplaunch import exitcodes
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.fields import Malformed
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.link import JobEnd, Link, Report
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
+from ddplaunch.coordinator.sequence import OrderSequence
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import ReportStopping
@@ -52,6 +54,7 @@ class RemoteLink(Link):
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
         self._peer: Peer | None = None
+        self._sequence: OrderSequence | None = None  # from the first message on
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._queries: tuple[tuple[str, int], ...] = ()
         self._resolver: Resolver | None = None
@@ -109,13 +112,17 @@ class RemoteLink(Link):
         self._notice_at = None
         peer.received, peer.closed = self._received, self._closed
         self._lost_at = self._clock() + self._heartbeat_timeout
-        peer.send(messages.encode(self._hello(self._names.get(peer.address, peer.address))))
+        hello = self._hello(self._names.get(peer.address, peer.address))
+        self._sequence = OrderSequence(hello)
+        peer.send(messages.encode(hello))
 
     # --- reports and orders
 
     def send(self, report: Report) -> None:
         """Report to the coordinator; without one, a stop ends this node."""
-        if self._peer is not None:
+        if self._peer is not None and self._sequence is not None:
+            if isinstance(report, NodeEnd):
+                self._sequence.ended()
             if (message := wire.encode_report(report)) is not None:
                 self._peer.send(messages.encode(message))
         elif isinstance(report, ReportStopping):
@@ -135,10 +142,12 @@ class RemoteLink(Link):
         self._lost_at = self._clock() + self._heartbeat_timeout
         try:
             message = messages.for_agent(payload)
-            order = wire.decode_order(message, self._clock())
-        except (*messages.Malformed, ValueError) as error:
+            if self._sequence is not None:
+                self._sequence.check(message)
+        except Malformed as error:
             self._lose(f"the coordinator sent a malformed message ({error})")
             return
+        order = wire.decode_order(message, self._clock())
         if isinstance(message, messages.Ping) and self._peer is not None:
             self._peer.send(messages.encode(messages.Pong(message.sent, self._clock())))
         elif order is not None:

@@ -18,4 +18,5 @@ class Terms:
     key: Key
     listen: str | None  # numeric address to listen on; None: all
     ports: Sequence[int]  # candidates to listen on
+    has_front: bool  # a command has started all agents, and connects to forward the user's signals
     heartbeat_timeout: float  # seconds after which a silent agent counts as lost

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
+from typing import Literal
 
 from ddplaunch.control import messages
-from ddplaunch.control.messages import Hello
+from ddplaunch.control.fields import host as host_name
+from ddplaunch.control.fields import line, text
 from ddplaunch.coordinator import exits
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
@@ -15,16 +14,20 @@ from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
-_REASON = 1000  # characters, as control/messages.py allows
 _MOST_LEFT = 100  # processes that are named
-_WHYS = {why.name: why for why in (Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)}
+_WHYS: dict[Literal["FAILED", "SIGNALLED", "FRONT_LOST"], Why] = {
+    "FAILED": Why.FAILED,
+    "SIGNALLED": Why.SIGNALLED,
+    "FRONT_LOST": Why.FRONT_LOST,
+}
+_NAMES = {why: name for name, why in _WHYS.items()}  # the coordinator orders all other stops itself
 
 
 def encode_report(report: Report) -> messages.ToCoordinator | None:
     """Give the message that a report is; None for what only the coordinator's own agent reports."""
     match report:
         case node.ReportStopping(why, signum):
-            return messages.Stopping(why.name, signum)
+            return messages.Stopping(_NAMES[why], signum)
         case node.ReportNotice(signum):
             return messages.Noticed(signum)
         case node.Escalate(signum):
@@ -36,10 +39,10 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
                 generation=generation,
                 exits=exits.sent(ends),
                 start_failure=_sent_failure(failed) if failed else None,
-                left=tuple(text[:_REASON] for text in left[:_MOST_LEFT]),
+                left=tuple(map(line, left[:_MOST_LEFT])),
                 oom_kills=traces.oom_kills,
                 shm=traces.shm,
-                log_folder=traces.log_folder,
+                log_folder=None if traces.log_folder is None else line(traces.log_folder),
             )
     return None
 
@@ -48,7 +51,7 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
     """Give the report of an agent on `host`, whose clock lacks `offset` seconds to ours; None if it is none."""
     match message:
         case messages.Stopping(why, signum):
-            return node.ReportStopping(_WHYS.get(why, Why.FAILED), signum)
+            return node.ReportStopping(_WHYS[why], signum)
         case messages.Noticed(signum):
             return node.ReportNotice(signum)
         case messages.Escalate(signum):
@@ -74,16 +77,16 @@ def encode_order(order: Order) -> messages.ToAgent:
             return messages.Begin(
                 generation=order.number,
                 place=agreed.place,
-                seats=tuple(messages.Seat(seat.host, seat.workers) for seat in agreed.seats),
+                seats=tuple(map(sent_seat, agreed.seats)),
                 run_id=agreed.run_id,
-                address=agreed.address,
+                address=host_name(agreed.address),
                 port=order.port,
                 backend=agreed.backend,
-                backend_reason=agreed.backend_reason,
+                backend_reason=line(agreed.backend_reason),
                 restarts=order.restarts,
             )
-        case JobEnd(status, why, text, requeue, is_watched):
-            return messages.Quit(status, why, text, requeue, is_watched)
+        case JobEnd(status, why, words, requeue, is_watched):
+            return messages.Quit(status, why, text(words), requeue, is_watched)
         case node.StopOrdered(signum, _, time_is_up):
             return messages.Stop(signum, time_is_up)
         case node.KillOrdered():
@@ -94,15 +97,9 @@ def encode_order(order: Order) -> messages.ToAgent:
 
 
 def decode_order(message: messages.ToAgent, at: float) -> Order | None:
-    """Give the order that came at this time; None if it is none.
-
-    Raises:
-        ValueError: it contradicts itself.
-    """
+    """Give the order that came at this time; None if it is none."""
     match message:
         case messages.Begin():
-            if message.place >= len(message.seats):
-                raise ValueError(f"place {message.place} of {len(message.seats)} seats")
             seats = tuple(Seat(seat.host, seat.workers) for seat in message.seats)
             return Generation(
                 number=message.generation,
@@ -119,8 +116,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
                     backend_reason=message.backend_reason,
                 ),
             )
-        case messages.Quit(status, why, text, requeue, is_watched):
-            return JobEnd(status=status, why=why, text=text, requeue=requeue, is_watched=is_watched)
+        case messages.Quit(status, why, words, requeue, is_watched):
+            return JobEnd(status=status, why=why, text=words, requeue=requeue, is_watched=is_watched)
         case messages.Stop(signum, time_is_up):
             return node.StopOrdered(signum, at, time_is_up)
         case messages.Kill():
@@ -130,19 +127,10 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
     return None
 
 
-def readable(hello: Hello) -> Hello:
-    """Replace what does not print: all of it may be shown on a terminal."""
-    return msgspec.convert(_readable(msgspec.to_builtins(hello)), Hello)
-
-
-def _readable(value: Any) -> Any:
-    match value:
-        case str():
-            return "".join(letter if letter.isprintable() else "?" for letter in value)
-        case dict():
-            return {name: _readable(part) for name, part in value.items()}
-    return value
+def sent_seat(seat: Seat) -> messages.Seat:
+    """Give a seat as it is sent."""
+    return messages.Seat(host_name(seat.host), seat.workers)
 
 
 def _sent_failure(failed: StartFailure) -> messages.StartFailure:
-    return messages.StartFailure(failed.rank, failed.reason[:_REASON], failed.status)
+    return messages.StartFailure(failed.rank, line(failed.reason), failed.status)

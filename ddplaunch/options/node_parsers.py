@@ -5,9 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.options.parsers import BadValue, digits, duration, positive_duration, quoted, switch, write_duration
+from ddplaunch.options.parsers import (
+    UNPRINTABLE,
+    BadValue,
+    digits,
+    duration,
+    positive_duration,
+    quoted,
+    switch,
+    write_duration,
+)
 from ddplaunch.spec import Fault
 
+NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets
+HOST = f"[^{NOT_IN_HOSTS}]+"
 _ENDPOINT = r"(?:\[[\w.:%-]+\]|[\w.-]+)(?::(\d{1,5}))?|[\w.%-]*:[\w.%-]*:[\w.:%-]*"  # the last: bare IPv6
 _FAULTS = ("kill", "node", "hang", "slow")
 _FAULT = r"([a-z]+):(\d{1,9})@(.+)"
@@ -36,7 +47,7 @@ def host(value: str) -> str:
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
     if bare.count(":") == 1:
         raise BadValue("expected a host without a port", hint="the port has an option of its own: --master-port")
-    if not bare or not bare.isprintable() or any(mark in bare for mark in " []/@,"):
+    if not re.fullmatch(HOST, bare):
         raise BadValue("expected a host name or an address")
     return bare
 

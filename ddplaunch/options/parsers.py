@@ -13,7 +13,9 @@ _TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats canno
 _DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
 _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
-_NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
+NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
+# within brackets: control characters, those that change the direction or have no width, halves of characters
+UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 
 
 class BadValue(ValueError):
@@ -71,7 +73,7 @@ def text(expected: str) -> Callable[[str], str]:
 
 def name(value: str) -> str:
     """Take what can be the name of a folder on every file system."""
-    if not re.fullmatch(_NAME, value):
+    if not re.fullmatch(NAME, value):
         raise BadValue("expected up to 128 letters, digits and any of _.+@-, not beginning with one of .+@-")
     return value
 

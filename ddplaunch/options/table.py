@@ -10,7 +10,7 @@ _NAME = parsers.text("expected a name")
 _PINS = ("device", "visible", "none")
 _CPU_BINDS = ("none", "cores", "numa")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-_BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl", "ucc")
+BACKENDS = ("nccl", "gloo", "mpi", "xccl", "ucc")
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 _SHARING = ("file_descriptor", "file_system")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
@@ -71,7 +71,7 @@ OPTIONS: tuple[Option, ...] = (
            choices=_NUMA_BINDINGS, example="node",
            help="torchrun's CPU binding: node, socket, exclusive or core-complex."),
 
-    Option(name="backend", group=_GROUP, metavar="NAME", parse=parsers.one_of(*_BACKENDS), choices=_BACKENDS,
+    Option(name="backend", group=_GROUP, metavar="NAME", parse=parsers.one_of("auto", *BACKENDS), choices=("auto", *BACKENDS),
            example="gloo", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
     Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=parsers.init_method,
            choices=("env", "tcp"), example="env", help="How the workers find each other; sets DDPLAUNCH_INIT_METHOD."),

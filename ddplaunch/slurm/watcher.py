@@ -185,7 +185,7 @@ class Watcher:
         if self._why is Why.FRONT_LOST:
             return 0
         if self._quit is not None:
-            return self._quit.requeue if self._quit.is_watched else 0
+            return self._quit.requeue if self._quit.is_watched and self._quit.requeue in self._job.notices else 0
         never_began = not self._link.is_reached
         return self._signum if never_began and self._signum in self._job.notices else 0
 

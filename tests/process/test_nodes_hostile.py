@@ -15,7 +15,7 @@ import pytest
 from ddplaunch.cli.main import parse, resolve
 from ddplaunch.cluster.discover import discover
 from ddplaunch.control.frames import Decoder, pack
-from ddplaunch.control.handshake import Client, Key, Session
+from ddplaunch.control.handshake import Client, Handshake, Key, Server, Session
 from ddplaunch.coordinator import join
 from ddplaunch.coordinator.coordinator import QUIT_TIMEOUT
 from ddplaunch.devices.node import inspect
@@ -23,24 +23,25 @@ from ddplaunch.plan.make import make_plan
 from tests.conftest import until
 
 
-class Visitor:
-    """A connection to the coordinator that can say anything; with the key it has introduced itself."""
+class Speaker:
+    """One end of a connection that can say anything; if it takes part in the handshake, it does so rightly."""
 
-    def __init__(self, port: int, key: Key | None = None) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    def __init__(self, sock: socket.socket, handshake: Handshake | None = None) -> None:
+        self.sock = sock
         self._decoder = Decoder()
-        self._session = self._introduce(key) if key is not None else None
+        self._session = self._introduce(handshake) if handshake is not None else None
 
-    def _introduce(self, key: Key) -> Session:
-        client = Client(key)
+    def _introduce(self, handshake: Handshake) -> Session:
+        if handshake.opening:
+            self.sock.sendall(pack(handshake.opening))
         while True:
             while (payload := self._decoder.take()) is not None:
-                step = client.receive(payload)
+                step = handshake.receive(payload)
+                if step.reply is not None:
+                    self.sock.sendall(pack(step.reply))
                 if step.session is not None:
                     self._decoder.trust()
                     return step.session
-                assert step.reply is not None
-                self.sock.sendall(pack(step.reply))
             self._decoder.feed(self.sock.recv(1 << 16))
 
     def sealed(self, message: dict[str, Any] | bytes) -> bytes:
@@ -80,6 +81,14 @@ class Visitor:
             self.sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             pass
+
+
+class Visitor(Speaker):
+    """A connection to the coordinator; with the key it has introduced itself."""
+
+    def __init__(self, port: int, key: Key | None = None) -> None:
+        sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+        super().__init__(sock, Client(key) if key is not None else None)
 
 
 @pytest.fixture
@@ -161,6 +170,7 @@ def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
     }
 
 
+END = [1, 0, 4711, "cpu", 7, None, 5.0, 1.0, None, None, False, 0, 0.0, None, "", None]
 STOPPING = {"type": "stopping", "why": "SIGNALLED", "signum": 15}
 FROM = "refused a connection from 127.0.0.1: "
 
@@ -254,7 +264,7 @@ def test_who_only_answers_and_never_says_hello_does_not_hold_up_the_end_for_long
 
 
 def test_a_place_out_of_range_is_refused(visit, refusals):
-    places = (2, 7, 1 << 31)
+    places = (2, 7, (1 << 31) - 1)
     for place in places:
         visitor = visit(knows_the_key=True)
         visitor.say(hello(place))
@@ -268,9 +278,8 @@ def test_a_place_out_of_range_is_refused(visit, refusals):
 def test_what_a_visitor_calls_itself_cannot_take_over_the_terminal(visit, refusals, nodes):
     visitor = visit(knows_the_key=True)
     visitor.say(hello(1, host="\x1b[2Jvisitor\r\n"))
-    visitor.hear("quit")
-    visitor.sock.close()
-    assert refusals() == [f"refused ?[2Jvisitor??: node rank 1 is taken by {socket.gethostname()}"]
+    visitor.is_shown_out()
+    assert refusals() == [FROM + "sent a malformed message (unexpected text - at `$.seat.host`)"]
     assert "\x1b" not in nodes.started[0].err
 
 
@@ -282,8 +291,22 @@ def test_who_was_refused_has_nothing_more_to_say(visit, refusals, nodes):
         visitor.say(message)
         visitor.sock.shutdown(socket.SHUT_WR)
         visitor.is_shown_out()
-    assert len(refusals()) == 5
+    assert len(refusals()) == 1  # of equal ones, one is enough
     assert not nodes.events_of(0, "node_stopping")
+
+
+def test_who_only_watches_is_none_of_a_job_that_nobody_watches(visit, refusals):
+    visitor = visit(knows_the_key=True)
+    visitor.say({"type": "watch"})
+    visitor.is_shown_out()
+    assert refusals() == [FROM + "is no agent"]
+
+
+def test_connections_that_never_say_hello_are_counted(visit, refusals):
+    visitors = [visit(knows_the_key=True) for _ in range(70)]
+    for visitor in visitors[64:]:
+        visitor.is_shown_out()
+    assert refusals() == [FROM + "too many connections"]
 
 
 # --- an agent that has lost its mind
@@ -320,10 +343,9 @@ def test_the_end_of_another_generation_is_none(member, nodes):
 
 
 def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
-    exit = [1, 0, 4711, "cpu", 7, None, time.monotonic(), 1.0, None, None, False, 0, 0.0, None, "", None]
-    member.say(ended(exits=[[*exit[:4], 0, *exit[5:]]]))
+    member.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
     for _ in range(20):
-        member.say(ended(exits=[exit]))
+        member.say(ended(exits=[END]))
     (nodes.home / "signs" / "go").touch()
     assert member.hear("quit")["status"] == 0
     member.sock.close()
@@ -336,8 +358,10 @@ def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
         (hello(1), "sent hello twice"),
         (b"{", "sent a malformed message ("),
         (b"\xff" * 1000, "sent a malformed message ("),
+        (ended(exits=[[0, *END[1:]]]), "sent a malformed message (the end of workers that are not its own)"),
+        (ended(exits=[END, END]), "sent a malformed message (the end of workers that are not its own)"),
     ],
-    ids=["hello twice", "half a message", "random bytes"],
+    ids=["hello twice", "half a message", "random bytes", "the end of others", "two ends of one"],
 )
 def test_an_agent_that_talks_nonsense_is_a_node_lost(member, nodes, message, words):
     member.say(message)
@@ -365,3 +389,53 @@ def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
     assert nodes.statuses() == [122]
     visitor.sock.close()
     assert "error: node 1 (visitor) was lost: silent for 1 s" in nodes.started[0].err
+
+
+# --- a stranger who listened where node 0 should have, in a job without a token
+
+
+def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "begin",
+        "generation": 0,
+        "place": 1,
+        "seats": [{"host": "stranger", "workers": 1}, hello["seat"]],
+        "run_id": "run",
+        "address": "127.0.0.1",
+        "port": 4242,
+        "backend": "gloo",
+        "backend_reason": "",
+        "restarts": 0,
+        **fields,
+    }
+
+
+MANY = [{"host": "stranger", "workers": 1}, {"host": "stranger", "workers": 65536}]
+ORDERS = {
+    "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.run_id`"),
+    "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.run_id`"),
+    "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.address`"),
+    "workers of others": ([{"seats": MANY}], "place 1 is another node's"),
+    "another node's place": ([{"place": 0}], "place 0 is another node's"),
+    "no such place": ([{"place": 7}], "place 7 of 2 seats"),
+    "two generations at once": ([{}, {"generation": 1}], "generation 1 after 0"),
+}
+
+
+@pytest.mark.parametrize(("orders", "said"), ORDERS.values(), ids=ORDERS)
+def test_whoever_listens_first_cannot_make_an_agent_write_elsewhere_or_break_it(nodes, program, orders, said):
+    (nodes.home / "elsewhere").mkdir()
+    flags = (program("behave"), "all=done_when_told")
+    with socket.create_server(("127.0.0.1", nodes.port + 1)) as listener:
+        node = nodes.node(*nodes.static(2, 1), *flags)
+        connection, _ = listener.accept()
+        with connection:
+            stranger = Speaker(connection, Server(key_of(nodes, *flags)))
+            hello = stranger.hear("hello")
+            for order in orders:
+                stranger.say(begin(hello, **order))
+            stranger.is_shown_out()
+            nodes.ends()
+    assert nodes.statuses() == [122]
+    assert f"was lost: the coordinator sent a malformed message ({said})\n" in node.err
+    assert not list((nodes.home / "elsewhere").iterdir())

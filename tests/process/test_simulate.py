@@ -50,6 +50,16 @@ def processes(job) -> dict[str, list[psutil.Process]]:
     return {"front": [front], "loop": [loop], "relay": relays, "agent": [relay.children()[0] for relay in relays]}
 
 
+def test_a_script_and_a_folder_for_logs_whose_names_are_no_text_do_not_lose_a_node(job):
+    script = job.home / os.fsdecode(b"x\xff.py")
+    script.write_text("raise ValueError('here')\n")
+    result = job.run("--nnodes", 2, "--simulate", "--log-dir", job.home / os.fsdecode(b"l\xff"), script)
+    assert result.status == 1, result.err
+    assert "ValueError: here" in result.err
+    assert "lost" not in result.err
+    job.nothing_left()
+
+
 def test_each_node_has_its_ranks_and_a_name_and_finds_rank_0(job, program):
     result = job.run(*THREE, program("place"))
     assert result.status == 0, result.err

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.control.frames import LIMIT
-from ddplaunch.control.messages import Ended, Hello, NodeFacts, Seat, encode, for_coordinator
+from ddplaunch.control.messages import Ended, encode, for_coordinator
 from ddplaunch.coordinator.exits import received, sent
-from ddplaunch.coordinator.wire import readable
 from ddplaunch.record import replace
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
@@ -94,7 +92,7 @@ def test_whatever_a_worker_says_fits_and_can_be_read(text: str, times: int) -> N
         type=text * times,
         message=text * times,
         traceback=text * times,
-        frames=tuple(Frame(file=text * 9, line=1, function=text * 9, source=text * 9) for _ in range(times)),
+        frames=tuple(Frame(file=text * 9, line=times - 200, function=text * 9, source=text * 9) for _ in range(times)),
         at=1e300,
     )
     ends = [replace(END, rank=rank, error=error, stderr_tail=text * times, log=text * 9) for rank in range(8)]
@@ -103,34 +101,25 @@ def test_whatever_a_worker_says_fits_and_can_be_read(text: str, times: int) -> N
     assert all(end.error is not None and end.error.at is None for end in arrived)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 40, 10**30])
+def test_a_line_number_that_no_file_has_is_put_right_before_it_is_sent(number: int) -> None:
+    """A program may write anything into its error file, and its node is not to be expelled for it."""
+    error = replace(END.error, frames=(Frame(file="a.py", line=number, function="f"),)) if END.error else None
+    (end,) = travel(replace(END, error=error))
+    assert end.error is not None
+    assert end.error.frames[0].line in (0, 2**31 - 1)
+
+
+@given(st.text(max_size=30))
+def test_no_path_and_no_device_is_too_odd_to_be_sent(text: str) -> None:
+    (end,) = travel(replace(END, log=text, device=text))
+    assert end.log is not None
+    assert len(end.log) == len(text)
+
+
 def test_even_what_takes_the_most_room_fits() -> None:
     """A control character is one character in a line and six in JSON."""
     frames = tuple(Frame(file="\1" * 2000, line=1, function="\1" * 2000, source="\1" * 2000) for _ in range(200))
     error = WorkerError(type="\1" * 2000, message="\1" * 50_000, traceback="\1" * 50_000, frames=frames)
     arrived = travel(*(replace(END, rank=rank, error=error, stderr_tail="\1" * 50_000) for rank in range(64)))
     assert len(arrived) == 64
-
-
-def hello(**fields: Any) -> Hello:
-    values: dict[str, Any] = {
-        "place": 1,
-        "seat": Seat("gpu01", 4),
-        "backend": "nccl",
-        "backend_reason": "4 accelerators",
-        "reached": "10.0.0.1",
-        "facts": NodeFacts(ddplaunch="1", python="3.13", torch="2.13", script="train.py (ab)", nnodes="2"),
-        **fields,
-    }
-    return Hello(**values)
-
-
-def test_what_a_node_says_of_itself_stays_as_it_is() -> None:
-    assert readable(hello()) == hello()
-    assert readable(hello(seat=Seat("größer", 4))).seat.host == "größer"
-
-
-def test_what_does_not_print_is_replaced_wherever_it_stands() -> None:
-    facts = NodeFacts(ddplaunch="1", python="3\x1b[2J", torch="\x07", script="a\nb", nnodes="2")
-    found = readable(hello(seat=Seat("\x1b]0;x\x07", 4), backend="nc\rcl", facts=facts))
-    assert (found.seat, found.backend) == (Seat("?]0;x?", 4), "nc?cl")
-    assert (found.facts.python, found.facts.torch, found.facts.script) == ("3?[2J", "?", "a?b")

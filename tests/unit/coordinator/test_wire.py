@@ -5,11 +5,14 @@ from __future__ import annotations
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddplaunch.control import messages
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
+from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
 
@@ -68,7 +71,20 @@ def test_only_where_the_coordinator_is_does_a_pause_stop_the_clock(report: Repor
     assert wire.encode_report(report) is None
 
 
-def test_a_place_beyond_the_seats_is_an_error() -> None:
-    begin = messages.Begin(0, 7, (messages.Seat("a", 2),), "run-1", "a", 29500, "gloo", "why", 0)
-    with pytest.raises(ValueError, match="place 7 of 1 seats"):
-        wire.decode_order(begin, NOW)
+odd = st.text(max_size=40)  # with control characters and halves of characters, which stand for bytes that are no UTF-8
+
+
+@given(odd, odd)
+def test_whatever_names_and_paths_hold_a_report_can_be_sent(text: str, other: str) -> None:
+    failed = StartFailure(0, "b", text, 127)
+    traces = Traces(oom_kills=0, shm=None, log_folder=other)
+    message = wire.encode_report(NodeEnd(0, (), failed, (text, other), traces))
+    assert message is not None
+    assert wire.decode_report(messages.for_coordinator(messages.encode(message)), "b", 0.0) is not None
+
+
+@given(odd, odd)
+def test_whatever_names_and_paths_hold_an_order_can_be_sent(text: str, other: str) -> None:
+    agreed = replace(AGREED, seats=(Seat(text, 2), Seat(other, 2)), address=other, backend_reason=text)
+    for order in (replace(ORDERS[0], agreed=agreed), JobEnd(1, "failed", text)):
+        assert wire.decode_order(messages.for_agent(messages.encode(wire.encode_order(order))), NOW) is not None

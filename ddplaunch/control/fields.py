@@ -1,0 +1,88 @@
+"""What a field of a message may hold: the types that a receiver checks, and what makes a value of ours fit for them. Pure.
+
+Names and hosts are those that the options take. Texts of programs are bounded only: what is shown is filtered where it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ddplaunch.options.node_parsers import HOST, NOT_IN_HOSTS
+from ddplaunch.options.parsers import NAME, UNPRINTABLE
+from ddplaunch.options.table import BACKENDS
+
+_LARGEST = 2**31 - 1
+_LINE = 1000  # characters
+_TEXT = 200_000
+_HOST = 255
+
+Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # bytes
+Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # of a clock
+Duration = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Signal = Annotated[int, Meta(ge=1, le=64)]
+Status = Annotated[int, Meta(ge=0, le=255)]
+Workers = Annotated[int, Meta(ge=1, le=65536)]  # of one node
+Name = Annotated[str, Meta(pattern=rf"\A{NAME}\Z")]  # also that of a folder
+Host = Annotated[str, Meta(max_length=_HOST, pattern=rf"\A{HOST}\Z")]
+Backend = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(BACKENDS)})\Z")]
+Keyword = Annotated[str, Meta(max_length=40, pattern=r"\A[a-z_]+\Z")]
+Line = Annotated[str, Meta(max_length=_LINE, pattern=rf"\A[^{UNPRINTABLE}]*\Z")]  # of printable characters
+Piece = Annotated[str, Meta(max_length=_LINE)]  # of what a program says
+Text = Annotated[str, Meta(max_length=_TEXT)]
+
+MAX_SEATS = 65536
+
+
+class Malformed(Exception):
+    """What has arrived is no message of ours: why, in printable characters."""
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Give the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def checked(payload: bytes) -> Any:
+        try:
+            return decode(payload)
+        # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Malformed(line(re.sub("Expected `str` matching regex '.*'", "unexpected text", str(error)))) from None
+
+    return checked
+
+
+def line(text: str, limit: int = _LINE) -> str:
+    """Make a text fit for a `Line`: what does not print, and what is no UTF-8 in a path, becomes a question mark."""
+    return re.sub(f"[{UNPRINTABLE}]", "?", text[:limit])
+
+
+def piece(text: str, limit: int = _LINE) -> str:
+    """Make a text of a program fit for a `Piece`."""
+    return _whole(text[:limit])
+
+
+def text(text: str, limit: int = _TEXT) -> str:
+    """Make a text fit for a `Text`."""
+    return _whole(text[:limit])
+
+
+def host(name: str) -> str:
+    """Make the name of a host fit for a `Host`."""
+    return re.sub(f"[{NOT_IN_HOSTS}]", "?", name[:_HOST]) or "?"
+
+
+def number(value: int) -> int:
+    """Make a number that a program wrote fit for a `Number`."""
+    return max(0, min(value, _LARGEST))
+
+
+def _whole(text: str) -> str:
+    """A text without lone surrogates, which stand for bytes that are no UTF-8, and which JSON cannot carry."""
+    return text.encode(errors="replace").decode()

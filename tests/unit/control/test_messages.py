@@ -1,0 +1,192 @@
+"""Whatever arrives is a message whose every field is what it says, or `Malformed`; no third thing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.control import fields, messages
+from ddplaunch.control.fields import Malformed
+from ddplaunch.coordinator import wire
+
+SEAT = {"host": "a", "workers": 2}
+EXIT = [
+    3,
+    1,
+    9,
+    "cpu",
+    1,
+    None,
+    5.0,
+    1.0,
+    15,
+    4.0,
+    False,
+    0,
+    0.5,
+    ["E", "m", "t", [["a.py", 1, "f", "x"]], 1.0],
+    "",
+    "l",
+]
+HELLO = {
+    "type": "hello",
+    "place": 1,
+    "seat": SEAT,
+    "backend": "gloo",
+    "backend_reason": "no accelerator",
+    "reached": "10.0.0.1",
+    "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
+}
+BEGIN = {
+    "type": "begin",
+    "generation": 0,
+    "place": 1,
+    "seats": [SEAT, SEAT],
+    "run_id": "run-1",
+    "address": "fe80::1%eth0",
+    "port": 29500,
+    "backend": "gloo",
+    "backend_reason": "no accelerator",
+    "restarts": 0,
+}
+ENDED = {
+    "type": "ended",
+    "generation": 0,
+    "exits": [EXIT],
+    "start_failure": {"rank": 3, "reason": "no such file", "status": 127},
+    "left": ["pid 7 (python)"],
+    "oom_kills": 0,
+    "shm": [64, 8],
+    "log_folder": "/runs/1",
+}
+TO_COORDINATOR: list[dict[str, Any]] = [
+    HELLO,
+    ENDED,
+    {"type": "stopping", "why": "FAILED", "signum": 15},
+    {"type": "noticed", "signum": 10},
+    {"type": "escalate", "signum": 2},
+    {"type": "forward", "signum": 10},
+    {"type": "watch"},
+    {"type": "pong", "sent": 1.0, "at": 2.0},
+]
+TO_AGENT: list[dict[str, Any]] = [
+    BEGIN,
+    {"type": "stop", "signum": 15, "time_is_up": True},
+    {"type": "kill"},
+    {"type": "forward", "signum": 10},
+    {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
+    {"type": "ping", "sent": 1.0},
+]
+HOSTILE: list[object] = [
+    None, True, -1, 0, 7, 65, 256, 65536, 1 << 31, 1 << 40, 1 << 63, 10**400, -1e13, 1e300, 0.5,
+    "", "..", "../../x", "/tmp/x", "a\0b", "a\nb", "\x1b[2J", "\u202e", "x" * 300, "x" * 2000, "x" * 300_000, "a b", "-x",
+    [], [[]], {}, {"type": "kill"},
+]  # fmt: skip
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each field of a message, and of all that lies below it."""
+    yield at
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from places(value[key], (*at, key))
+
+
+def with_value(message: object, at: tuple[Any, ...], value: object) -> Any:
+    """The message with another value at this place."""
+    if not at:
+        return value
+    copy: Any = dict(message) if isinstance(message, dict) else list(message) if isinstance(message, list) else message
+    copy[at[0]] = with_value(copy[at[0]], at[1:], value)
+    return copy
+
+
+def taken(decode: Callable[[bytes], Any], payload: bytes) -> Any:
+    """What is made of these bytes; None if they are refused, in words that can be shown."""
+    try:
+        return decode(payload)
+    except Malformed as error:
+        assert str(error).isprintable()
+        return None
+
+
+CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
+    (messages.for_agent, message) for message in TO_AGENT
+]
+ids = [str(message["type"]) for _, message in CASES]
+
+
+@pytest.mark.parametrize(("decode", "message"), CASES, ids=ids)
+def test_what_fits_is_taken(decode: Callable[[bytes], Any], message: object) -> None:
+    assert json.loads(messages.encode(decode(json.dumps(message).encode()))) == message
+
+
+@pytest.mark.parametrize(("decode", "message"), CASES, ids=ids)
+def test_a_hostile_value_in_any_field_is_refused_or_harmless(decode: Callable[[bytes], Any], message: object) -> None:
+    for at in places(message):
+        for value in HOSTILE:
+            found = taken(decode, json.dumps(with_value(message, at, value)).encode())
+            if found is not None:
+                is_harmless(found)
+        taken(decode, json.dumps(with_value(message, at, "?")).encode().replace(b'"?"', b'"\xff"'))
+
+
+def is_harmless(message: Any) -> None:
+    """Prove of a message that was taken that it does not reach beyond what it may, and that it can be handled."""
+    match message:
+        case messages.Begin():
+            assert os.path.normpath(f"/runs/{message.run_id}").startswith("/runs/")
+            assert os.path.dirname(f"/runs/{message.run_id}") == "/runs"
+            for text in (message.run_id, message.address, *(seat.host for seat in message.seats)):
+                assert text
+                assert text.isprintable()
+            assert wire.decode_order(message, 0.0) is not None
+        case messages.Ended():
+            assert wire.decode_report(message, "a", 1.0) is not None
+
+
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
+def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
+    assert taken(messages.for_coordinator, payload) is None
+    assert taken(messages.for_agent, payload) is None
+
+
+@pytest.mark.parametrize("payload", [b"[" * 200_000, b'{"type":"kill","x":' + b"[" * 200_000, b'{"type":"\\ud800"}'])
+def test_deep_and_broken_json_is_refused_in_the_same_way(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        messages.for_agent(payload)
+
+
+def test_no_job_has_more_ranks_than_torch_can_count() -> None:
+    for workers, seats, said in ((65536, 40_000, "more ranks than there can be"), (1, 65_537, "length <= 65536")):
+        many = {**BEGIN, "seats": [{"host": "a", "workers": workers}] * seats}
+        with pytest.raises(Malformed, match=said):
+            messages.for_agent(json.dumps(many).encode())
+
+
+def test_a_place_beyond_the_seats_is_refused() -> None:
+    with pytest.raises(Malformed, match="place 7 of 2 seats"):
+        messages.for_agent(json.dumps({**BEGIN, "place": 7}).encode())
+
+
+@pytest.mark.parametrize(("code", "signal"), [(None, None), (1, 9)])
+def test_a_worker_ends_with_a_status_or_by_a_signal(code: int | None, signal: int | None) -> None:
+    with pytest.raises(Malformed):
+        messages.for_coordinator(json.dumps({**ENDED, "exits": [[*EXIT[:4], code, signal, *EXIT[6:]]]}).encode())
+
+
+@given(st.text())
+def test_what_is_made_fit_is_taken(text: str) -> None:
+    seat = {"host": fields.host(text), "workers": 1}
+    hello = {**HELLO, "seat": seat, "backend_reason": fields.line(text), "reached": fields.host(text)}
+    assert isinstance(messages.for_coordinator(json.dumps(hello).encode()), messages.Hello)
+
+
+def test_what_fits_is_not_changed() -> None:
+    assert [fields.line("größer, 日本"), fields.host("größer-1.example")] == ["größer, 日本", "größer-1.example"]
+    assert [fields.piece("a\tb"), fields.text("a\n\x1b[1mb"), fields.number(7)] == ["a\tb", "a\n\x1b[1mb", 7]
