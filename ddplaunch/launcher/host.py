@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ddplaunch.control.fields import Malformed, text
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.record import replace
@@ -37,14 +38,18 @@ def main() -> int:
     frame = input_pipe.wait(_ORDER_TIMEOUT)
     if frame is None or frame[0] != ORDER:
         return NODE_LOST
-    order = messages.order(frame[1])
+    try:
+        order = messages.order(frame[1])
+    except Malformed:
+        return NODE_LOST
     from ddplaunch.remote.host_front import HostFront
 
     front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
         status = _run(order, front, input_pipe)
     except LaunchError as error:
-        front.finish(messages.Refused(message=error.message, hint=error.hint, status=error.status))
+        hint = None if error.hint is None else text(error.hint)
+        front.finish(messages.Refused(message=text(error.message), hint=hint, status=error.status))
         return error.status
     except _JobEnded as ended:
         status = ended.status
@@ -108,7 +113,8 @@ def _addresses(order: messages.Order) -> tuple[str, ...]:
     from ddplaunch.net.addresses import usable_addresses
 
     connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port
-    return tuple(dict.fromkeys((order.hosts[0], *connection[2:3], *usable_addresses())))
+    found = dict.fromkeys((order.hosts[0], *connection[2:3], *usable_addresses()))
+    return tuple(found)[: messages.MAX_ADDRESSES]
 
 
 def _wait_for_coordinator(
@@ -122,8 +128,11 @@ def _wait_for_coordinator(
     while (frame := pipe.wait(order.heartbeat_timeout)) is not None:
         tag, data = frame
         if tag == COORDINATOR:
-            return messages.coordinator(data)
-        if tag in (SIGNAL, PLAIN_SIGNAL) and data[0] in stops:
+            try:
+                return messages.coordinator(data)
+            except Malformed:
+                break
+        if tag in (SIGNAL, PLAIN_SIGNAL) and data and data[0] in stops:
             raise _JobEnded(of_signal(data[0]))
     raise _JobEnded(NODE_LOST)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.control import fields
 from ddplaunch.errors import below, visible
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
@@ -67,7 +68,7 @@ class Console:
         if not self._reports_to_caller:
             self.write(text)
         elif text:
-            self.forward(messages.encode(messages.FailureText(text=text)))
+            self.forward(messages.encode(messages.FailureText(text=fields.text(text))))
 
     def write(self, text: str) -> None:
         """Write to stderr."""

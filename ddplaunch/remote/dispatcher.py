@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
+from ddplaunch.control.fields import Malformed
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
@@ -213,16 +214,18 @@ class Dispatcher:
         """Handle a host's report.
 
         Raises:
-            FrameError: it is malformed.
+            FrameError: it is malformed, or only the first host may send it.
         """
         try:
             report = messages.report(data)
-        except messages.Malformed as error:
+        except Malformed as error:
             raise FrameError(f"sent a malformed report ({error})") from None
+        if isinstance(report, messages.FromFirst) and host is not self._hosts[0]:
+            raise FrameError("sent a report that only the first host may send")
         match report:
             case messages.Addresses(addresses):
                 self._addresses = addresses
-            case messages.Listening(port):
+            case messages.Listening(port) if self._addresses and self._port is None:
                 self._port, host.is_ready = port, True
                 for other in self._hosts:
                     self._send_coordinator(other)
@@ -231,7 +234,7 @@ class Dispatcher:
             case messages.Begun(world_size):
                 self._statuses.has_begun = True
                 self._chaos.begun(world_size)
-            case messages.Worker(rank, pid):
+            case messages.Worker(rank, pid) if self._job.chaos:
                 self._chaos.started(rank, pid, time.monotonic())
             case messages.FailureText() | messages.Outcome():
                 self._console.forward(data)

@@ -1,52 +1,61 @@
 """The messages between the dispatcher and the agents that it starts, as typed values. Pure.
 
-Both are the same version of ddplaunch. Texts of the operating system (arguments, variables, paths) travel as bytes: they
-need not be UTF-8.
+Both are the same version of ddplaunch, but a host may be anybody's: what does not fit its type exactly is refused. Texts of
+the operating system (arguments, variables, paths) travel as bytes: they need not be UTF-8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-Port = Annotated[int, Meta(ge=1, le=65535)]
+from ddplaunch.control.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder
+
+_Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
+MAX_ADDRESSES = 100
+_Addresses = Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
 
 class Order(Struct, frozen=True):
     """To a host: the job, and the host's part in it."""
 
-    token: str  # the secret of this job, which authenticates its agents to each other
+    token: Line  # the secret of this job, which authenticates its agents to each other
     arguments: tuple[bytes, ...]  # options and program, as on a command line
     env: tuple[tuple[bytes, bytes], ...]
     cwd: bytes
-    node_rank: int
-    hosts: tuple[str, ...]  # names by node rank
-    cluster: str
-    min_nodes: int
-    port: int | None  # MASTER_PORT
-    port_reason: str
-    address: str | None  # MASTER_ADDR; None: as the other nodes reach node 0
-    address_reason: str
-    terminals: tuple[str, ...]  # which of "OUT" and "ERR" are a terminal where the command was typed
-    colour: tuple[str, ...]  # which of them get colours
-    heartbeat_timeout: float  # seconds without a frame after which the workers are ended
-    simulated: str | None  # "divide" or "share": all nodes are simulated on this machine
+    node_rank: Number
+    hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_SEATS)]  # names by node rank
+    cluster: Line
+    min_nodes: Number
+    port: Port | None  # MASTER_PORT
+    port_reason: Line
+    address: Host | None  # MASTER_ADDR; None: as the other nodes reach node 0
+    address_reason: Line
+    terminals: tuple[_Stream, ...]  # which are a terminal where the command was typed
+    colour: tuple[_Stream, ...]  # which of them get colours
+    heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
+    simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
     reports_to_caller: bool = False  # the first host reports the outcome to the caller of `launch()`
+
+    def __post_init__(self) -> None:
+        if self.node_rank >= len(self.hosts):
+            raise ValueError(f"node rank {self.node_rank} of {len(self.hosts)} hosts")
 
 
 class CoordinatorAddress(Struct, frozen=True):
     """To all hosts but the first: where the coordinator listens."""
 
-    addresses: tuple[str, ...]  # in the order to try
+    addresses: _Addresses  # in the order to try
     port: Port
 
 
 class Addresses(Struct, frozen=True, tag="addresses"):
     """From the first host: the addresses under which others may reach it."""
 
-    addresses: tuple[str, ...]
+    addresses: _Addresses
 
 
 class Ready(Struct, frozen=True, tag="ready"):
@@ -62,53 +71,52 @@ class Listening(Struct, frozen=True, tag="listening"):
 class Begun(Struct, frozen=True, tag="begun"):
     """From a host: a generation begins."""
 
-    world_size: int
+    world_size: Number
 
 
 class Worker(Struct, frozen=True, tag="worker"):
     """From a host: a worker was started."""
 
-    rank: int
-    pid: int
+    rank: Number
+    pid: Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
 
 
 class Refused(Struct, frozen=True, tag="refused"):
     """From a host: the job cannot run there."""
 
-    message: str
-    hint: str | None
-    status: int
+    message: Text
+    hint: Text | None
+    status: Annotated[int, Meta(ge=1, le=255)]
 
 
 class Ended(Struct, frozen=True, tag="ended"):
     """From a host: nothing of the job is left there."""
 
-    status: int
+    status: Status
 
 
 class FinalReport(Struct, frozen=True, tag="final_report"):
     """The failure report or summary that is printed last; from a host but the first, that the first was lost."""
 
-    text: str
+    text: Text
 
 
 class FailureText(Struct, frozen=True, tag="failure_text"):
     """From the first host, for the caller of `launch()`: the failure report as text."""
 
-    text: str
+    text: Text
 
 
 class Outcome(Struct, frozen=True, tag="outcome"):
     """From the first host, for the caller of `launch()`: how the job ended."""
 
-    status: int
+    status: Status
 
 
 Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | FinalReport | FailureText | Outcome
-
-Malformed = msgspec.MsgspecError  # what the decoders raise
+FromFirst = Addresses | Listening | FailureText | Outcome
 
 encode = msgspec.json.Encoder().encode
-order = msgspec.json.Decoder(Order).decode
-coordinator = msgspec.json.Decoder(CoordinatorAddress).decode
-report = msgspec.json.Decoder(Report).decode
+order: Callable[[bytes], Order] = decoder(Order)
+coordinator: Callable[[bytes], CoordinatorAddress] = decoder(CoordinatorAddress)
+report: Callable[[bytes], Report] = decoder(Report)

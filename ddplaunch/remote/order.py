@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.control.fields import line
 from ddplaunch.devices import Device
 from ddplaunch.devices.node import Node
 from ddplaunch.options.argv import to_argv
@@ -53,9 +54,9 @@ def order(
         cluster=allocation.cluster,
         min_nodes=allocation.nnodes[0],
         port=allocation.port,
-        port_reason=allocation.port_reason,
+        port_reason=line(allocation.port_reason),
         address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
-        address_reason=allocation.address_reason,
+        address_reason=line(allocation.address_reason),
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),
         heartbeat_timeout=spec.heartbeat_timeout,

@@ -30,6 +30,7 @@ LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting
 
 _HEAD = 5  # bytes
 _MARK = b"\0ddplaunch-remote "
+_LONGEST_GREETING = 100  # bytes
 _GREETING = re.compile(re.escape(_MARK) + rb"(\d{1,9}) ([0-9A-Za-z.+-]{1,40})\n")
 
 
@@ -94,8 +95,9 @@ class GreetingDecoder:
         Raises:
             FrameError: too much comes before it.
         """
+        searched = max(0, len(self._buffer) - _LONGEST_GREETING)
         self._buffer += data
-        found = _GREETING.search(self._buffer)
+        found = _GREETING.search(self._buffer, searched)
         if found is not None:
             self.rest = self._buffer[found.end() :]
             return int(found[1]), found[2].decode()

@@ -1,0 +1,78 @@
+"""What a host reports, and what it is told: a message whose every field is what it says, or `Malformed`."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.control.fields import Malformed
+from ddplaunch.remote import messages
+from ddplaunch.remote import order as orders
+from tests.unit.hostile import altered, taken
+
+REPORTS: list[dict[str, Any]] = [
+    {"type": "addresses", "addresses": ["gpu01", "10.0.0.1"]},
+    {"type": "ready"},
+    {"type": "listening", "port": 29501},
+    {"type": "begun", "world_size": 4},
+    {"type": "worker", "rank": 3, "pid": 4711},
+    {"type": "refused", "message": "no such file", "hint": None, "status": 2},
+    {"type": "ended", "status": 1},
+    {"type": "final_report", "text": "error: x\n"},
+    {"type": "failure_text", "text": "error: x\n"},
+    {"type": "outcome", "status": 1},
+]
+TEXT = b64encode(b"x\xff").decode()
+ORDER = {
+    "token": "t",
+    "arguments": [TEXT],
+    "env": [[TEXT, TEXT]],
+    "cwd": TEXT,
+    "node_rank": 1,
+    "hosts": ["a", "b"],
+    "cluster": "ssh",
+    "min_nodes": 2,
+    "port": 29500,
+    "port_reason": "--master-port",
+    "address": None,
+    "address_reason": "",
+    "terminals": ["OUT"],
+    "colour": ["ERR"],
+    "heartbeat_timeout": 10.0,
+    "simulated": None,
+    "reports_to_caller": False,
+}
+CASES: list[tuple[Callable[[bytes], Any], dict[str, Any]]] = [
+    *((messages.report, report) for report in REPORTS),
+    (messages.order, ORDER),
+    (messages.coordinator, {"addresses": ["a"], "port": 1}),
+]
+
+
+@pytest.mark.parametrize(("decode", "message"), CASES, ids=[str(message.get("type")) for _, message in CASES])
+def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harmless(decode, message) -> None:
+    assert json.loads(messages.encode(decode(json.dumps(message).encode()))) == message
+    for payload in altered(message):
+        match taken(decode, payload):
+            case messages.Worker(_, pid):
+                assert pid > 1  # nobody signals init, or all processes
+            case messages.Addresses(addresses):
+                assert addresses
+                assert all(address.isprintable() for address in addresses)
+            case messages.Order() as order:
+                assert order.node_rank < len(order.hosts)
+                orders.screen(order)
+                orders.allocation(order, None)
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
+    for decode in (messages.report, messages.order, messages.coordinator):
+        with pytest.raises(Malformed):
+            decode(payload)
