@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 import ddplaunch
+from ddplaunch.agent.pipes import CONTROL
+from ddplaunch.remote.protocol import greeting, pack
 from ddplaunch.remote.startup import MAX_STARTING
 from tests.conftest import send_again, until
 
@@ -305,3 +307,23 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
     loop.send_signal(signal.SIGCONT)
     assert job.wait().status == 122
     job.nothing_left(patience=20)
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (b'{"type":"addresses","addresses":["127.0.0.9"]}', "sent a report that only the first host may send"),
+        (b'{"type":"listening","port":9}', "sent a report that only the first host may send"),
+        (b'{"type":"worker","rank":0,"pid":-1}', "sent a malformed report (Expected `int` >= 2 - at `$.pid`)"),
+        (b'{"type":"ready"' + b"[" * 100_000, "sent a malformed report (JSON is malformed: "),
+        (b'{"type":"\xff"}', "sent a malformed report ("),
+    ],
+    ids=["addresses", "listening", "pid", "depth", "bytes"],
+)
+def test_a_host_that_reports_what_is_not_its_own_is_refused(job, env, ssh, program, lie, said):
+    (ssh / "lies").write_bytes(greeting() + pack(CONTROL, lie))
+    start(job, env, program("place"), hosts="127.0.0.1,lying")
+    result = job.wait()
+    assert result.status == 122, result.err
+    assert f"error: lying: lost: {said}" in result.err
+    job.nothing_left()

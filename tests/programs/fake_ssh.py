@@ -63,6 +63,8 @@ def main():
         os.rename(os.environ["FAKE_SSH_LACKS"], os.environ["FAKE_SSH_LACKS"] + ".gone")
     if host == "old":
         command = "printf '\\0ddplaunch-remote 1 0.0.1\\n'; cat >/dev/null"
+    if host == "lying":
+        command = f"cat {folder}/lies; cat >/dev/null"
     shell = subprocess.Popen(
         ["/bin/sh", "-c", command], stdin=theirs, stdout=theirs, env=env, cwd=home, start_new_session=True
     )
