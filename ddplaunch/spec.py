@@ -95,7 +95,7 @@ class JobSpec:
     run_id: str | None = None
 
     # devices and cores
-    devices: tuple[str, ...] | None = None  # indices or GPU-/MIG- UUIDs, in order
+    devices: tuple[str, ...] | None = None  # indices or GPU-/MIG- UUIDs, in order; ("cpu",): none
     gpus_per_worker: int | None = None
     workers_per_gpu: int | None = None
     mps: bool = False  # NVIDIA's MPS for workers that share a GPU

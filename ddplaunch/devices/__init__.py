@@ -47,6 +47,7 @@ class Hardware:
     cpus: tuple[int, ...] = (0,)  # logical CPUs we may run on (affinity), ascending
     machine_cpus: int = 0  # all that are online, ours or not; 0: not known
     cpu_quota: float | None = None  # CPUs' worth of time that the cgroups allow; None: no quota
+    granted: str = ""  # the variable that grants the job accelerators, "CUDA_VISIBLE_DEVICES=0,1"; "": none does
     notes: tuple[str, ...] = ()  # what was left out or is uncertain about the devices, one sentence each
 
     @property

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.errors import LaunchError
 
+CPU = ("cpu",)  # --devices cpu: no accelerator
+
 
 def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | None = None) -> tuple[Device, ...]:
-    """Give the wanted devices in the wanted order, all of them if `wanted` is None.
+    """Give the wanted devices in the wanted order, all of them if `wanted` is None, none if it is "cpu".
 
     An entry is an index as torch counts (within the visibility variable), or a GPU-/MIG- UUID or the beginning of one.
     `asked` is how `wanted` was written; None: as --devices.
@@ -19,6 +21,8 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | Non
     """
     if wanted is None:
         return hardware.devices
+    if tuple(wanted) == CPU:
+        return ()
     asked = asked or f"--devices {','.join(wanted)}"
     if not hardware.devices:
         raise LaunchError(

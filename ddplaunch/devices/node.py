@@ -31,8 +31,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         hardware=hardware,
         devices=devices,
         cores=cpus.cores("/", hardware.cpus) if bound else (),
-        # only the choice of a backend needs it
-        build=torch_build(spec) if devices and spec.backend == "auto" else None,
+        build=torch_build(spec) if devices else None,
         python=our_python(),
         mps_control=_mps_control(env) if spec.mps else None,
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
@@ -67,7 +66,7 @@ class Node:
     devices: tuple[Device, ...]  # of `hardware`, those that the job may use, in order
     shared: bool = False  # by other, simulated nodes
     cores: tuple[Core, ...] = ()  # read only if workers are to be bound
-    build: TorchBuild | None = None  # of the workers' torch; None: not found, or not needed
+    build: TorchBuild | None = None  # of the workers' torch; None: not found, or there are no devices
     python: str  # the interpreter of this command
     bootstrap: str  # path of worker/bootstrap.py
     mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for

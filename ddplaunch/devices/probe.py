@@ -10,6 +10,7 @@ from ddplaunch.devices.sysfs import Root, exists, read_cpulist
 from ddplaunch.record import replace
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
 _AMD = "/sys/class/kfd"
 _INTEL = "/sys/class/drm"  # cards of other vendors are listed there too
@@ -25,10 +26,15 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
     Raises:
         LaunchError: the variables name a GPU that is lost.
     """
-    found = _accelerators(env, root) or _nothing(env)
+    granted = _granted(env)
+    found = _accelerators(env, root) or Hardware(
+        device_source=f"no GPU driver found, although {granted}" if granted else "none found"
+    )
     allowed, quota = cpus.usable(root, os.sched_getaffinity(0))
     devices = tuple(replace(device, cpus=_near(root, device)) for device in found.devices)
-    return replace(found, devices=devices, cpus=allowed, machine_cpus=os.cpu_count() or 0, cpu_quota=quota)
+    return replace(
+        found, devices=devices, granted=granted, cpus=allowed, machine_cpus=os.cpu_count() or 0, cpu_quota=quota
+    )
 
 
 def _accelerators(env: Mapping[str, str], root: Root) -> Hardware | None:
@@ -61,8 +67,12 @@ def _near(root: Root, device: Device) -> tuple[int, ...]:
     return read_cpulist(root, f"/sys/bus/pci/devices/{device.pci}/local_cpulist") if device.pci else ()
 
 
-def _nothing(env: Mapping[str, str]) -> Hardware:
-    for name in _VARIABLES:
-        if env.get(name):
-            return Hardware(device_source=f"no GPU driver found, although {name}={env[name]}")
-    return Hardware()
+def _granted(env: Mapping[str, str]) -> str:
+    """The variable that grants accelerators; "" if none does, or if one hides them all, which is how a user says so."""
+    given = [name for name in (*_VARIABLES, *_SLURM) if name in env]
+    if not given:
+        return ""
+    from ddplaunch.devices.visible import NOTHING
+
+    hidden = any(env[name].strip() in NOTHING for name in given)
+    return "" if hidden else f"{given[0]}={env[given[0]]}"

@@ -215,13 +215,15 @@ def write_needles(found: Sequence[str]) -> str:
 
 
 def devices(value: str) -> tuple[str, ...]:
-    """Read device indices and GPU-/MIG- UUIDs, separated by commas, in the order in which they are to be used."""
+    """Read device indices and GPU-/MIG- UUIDs, separated by commas, in the order in which they are to be used; or "cpu"."""
+    if value.strip() == "cpu":
+        return ("cpu",)
     found: list[str] = []
     for part in value.split(","):
         index = digits(part.strip())
         token = part.strip() if index is None else str(index)
         if index is None and not re.fullmatch(_UUID, token):
-            raise BadValue("expected device indices or UUIDs such as 0,2 or GPU-8932f937")
+            raise BadValue("expected device indices or UUIDs such as 0,2 or GPU-8932f937, or cpu")
         if token in found:
             raise BadValue(f"device {token} is listed twice")
         found.append(token)

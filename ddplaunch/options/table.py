@@ -57,7 +57,7 @@ OPTIONS: tuple[Option, ...] = (
            help="Name of the workers' role: ROLE_NAME."),
 
     Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, write=",".join, listed=True,
-           example="0,2", help="The accelerators to use, by index or UUID."),
+           example="0,2", help="The accelerators to use, by index or UUID; cpu: none."),
     Option(name="pin", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_PINS), choices=_PINS, example="device",
            help="How a worker is bound to its own device. device: all stay visible, its own is the current one; "
                 "visible: it sees no other; none: not at all."),

@@ -42,6 +42,8 @@ def make_plan(
     )
     if node.shared and chosen_backend in ("nccl", "xccl") and spec.backend == "auto":
         chosen_backend, backend_reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
+    if warning := _cannot_use(spec, allocation, node, owned):
+        backend_reason = f"{'' if backend_reason in warning else f'{backend_reason}; '}warning: {warning}"
     if agreed is not None:
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
     place = agreed.place if agreed is not None else place_of(allocation)
@@ -138,6 +140,15 @@ def make_plan(
             *pin.notes(spec, pin_mode, owned),
         ),
     )
+
+
+def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned) -> str:
+    """Give a warning if accelerators that the job was granted cannot be used; "" if none were."""
+    if not node.hardware.granted and spec.backend not in ("nccl", "xccl"):
+        return ""
+    from ddplaunch.plan import granted  # most jobs find their devices without being granted any
+
+    return granted.check(spec, allocation, node, owned)
 
 
 def _shares(

@@ -58,8 +58,13 @@ def test_tasks_that_see_all_gpus_have_one_each(job: SlurmJob, gpus: dict[str, st
     job.nothing_left()
 
 
-def test_gpus_without_a_driver_are_none(job: SlurmJob) -> None:
-    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=2"))
+def test_gpus_without_a_driver_are_an_error_unless_the_job_is_for_the_cpus(job: SlurmJob) -> None:
+    failed = job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=2")
+    assert (failed.wait(), failed.exit_code()) == ("FAILED", 2)
+    assert "error: no GPU driver found, although CUDA_VISIBLE_DEVICES=0,1\n" in failed.output()
+    assert not places(job)
+    output = done(job.sbatch(f"{job.ddplaunch} --devices cpu {PLACE}", "--nodes=2", "--gpus-per-node=2"))
+    assert "2 nodes, gloo (no accelerator; warning: no GPU driver found, although " in output.splitlines()[0]
     assert seats(job) == expected(2, 1)
     assert {device for _, _, device in bound(job)} == {"cpu"}
     job.nothing_left()

@@ -23,6 +23,10 @@ def test_without_a_wish_all_devices_are_taken() -> None:
     assert choose(FOUR, None) == FOUR.devices
 
 
+def test_for_the_cpus_no_device_is_taken_be_there_some_or_none() -> None:
+    assert choose(FOUR, ["cpu"]) == choose(Hardware(), ["cpu"]) == ()
+
+
 def test_indices_and_uuids_are_taken_in_their_order() -> None:
     assert indices("2", "GPU-8932b", "MIG-99999999", "0") == [2, 1, 3, 0]
 

@@ -172,3 +172,20 @@ def test_the_mask_chooses_among_intel_devices(intel: Path, env: dict[str, str], 
 
 def test_slurms_variables_for_all_vendors_do_not_hide_the_one_that_is_there(intel: Path) -> None:
     assert seen(probe(SLURM, root=intel)) == [("xpu:0", "0"), ("xpu:1", "1")]
+
+
+@pytest.mark.parametrize(
+    ("env", "granted"),
+    [
+        ({}, ""),
+        (SLURM, "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"SLURM_JOB_GPUS": "0", "SLURM_STEP_GPUS": "2"}, "SLURM_STEP_GPUS=2"),
+        ({"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "-1"}, ""),
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
+    ],
+)
+def test_what_grants_accelerators_is_named_unless_they_are_hidden(
+    tmp_path: Path, env: dict[str, str], granted: str
+) -> None:
+    assert probe(env, root=tmp_path).granted == granted
