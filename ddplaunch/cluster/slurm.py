@@ -101,7 +101,22 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
+        notes=_tasks_unused(facts),
     )
+
+
+def _tasks_unused(facts: ClusterFacts) -> list[str]:
+    """Note that a number of tasks for the whole job does not count workers, where the user may expect that."""
+    tasks, nodes = facts.number("SLURM_NTASKS"), facts.number("SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    with_gpus = any(name.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for name in facts.env)
+    said = facts.spec.nproc_per_node is not None or facts.value("SLURM_NTASKS_PER_NODE")
+    if tasks is None or tasks <= nodes or with_gpus or said:
+        return []
+    each = -(-tasks // nodes)
+    return [
+        f"the {tasks} tasks of the job (SLURM_NTASKS) do not count workers, and there is one on each node: "
+        f"for more, add --nproc-per-node {each}"
+    ]
 
 
 def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:

@@ -20,21 +20,20 @@ from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.start import StartError
-from ddplaunch.slurm import srun
+from ddplaunch.record import NOTHING, replace
+from ddplaunch.slurm import grants, srun
 from ddplaunch.slurm.quoting import escaped
 from ddplaunch.slurm.requeue import SlurmRequeue
 from ddplaunch.spec import JobSpec
 
-# options of sbatch and salloc that srun would take from the environment, though they are not meant for a step of agents
-_NOT_FOR_THE_STEP = (
-    "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SLURM_CPUS_PER_GPU",
-    "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_EXIT_ERROR",
-    "SLURM_EXIT_IMMEDIATE", "SLURM_GPU_BIND", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT",
-    "SLURM_LABELIO", "SLURM_MEM_BIND", "SLURM_MULTI_PROG",
-    "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_NODE",
-    "SLURM_NTASKS_PER_SOCKET", "SLURM_STDINMODE", "SLURM_TASKS_PER_NODE", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO",
-    "SLURM_WAIT", "SRUN_CPUS_PER_TASK",
-)  # fmt: skip
+# Of the variables that srun reads, or that describe a job, those that a step of agents gets: what names the job, its nodes and
+# what it was granted. All others of Slurm's are options, of the script, of a task in which it was submitted or of the user:
+# SLURM_NTASKS, SLURM_STDOUTMODE, SLURM_DEBUG, SRUN_EXPORT_ENV. The tasks are given theirs by Slurm.
+_FOR_THE_STEP = re.compile(
+    r"SLURM_(JOB_.*|JOBID|ARRAY_.*|HET_.*|PACK_.*|NODELIST|NNODES|CONF|CONF_SERVER|CLUSTER_NAME|WORKING_CLUSTER|SUBMIT_.*"
+    r"|RESTART_COUNT|MEM_PER_.*|GPUS_PER_NODE|GRES|HINT|NETWORK|THREADS_PER_CORE|CPU_FREQ_REQ|SPANK_.*|TASK_PROLOG|TASK_EPILOG)"
+)
+_OF_SLURM = re.compile(r"(SLURM|SRUN|SLURMD)_")
 # the suffix of a variable of one component of a heterogeneous job; PACK until Slurm 20.02
 _OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
 # what the agents find by themselves, or get in another way
@@ -57,7 +56,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
     job = srun.StepJob(
-        argv=argv(spec, allocation, sys.executable, components(env)),
+        argv=argv(spec, allocation, sys.executable, components(env), _gpus(env)),
         env={**environment(env, token=token, port=port), **secret.hidden(spec)},
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
@@ -78,34 +77,48 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     )
 
 
+def _gpus(env: Mapping[str, str]) -> grants.Grants:
+    return grants.query(secret.public(env)) if grants.are_uncertain(env) else {}
+
+
 def argv(
-    spec: JobSpec, allocation: Allocation, python: str, components: Sequence[Collection[str]] = ()
+    spec: JobSpec,
+    allocation: Allocation,
+    python: str,
+    components: Sequence[Collection[str]] = (),
+    gpus: grants.Grants = NOTHING,
 ) -> tuple[str, ...]:
     """Give the command that starts an agent on each node.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
     one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
-    waits for no other of the job. In a heterogeneous job, each of the `components` has srun options of its own.
+    waits for no other of the job, unless its nodes have different numbers of GPUs: `gpus` are those of each node. In a
+    heterogeneous job, each of the `components` has srun options of its own.
     """
     hosts = [host.address for host in allocation.start]
-    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(to_argv(spec, without=_NOT_SENT)))
+    is_range = allocation.nnodes[0] < allocation.nnodes[1]
+    sent = replace(spec, nnodes=allocation.nnodes)
+    without = _NOT_SENT - {"nnodes"} if is_range else _NOT_SENT
+    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(to_argv(sent, without=without)))
+    if is_range:  # the step outlives a node as well
+        command = ("--no-kill", *command)
     if not components:
-        return ("srun", *_on(hosts), *command)
+        return ("srun", *_on(hosts, gpus), *command)
     words: list[str] = []
     for number, component in enumerate(components):
         if chosen := [host for host in hosts if host in component]:
-            words += (":" if words else "srun", f"--het-group={number}", *_on(chosen), *command)
+            words += (":" if words else "srun", f"--het-group={number}", *_on(chosen, gpus), *command)
     return tuple(words)
 
 
-def _on(hosts: Sequence[str]) -> tuple[str, ...]:
+def _on(hosts: Sequence[str], gpus: grants.Grants) -> tuple[str, ...]:
     """The options of srun for one agent on each of these nodes."""
     return (
         "--quiet",
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
-        "--overlap",
+        *grants.options(hosts, gpus),
         f"--nodelist={hostlist.compress(hosts)}",
         "--cpu-bind=none",
         "--gpu-bind=none",
@@ -119,30 +132,14 @@ def _on(hosts: Sequence[str]) -> tuple[str, ...]:
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
     """Give the variables of the step."""
-    public = secret.public(env)
-    kept = {name: value for name, value in public.items() if _OF_COMPONENT.sub("", name) not in _NOT_FOR_THE_STEP}
+    kept = {name: value for name, value in secret.public(env).items() if _is_for_the_step(name)}
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks
-    # --gpus is a number for all nodes of the job, which a step would request again and, in some versions, not get
-    for name in env:
-        part = name.removeprefix("SLURM_GPUS")
-        if part != name and (not part or _OF_COMPONENT.fullmatch(part)) and (each := _gpus_on_node(env, part)):
-            kept[f"SLURM_GPUS_PER_NODE{part}"] = each
     return {**kept, secret.VARIABLE: token, secret.RDZV_PORT: str(port)}
 
 
-def _gpus_on_node(env: Mapping[str, str], component: str) -> str | None:
-    """How many GPUs of a job with --gpus, or of a component of it, are on each of its nodes.
-
-    The shell of salloc, which is on none, can only divide; a batch script knows about the nodes of its own component.
-    """
-    if not component and (here := env.get("SLURM_GPUS_ON_NODE")):
-        return here
-    kind, colon, number = env[f"SLURM_GPUS{component}"].rpartition(":")
-    nodes = env.get(f"SLURM_JOB_NUM_NODES{component}", "")
-    if number.isdecimal() and nodes.isdecimal() and int(nodes) and int(number) % int(nodes) == 0:
-        return f"{kind}{colon}{int(number) // int(nodes)}"
-    return None
+def _is_for_the_step(name: str) -> bool:
+    return not _OF_SLURM.match(name) or bool(_FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name)))
 
 
 def run(job: srun.StepJob, pipes: FrontPipes) -> int:

@@ -336,3 +336,22 @@ def test_neighbours_among_jobs_and_steps_have_different_ports(job: int, distance
 @pytest.mark.parametrize("name", ["slurm-node-0", "slurm-rank-5", "slurm-batch", "slurm-salloc"])
 def test_a_second_sigterm_may_be_slurms_own_however_the_job_was_started(name: str) -> None:
     assert found(captured(name)).sent_again == {SIGTERM}
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "told"),
+    [
+        ({"SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "1"}, {}, "--nproc-per-node 5"),
+        ({"SLURM_NTASKS": "8"}, {}, "--nproc-per-node 4"),
+        ({"SLURM_NTASKS": "8"}, {"nproc_per_node": 1}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}, {}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_GPUS": "8"}, {}, None),
+        ({"SLURM_NTASKS": "2"}, {}, None),
+    ],
+)
+def test_a_number_of_tasks_that_does_not_count_workers_is_told(
+    changes: dict[str, str], asked: dict[str, Any], told: str | None
+) -> None:
+    without = ("SLURM_NTASKS_PER_NODE",) if "SLURM_NTASKS_PER_NODE" not in changes else ()
+    job = found({k: v for k, v in captured("slurm-salloc", **changes).items() if k not in without}, **asked)
+    assert [note.rpartition("add ")[2] for note in job.notes] == ([told] if told else [])

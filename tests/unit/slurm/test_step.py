@@ -52,31 +52,22 @@ def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "each"),
-    [
-        ({"SLURM_GPUS": "12", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_NUM_NODES": "2"}, "4"),
-        ({"SLURM_GPUS": "12", "SLURM_JOB_NUM_NODES": "3"}, "4"),
-        ({"SLURM_GPUS": "h200:12", "SLURM_JOB_NUM_NODES": "3"}, "h200:4"),
-        ({"SLURM_GPUS": "5", "SLURM_JOB_NUM_NODES": "3"}, None),
-        ({"SLURM_GPUS": "5"}, None),
-        ({"SLURM_GPUS_ON_NODE": "4"}, None),
-        ({"SLURM_GPUS_PER_NODE": "2"}, "2"),
-    ],
+    "name",
+    """SLURM_DEBUG SLURMD_DEBUG SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_LABELIO SLURM_OPEN_MODE SLURM_REMOTE_CWD SRUN_EXPORT_ENV
+    SLURM_EXPORT_ENV SRUN_OUTPUT SLURM_TIMELIMIT SLURM_HOSTFILE SLURM_BCAST SLURM_CONTAINER SLURM_SIGNAL SLURM_STEP_ID
+    SLURM_NTASKS_HET_GROUP_0 SLURM_CPUS_PER_TASK_PACK_GROUP_1 SLURM_GPUS_HET_GROUP_0""".split(),
 )
-def test_a_number_of_gpus_for_all_nodes_becomes_one_for_each(env: dict[str, str], each: str | None) -> None:
-    assert variables(**env).get("SLURM_GPUS_PER_NODE") == each
+def test_no_variable_is_an_option_of_srun(name: str) -> None:
+    assert variables(**{name: "1"}) == variables()
 
 
-def test_components_of_a_heterogeneous_job_have_numbers_of_their_own() -> None:
-    kept = variables(
-        SLURM_NTASKS_HET_GROUP_0="2", SLURM_CPUS_PER_TASK_PACK_GROUP_1="2", SLURM_JOB_ID_HET_GROUP_1="8",
-        SLURM_GPUS_HET_GROUP_0="2", SLURM_JOB_NUM_NODES_HET_GROUP_0="1",
-        SLURM_GPUS_HET_GROUP_1="6", SLURM_JOB_NUM_NODES_HET_GROUP_1="2", SLURM_GPUS_ON_NODE="2",
-    )  # fmt: skip
-    given = {name: value for name, value in kept.items() if "GPUS_PER_NODE" in name}
-    assert given == {"SLURM_GPUS_PER_NODE_HET_GROUP_0": "2", "SLURM_GPUS_PER_NODE_HET_GROUP_1": "3"}
-    assert "SLURM_JOB_ID_HET_GROUP_1" in kept
-    assert not [name for name in kept if "NTASKS" in name or "CPUS_PER_TASK" in name]
+@pytest.mark.parametrize(
+    "name",
+    """SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_ID_HET_GROUP_1 SLURM_ARRAY_TASK_ID SLURM_HET_SIZE SLURM_RESTART_COUNT SLURM_CONF
+    SLURM_SUBMIT_DIR SLURM_MEM_PER_NODE SLURM_GPUS_PER_NODE SLURM_GPUS_PER_NODE_HET_GROUP_0 SLURMISH HOME""".split(),
+)
+def test_what_describes_the_job_is_known_to_the_step(name: str) -> None:
+    assert variables(**{name: "1"})[name] == "1"
 
 
 def test_srun_is_told_apart_what_each_component_has_to_do() -> None:
@@ -117,3 +108,11 @@ def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
     assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.task")
     assert "--nproc-per-node=2" in words
+
+
+def test_a_range_of_nodes_reaches_the_agents_with_as_many_as_there_are() -> None:
+    words = argv(replace(SPEC, nnodes=(2, 9)), replace(place("a1", "a2", "a3"), nnodes=(2, 3)), "/bin/python")
+    assert "--nnodes=2:3" in words[words.index("/bin/python") :]
+    assert "--no-kill" in words[: words.index("/bin/python")]
+    fixed = argv(replace(SPEC, nnodes=(3, 3)), replace(place("a1", "a2", "a3"), nnodes=(3, 3)), "/bin/python")
+    assert not [word for word in fixed if word.startswith(("--nnodes", "--no-kill"))]
