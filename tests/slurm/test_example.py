@@ -8,7 +8,7 @@ import shutil
 
 from tests.conftest import until
 from tests.slurm.job import SlurmJob
-from tests.torch.example import EXAMPLES, LONG, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, LIGHT, LONG, needs_torch_and_digits
 
 pytestmark = needs_torch_and_digits
 
@@ -22,7 +22,7 @@ def test_a_job_whose_end_is_announced_saves_goes_back_into_the_queue_and_goes_on
     shutil.copy(EXAMPLES / "slurm" / "train.py", job.home)
     env = {
         "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        "TORCHINDUCTOR_CACHE_DIR": str(job.home / "inductor"),
+        **LIGHT,
         "OMP_NUM_THREADS": "1",
     }
     script = (EXAMPLES / "slurm" / "job.sh").read_text()

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import Job, Result
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+LIGHT = {"PYTHONPATH": str(Path(__file__).parent / "light")}  # two thirds of what an example computes is else imports
 LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
 
 # of a worker that raised: torch 2.13 sometimes aborts as it ends with a group that is still alive, whatever has launched it
@@ -24,10 +25,10 @@ needs_torch_and_digits = pytest.mark.skipif(
 )
 
 
-def launched(job: Job, *words: object) -> Result:
-    """Run the command to its end and prove that nothing of it is left."""
+def launched(job: Job, *words: object, whole: bool = False) -> Result:
+    """Run the command to its end, light or with the whole of its imports, and prove that nothing of it is left."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.home / "inductor")}  # torch makes it, and keeps it, in TMPDIR if unset
-    result = job.run(*words, env=cache, timeout=LONG)
+    result = job.run(*words, env=cache if whole else LIGHT, timeout=LONG)
     job.nothing_left()
     return result
 
@@ -35,7 +36,7 @@ def launched(job: Job, *words: object) -> Result:
 def plain(name: str, home: Path, *words: object) -> str:
     """What an example prints as one process of plain python that ends well and says nothing on stderr."""
     argv = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    env = {**Job(home).env, "OMP_NUM_THREADS": "1"}  # so small a step is no faster with more
+    env = {**Job(home).env, **LIGHT, "OMP_NUM_THREADS": "1"}  # so small a step is no faster with more
     one = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     assert (one.returncode, one.stderr) == (0, "")
     return one.stdout

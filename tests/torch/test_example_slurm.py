@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import Job, until
-from tests.torch.example import EXAMPLES, LONG, launched, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, LIGHT, LONG, launched, needs_torch_and_digits
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def test_interrupted_and_started_again_it_ends_with_the_same_weights_bit_for_bit
     command = ["--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--checkpoint", "digits.pt", *SHORT]
     undisturbed = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *command],
-        cwd=whole, env={**job.env, "OMP_NUM_THREADS": "1", "TMPDIR": str(whole)},
+        cwd=whole, env={**job.env, **LIGHT, "OMP_NUM_THREADS": "1", "TMPDIR": str(whole)},
         capture_output=True, text=True, timeout=LONG, check=False,
     )  # fmt: skip
     assert undisturbed.returncode == 0, undisturbed.stderr
@@ -59,9 +59,8 @@ def interrupt(job: Job, after: int) -> None:
     """Start the training, and announce its end in whichever step after this epoch."""
     printed = job.home / "printed"
     words = ("--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", *SHORT)
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.home / "inductor")}
     with printed.open("wb") as out:
-        process = job.start(*words, env=cache, stdout=out, stderr=out)
+        process = job.start(*words, env=LIGHT, stdout=out, stderr=out)
         until(lambda: f"epoch {after:2}: accuracy" in printed.read_text(), f"the end of epoch {after}", LONG)
         process.send_signal(signal.SIGUSR1)
         result = job.wait(LONG)
