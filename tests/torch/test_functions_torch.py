@@ -34,7 +34,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("strategy", ["file_descriptor", pytest.param("file_system", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the values of the other test are shared too
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 def test_a_tensor_of_the_caller_is_the_same_memory_in_the_workers(strategy, caller):
     before = set(os.listdir("/dev/shm"))
     result = caller.run(caller.write(SHARED), strategy)

@@ -71,17 +71,14 @@ def test_the_same_script_runs_under_torchrun(job, program):
     check([json.loads(text) for text in job.signs("facts", 2)], 2)
 
 
-@pytest.mark.parametrize("method", ["tcp", "file"])  # by env:// they meet in the tests below, and under torchrun
-def test_the_same_script_runs_under_ddplaunch_however_the_workers_meet(job, program, method):
-    where = f"file:{job.home / 'meet'}" if method == "file" else method
-    result = job.run(*TWO, "--init-method", where, program("in_script"), *(["--destroy"] if method == "tcp" else []))
+def test_the_same_script_runs_under_ddplaunch(job, program):
+    result = job.run(*TWO, "--init-method", "tcp", program("in_script"))
     job.nothing_left()
     assert result.status == 0, result.err
     assert [line for line in result.err.splitlines() if not line.startswith("ddplaunch: ")] == [], (
         "not even forgetting it"
     )
     check([json.loads(text) for text in job.signs("facts", 2)], 2)
-    assert not list(job.home.glob("meet*"))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_the_same_script_runs_under_ddplaunch_however_the_workers_meet(job, prog
     ],
 )
 def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words, status):
-    process = job.start(*TWO, program("saves_together"), *words)
+    process = job.start(*TWO, "--init-method", f"file:{job.home / 'meet'}", program("saves_together"), *words)
     job.signs("ready", 2)
     process.send_signal(signum)
     result = job.wait()
@@ -100,6 +97,7 @@ def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words
     assert result.status == status, result.err
     first, second = map(int, job.signs("saved", 2))
     assert first == second > 3
+    assert not list(job.home.glob("meet*"))
 
 
 def test_with_should_stop_in_use_a_failure_ends_the_others_at_once(job, program):

@@ -11,7 +11,10 @@ import pytest
 from tests.conftest import PROGRAMS, Job
 from tests.nodes import Nodes
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.slow,  # tests/hosts/test_training.py loses an agent, test_example_elastic_checkpoint.py a worker
+]
 
 STEPS = 4
 
@@ -35,8 +38,7 @@ def undisturbed(tmp_path_factory):
     return found
 
 
-# on hosts of their own, tests/hosts loses an agent
-@pytest.mark.parametrize("what", [pytest.param("agent", marks=pytest.mark.slow), "worker"])
+@pytest.mark.parametrize("what", ["agent", "worker"])
 def test_a_training_that_goes_on_from_its_checkpoint_ends_as_an_undisturbed_one(
     nodes, program, undisturbed, monkeypatch, what
 ):

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+@pytest.mark.parametrize("strategy", [pytest.param("file_descriptor", marks=pytest.mark.slow), "file_system"])
 def test_workers_share_tensors_in_the_way_that_was_asked_for(job, tmp_path, strategy):
     (tmp_path / "shares.py").write_text(SHARES)
     result = job.run("--nproc-per-node", 1, "--sharing-strategy", strategy, tmp_path / "shares.py")
