@@ -128,6 +128,7 @@ class JobSpec:
 
     # output
     output: str = "prefix"  # "prefix", "raw", "collapse", "rank0", "none"
+    log_line_prefix_template: str | None = None  # in place of the rank before each line; string.Template
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
     log_dir: str | None = None
@@ -158,7 +159,7 @@ class JobSpec:
     def asked(self, name: str, value: object) -> str:
         """Write this field with `value` as it is written at its origin."""
         origin = self.origin(name)
-        if origin.startswith("--"):
+        if origin.startswith("-"):
             return f"{origin} {value}"
         if origin.endswith("()"):
             return f"{name}={value} in {origin}"

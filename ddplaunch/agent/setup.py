@@ -28,7 +28,7 @@ from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run, start_writer
-from ddplaunch.spec import JobSpec, Streams
+from ddplaunch.spec import JobSpec, Streams, default
 from ddplaunch.supervise.outcome import ClusterEnding
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
@@ -98,7 +98,11 @@ class AgentSetup:
         inputs, spec = self._inputs, self._inputs.spec
         shown = [
             ShownWorker(
-                rank=worker.rank, local_rank=worker.local_rank, role=spec.role, streams=_shown(spec, worker.local_rank)
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                role=spec.role,
+                host=inputs.node.host,
+                streams=_shown(spec, worker.local_rank),
             )
             for worker in plan.workers
         ]
@@ -107,7 +111,7 @@ class AgentSetup:
             ranks=shown,
             colour=set(inputs.screen.colour),
             terminal=set(inputs.screen.terminals),
-            template=inputs.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+            template=_template(spec),
             world_size=plan.world_size,
         )
         return Output(display, lambda stream, data: queue.put(_TAGS[stream], data))
@@ -152,6 +156,14 @@ def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
     if "text" in what:
         what = {**what, "text": visible(what["text"])[:_LONGEST]}
     queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
+
+
+def _template(spec: JobSpec) -> str | None:
+    """torchrun's prefix where its options ask for one, unless --output asks for ours."""
+    if spec.log_line_prefix_template is not None or "output" in spec.origins:
+        return spec.log_line_prefix_template
+    asked = spec.role != default("role") or spec.tee != default("tee")
+    return "[${role_name}${local_rank}]:" if asked else None
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch import __version__
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
-from ddplaunch.options.table import BY_NAME, GROUPS, OPTIONS
+from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS
 from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec, default
 
@@ -21,9 +22,13 @@ VERBS = ("run", "plan", "submit", "completion")
 FLAGS: dict[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
     **{option.short: option for option in OPTIONS if option.short},
+    **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
     "--help": None,
     "--version": None,
 }
+
+_FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
+_KNOWN = frozenset((*FLAGS, *(f"--{name}" for name, _ in _FORMS)))
 
 USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
@@ -50,7 +55,6 @@ _EXAMPLES = (
     ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
     ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
 )
-_FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
 SUBMIT_OPTIONS = (
     ("--print", "Shows the script and submits nothing. Needs no Slurm."),
     (
@@ -90,7 +94,7 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
         return _Submit(verb, params=[*flags, *_help_and_version(show), argv])
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
     forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in _FORMS if verb == "plan"]
-    return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_help_and_version(show), program])
+    return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_aliases(), *_help_and_version(show), program])
 
 
 def root(show: Callable[[str], int]) -> click.Group:
@@ -99,15 +103,23 @@ def root(show: Callable[[str], int]) -> click.Group:
 
 
 def with_values(argv: Sequence[str]) -> list[str]:
-    """Add the value of each option whose value is optional: the next argument if that is a choice or a number, else its default.
+    """Write beginnings of flags out, and add the value of each option whose value is optional.
 
-    click would take any next argument, so that `--debug train.py` would lack its script.
+    That is the next argument if it is a choice or a number, else the default: click would take any next argument, so that
+    `--debug train.py` would lack its script.
+
+    Raises:
+        LaunchError: a flag is another launcher's, and not one of ours.
     """
     result: list[str] = []
     at = 0
     while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "--"):
-        argument = argv[at]
         following = argv[at + 1 : at + 2]
+        argument = argv[at]
+        if argument.partition("=")[0].replace("_", "-") not in _KNOWN:
+            from ddplaunch.options.names import written_out  # most people type whole names
+
+            argument = written_out(argument, "".join(following))
         option = FLAGS.get(argument.replace("_", "-"))
         if option is not None and option.optional is not None:
             explicit = following if following and _is_value(option, following[0]) else []
@@ -146,7 +158,12 @@ class _Verb(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_values(args))
+        try:
+            args = with_values(args)
+        except LaunchError:
+            if not ctx.resilient_parsing:
+                raise
+        return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if ctx.params.get("program"):
@@ -220,6 +237,10 @@ def _click_option(option: Option) -> click.Option:
         help=option.help,
         shell_complete=_complete_value,
     )
+
+
+def _aliases() -> list[click.Parameter]:
+    return [click.Option([alias.flag, alias.key], type=click.UNPROCESSED, hidden=True) for alias in ALIASES]
 
 
 def _help_and_version(show: Callable[[str], int]) -> list[click.Parameter]:

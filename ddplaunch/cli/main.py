@@ -20,7 +20,6 @@ from ddplaunch.spec import JobSpec, ProgramKind
 
 _COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
-_OF_OTHER_LAUNCHERS = {"-n": "--nproc-per-node", "-N": "--nnodes", "-x": "--env", "-H": "--hosts"}  # of mpirun and srun
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +77,8 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
         return exited.exit_code
     if verb == "completion":
         return _completion(parsed["shell"], env)
+    if shell := parsed["print_completion"]:
+        return _completion((shell,), env)
     spec = resolve(parsed, env, working_directory())
     _check(spec, env)
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
@@ -148,7 +149,7 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
             typed = next((each for each in argv if not name.startswith("--") and each.startswith(name)), name)
             known = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
             close = did_you_mean(typed.lstrip("-").partition("=")[0], known, cutoff=0.7)
-            meant = _OF_OTHER_LAUNCHERS.get(name) or (close and f"--{close}")
+            meant = close and f"--{close}"
             order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
             return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
         case click.BadOptionUsage(option_name=name):

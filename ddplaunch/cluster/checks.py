@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.spec import JobSpec
 
 if TYPE_CHECKING:  # one node needs no list of hosts
@@ -67,6 +68,21 @@ def one_worker(spec: JobSpec, source: str, *, hint: str) -> None:
         raise LaunchError(f"{asked}, but {source} started ddplaunch once for each rank", hint=hint)
 
 
+def workers_of_one_node(spec: JobSpec, nnodes: int) -> None:
+    """Refuse a number of workers under a name by which another launcher counts those of all nodes.
+
+    Raises:
+        LaunchError: the job has several nodes.
+    """
+    workers, alias = spec.nproc_per_node, ALIAS_OF.get(spec.origin("nproc_per_node"))
+    if nnodes == 1 or not isinstance(workers, int) or alias is None or not alias.of_all_nodes:
+        return
+    raise LaunchError(
+        f"{spec.asked('nproc_per_node', workers)} would count the workers of all {nnodes} nodes; here they are counted on each",
+        hint=f"type `--nproc-per-node {workers // nnodes}`" if workers % nnodes == 0 else "--nproc-per-node N",
+    )
+
+
 def refuse_host_filters(spec: JobSpec, source: str) -> None:
     """Refuse --include and --exclude where ddplaunch starts no agents; `source` says why.
 
@@ -75,6 +91,8 @@ def refuse_host_filters(spec: JobSpec, source: str) -> None:
     """
     for name in ("include", "exclude"):
         value = getattr(spec, name)
+        if value and (devices := value.removeprefix("localhost:")) != value and name == "include":  # DeepSpeed's
+            raise LaunchError(f"{spec.asked(name, value)}: no hosts are listed", hint=f"type `--devices {devices}`")
         if value and not spec.origin(name).endswith(".toml"):  # written for a list of hosts that may not be used now
             raise LaunchError(
                 f"{spec.asked(name, value)}: {source}, so there are no hosts to choose from",

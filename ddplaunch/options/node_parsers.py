@@ -52,10 +52,8 @@ def host(value: str) -> str:
     return bare
 
 
-def endpoint(value: str) -> str | None:
-    """Check HOST, HOST:PORT or [IPV6]:PORT; empty means none, as in torchrun."""
-    if not value:
-        return None
+def endpoint(value: str) -> str:
+    """Check HOST, HOST:PORT or [IPV6]:PORT."""
     found = re.fullmatch(_ENDPOINT, value)
     if not found or int(found[1] or 0) > 65535:
         raise BadValue("expected HOST or HOST:PORT")
@@ -63,8 +61,10 @@ def endpoint(value: str) -> str | None:
 
 
 def rendezvous_settings(value: str) -> dict[str, str]:
-    """Read torchrun's KEY=VALUE,KEY=VALUE and check those that have an effect here; is_host becomes 1 or 0. Empty: none."""
-    result = _pairs(value)
+    """Read torchrun's KEY=VALUE,KEY=VALUE and check those that have an effect here; is_host becomes 1 or 0."""
+    # quotes that the shell has left, since they begin inside a word of it: --rdzv-conf="'join_timeout=60'"
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    result = _pairs(value[1:-1] if quoted else value)
     for key, parse in (
         ("join_timeout", positive_duration),
         ("timeout", positive_duration),
@@ -83,7 +83,7 @@ def rendezvous_settings(value: str) -> dict[str, str]:
 
 def _pairs(value: str) -> dict[str, str]:
     result: dict[str, str] = {}
-    for part in value.split(",") if value.strip() else ():
+    for part in value.split(","):
         key, _, content = (piece.strip() for piece in part.partition("="))
         if not key or not content:
             raise BadValue("expected KEY=VALUE,KEY=VALUE")

@@ -45,7 +45,10 @@ class Option:
     listed: bool = False  # values stand between commas; a file may hold an array
     choices: tuple[str, ...] = ()  # for completion and spelling hints
     path: str = ""  # "file" or "folder", "command" if a bare name is looked for on PATH
+    may_be_empty: bool = False  # an empty text means that it is not given, as to torchrun
+    verbatim: bool = False  # blanks around its text count
     pet: bool = False  # torchrun reads PET_NAME
+    torchruns: bool = False  # one of torchrun's; said only of those without PET_NAME
     variable: bool = True  # DDPLAUNCH_NAME is read; not where that name has another meaning
     foreign: str = ""  # a variable of torch with the same meaning
     no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
@@ -75,6 +78,21 @@ class Option:
             (f"DDPLAUNCH_{upper}", Source.VARIABLE, self.variable and f"DDPLAUNCH_{upper}" not in WORKER_VARIABLES),
         )
         return tuple((name, source) for name, source, read in candidates if read)
+
+
+@record(kw_only=True)
+class Alias:
+    """A flag of another launcher that means the same as one of ours."""
+
+    flag: str
+    option: str  # the name of ours
+    launcher: str
+    of_all_nodes: bool = False  # it counts the workers of all nodes
+
+    @property
+    def key(self) -> str:
+        """Its name among parsed arguments."""
+        return self.flag.replace("-", "_")
 
 
 @record(kw_only=True)

@@ -189,10 +189,8 @@ def write_streams(choice: StreamChoice) -> str:
     return ",".join(f"{rank}:{stream.value}" for rank, stream in choice.by_local_rank.items())
 
 
-def local_ranks(value: str) -> frozenset[int] | None:
-    """Read local ranks, separated by commas; empty means all, as in torchrun."""
-    if not value:
-        return None
+def local_ranks(value: str) -> frozenset[int]:
+    """Read local ranks, separated by commas."""
     ranks = [digits(part.strip()) for part in value.split(",")]
     if None in ranks:
         raise BadValue("expected local ranks such as 0,1,2")
@@ -200,9 +198,7 @@ def local_ranks(value: str) -> frozenset[int] | None:
 
 
 def needles(value: str) -> tuple[str, ...]:
-    """Read texts separated by commas; a comma in a text is doubled. Empty means none."""
-    if not value:
-        return ()
+    """Read texts separated by commas; a comma in a text is doubled."""
     found = tuple(part.replace("\0", ",") for part in value.replace(",,", "\0").split(","))
     if "" in found:
         raise BadValue("an empty text between the commas would match every line")

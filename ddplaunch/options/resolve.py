@@ -8,6 +8,7 @@ from typing import Any
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Given
 from ddplaunch.options.parsers import BadValue, duration
+from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.record import fields_of, record
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
@@ -106,7 +107,11 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     given = sorted(given, key=lambda one: one.source)
     env = _environment([one for one in given if one.option.target == "env"])
     last = {one.option.name: one for one in given if one.option.target != "env"}
-    resolved = {name: Resolved(given=one, value=one.value()) for name, one in last.items()}
+    resolved = {
+        name: Resolved(given=one, value=one.value())
+        for name, one in last.items()
+        if one.text or not one.option.may_be_empty
+    }
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
     for conflict in _CONFLICTS:
@@ -276,6 +281,8 @@ def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Prog
 
 def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     for one in resolved.values():
+        if (alias := ALIAS_OF.get(one.given.origin)) is not None:
+            yield f"{one.given}, as {alias.launcher} writes it, is taken as {one.given.option.flag}"
         if one.given.option.no_effect:
             yield f"{one.given} has no effect: {one.given.option.no_effect}"
     if (requeues := resolved.get("max_requeues")) and "requeue_on" not in resolved:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.option import Given, Option, Source
-from ddplaunch.options.table import BY_NAME, OPTIONS
+from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
@@ -19,27 +19,33 @@ def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
     """Take the values that click found: a text, True for a flag, a sequence of texts if it may be repeated.
 
     Raises:
-        LaunchError: the value of an option is another option.
+        LaunchError: the value of an option is another option, or an option is given under two names.
     """
     flags = {option.flag for option in OPTIONS}
-    for option in OPTIONS:
-        value = parsed.get(option.name)
+    typed = [(option.flag, option, parsed.get(option.name)) for option in OPTIONS]
+    typed += [(alias.flag, BY_NAME[alias.option], parsed.get(alias.key)) for alias in ALIASES]
+    seen: dict[str, Given] = {}
+    for flag, option, value in typed:
         if value is None or value is False:
             continue
         for text in ("1",) if value is True else value if isinstance(value, (tuple, list)) else (value,):
             if text.partition("=")[0].replace("_", "-") in flags:
                 raise LaunchError(
-                    f"{option.flag} needs a value, but {text} follows",
-                    hint=f"type for example `{option.flag} {option.example}`",
+                    f"{flag} needs a value, but {text} follows", hint=f"type for example `{flag} {option.example}`"
                 )
-            yield Given(option=option, text=text, source=Source.COMMAND_LINE, origin=option.flag)
+            given = Given(option=option, text=text, source=Source.COMMAND_LINE, origin=flag)
+            if (first := seen.setdefault(option.name, given)).origin != flag:
+                raise LaunchError(f"{first} and {given} are the same option", hint="leave one out")
+            yield given
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
     """Take PET_*, DDPLAUNCH_* and torch's variables that have an option; an empty one counts as not set."""
     for option in OPTIONS:
         for name, source in option.variables:
-            if text := env.get(name, "").strip():
+            text = env.get(name, "")
+            if text.strip():
+                text = text if option.verbatim else text.strip()
                 yield Given(option=option, text=text, source=source, origin=name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.options import node_parsers, parsers
-from ddplaunch.options.option import Option
+from ddplaunch.options.option import Alias, Option
 from ddplaunch.options.parsers import variable
 
 _NAME = parsers.text("expected a name")
@@ -16,6 +16,7 @@ _SHARING = ("file_descriptor", "file_system")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
 _CLUSTERS = ("static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local")
 _SIMULATIONS = ("divide", "share")
+SHELLS = ("bash", "zsh", "fish")
 _START_METHODS = ("spawn", "fork", "forkserver")
 
 _HOW_MANY = "How many workers"
@@ -53,7 +54,7 @@ OPTIONS: tuple[Option, ...] = (
            variable=False, example="NCCL_DEBUG=INFO", help="A variable for the workers; may be given again and again."),
     Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path="file", repeatable=True, field="env",
            example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
-    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, parse=_NAME, example="trainer",
+    Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
            help="Name of the workers' role: ROLE_NAME."),
 
     Option(name="devices", group=_DEVICES, metavar="LIST", parse=parsers.devices, write=",".join, listed=True,
@@ -68,14 +69,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="cpu_bind", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_CPU_BINDS), choices=_CPU_BINDS,
            example="cores", help="Bind each worker to CPUs near its device: none, cores or numa."),
     Option(name="numa_binding", group=_DEVICES, metavar="HOW", parse=parsers.one_of(*_NUMA_BINDINGS),
-           choices=_NUMA_BINDINGS, example="node",
+           torchruns=True, choices=_NUMA_BINDINGS, example="node",
            help="torchrun's CPU binding: node, socket, exclusive or core-complex."),
 
     Option(name="backend", group=_GROUP, metavar="NAME", parse=parsers.one_of("auto", *BACKENDS), choices=("auto", *BACKENDS),
            example="gloo", help="The process-group backend: auto, nccl, gloo, mpi, xccl or ucc."),
     Option(name="init_method", group=_GROUP, metavar="env|tcp|file:PATH", parse=parsers.init_method,
            choices=("env", "tcp"), example="env", help="How the workers find each other; sets DDPLAUNCH_INIT_METHOD."),
-    Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, parse=node_parsers.host, example="10.0.0.1",
+    Option(name="master_addr", group=_GROUP, metavar="HOST", pet=True, may_be_empty=True,
+           parse=node_parsers.host, example="10.0.0.1",
            help="Address of node 0: MASTER_ADDR."),
     Option(name="master_port", group=_GROUP, metavar="PORT", pet=True, parse=parsers.number(0, 65535), example="29500",
            help="Port of rank 0: MASTER_PORT. Not given, or 0: a free one is reserved."),
@@ -109,21 +111,27 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", help="What the workers print is shown with the rank before each line (prefix), as it is "
            "(raw), equal lines once (collapse), of rank 0 only (rank0), not at all (none)."),
-    Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, parse=parsers.local_ranks, listed=True,
+    Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, may_be_empty=True,
+           parse=parsers.local_ranks, listed=True,
            write=lambda ranks: ",".join(map(str, sorted(ranks))), example="0,1",
            help="Show only what these local ranks print."),
-    Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, parse=parsers.path, path="folder", example="logs",
+    Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, may_be_empty=True,
+           parse=parsers.path, path="folder", example="logs",
            help="Where the logs of each run get a folder of their own; /dev/null: nowhere."),
     Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams,
            write=parsers.write_streams, example="3",
            help="Streams that go to the log only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 for some local ranks."),
     Option(name="tee", short="-t", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams,
            write=parsers.write_streams, example="3", help="Streams that go to the log and to the console."),
-    Option(name="duplicate_stdout_filters", group=_OUTPUT, metavar="TEXTS", pet=True, parse=parsers.needles,
+    Option(name="duplicate_stdout_filters", group=_OUTPUT, metavar="TEXTS", pet=True, may_be_empty=True, parse=parsers.needles,
            write=parsers.write_needles, example="loss,accuracy",
            help="Copy lines of stdout that hold one of these texts to a file of their own."),
-    Option(name="duplicate_stderr_filters", group=_OUTPUT, metavar="TEXTS", pet=True, parse=parsers.needles,
+    Option(name="duplicate_stderr_filters", group=_OUTPUT, metavar="TEXTS", pet=True, may_be_empty=True, parse=parsers.needles,
            write=parsers.write_needles, example="warning", help="The same for stderr."),
+    Option(name="log_line_prefix_template", group=_OUTPUT, metavar="TEXT", pet=True, may_be_empty=True, verbatim=True,
+           foreign="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", parse=str, example="'[${hostname}:${rank}] '",
+           help="What stands before each line, in place of the rank; ${rank}, ${local_rank}, ${role_name} and ${hostname} are "
+                "replaced."),
     Option(name="run_id", group=_OUTPUT, metavar="NAME", parse=parsers.name, example="baseline-1",
            help="Name of this run and of its folder. Not given: date, time and four digits."),
     Option(name="quiet", short="-q", group=_OUTPUT, is_flag=True, parse=parsers.switch, field="verbosity",
@@ -164,20 +172,22 @@ OPTIONS: tuple[Option, ...] = (
                                  "pbs, lsf, ssh or local."),
     Option(name="node_rank", group=_NODES, pet=True, parse=parsers.number(0), example="0",
            help="Rank of this node, where you start ddplaunch on each node yourself."),
-    Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, parse=node_parsers.host, example="10.0.0.2",
+    Option(name="local_addr", group=_NODES, metavar="HOST", pet=True, may_be_empty=True,
+           parse=node_parsers.host, example="10.0.0.2",
            help="Address of this node for the others."),
     Option(name="standalone", group=_NODES, is_flag=True, pet=True, parse=parsers.switch,
            help="One node with a free port: the default for one node."),
     Option(name="rdzv_backend", group=_NODES, metavar="NAME", pet=True, parse=parsers.one_of(*_RENDEZVOUS),
            choices=_RENDEZVOUS, example="c10d", help="torchrun's rendezvous: static, c10d, etcd or etcd-v2."),
-    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, parse=node_parsers.endpoint,
+    Option(name="rdzv_endpoint", group=_NODES, metavar="HOST[:PORT]", pet=True, may_be_empty=True, parse=node_parsers.endpoint,
            example="10.0.0.1:29500", help="The endpoint of the rendezvous: an address of node 0."),
-    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, parse=_NAME, example="job-1",
+    Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
     Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration,
            write=parsers.write_duration, example="10m",
            help="How long the nodes wait for each other at the start; then the exit status is 121."),
-    Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, parse=node_parsers.rendezvous_settings,
+    Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
+           parse=node_parsers.rendezvous_settings,
            write=lambda pairs: ",".join(map("=".join, pairs.items())), example="join_timeout=60",
            help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
                 "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
@@ -201,9 +211,33 @@ OPTIONS: tuple[Option, ...] = (
            help="How torchrun starts functions: spawn, fork or forkserver."),
     Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
            no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
-    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", parse=_NAME, example="default",
-           no_effect="logs are written as --log-dir, --redirects and --tee say", help="A plug-in for torchrun's logs."),
+    Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),
+           may_be_empty=True, example="default", no_effect="logs are written as --log-dir, --redirects and --tee say",
+           help="A plug-in for torchrun's logs: none but its own, default."),
+    Option(name="use_env", group=_TORCHRUN, is_flag=True, torchruns=True, parse=parsers.switch,
+           no_effect="LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
+           help="torch.distributed.launch's: the local rank in a variable."),
+    Option(name="print_completion", group=_TORCHRUN, metavar="SHELL", torchruns=True, variable=False,
+           parse=parsers.one_of(*SHELLS), choices=SHELLS, example="bash", help="The same as `ddplaunch completion SHELL`."),
+)
+ALIASES = (
+    Alias(flag="--num-processes", option="nproc_per_node", launcher="accelerate", of_all_nodes=True),
+    Alias(flag="--num-machines", option="nnodes", launcher="accelerate"),
+    Alias(flag="--machine-rank", option="node_rank", launcher="accelerate"),
+    Alias(flag="--main-process-ip", option="master_addr", launcher="accelerate"),
+    Alias(flag="--main-process-port", option="master_port", launcher="accelerate"),
+    Alias(flag="--gpu-ids", option="devices", launcher="accelerate"),
+    Alias(flag="--num-gpus", option="nproc_per_node", launcher="DeepSpeed"),
+    Alias(flag="--num-nodes", option="nnodes", launcher="DeepSpeed"),
+    Alias(flag="-n", option="nproc_per_node", launcher="mpirun", of_all_nodes=True),
+    Alias(flag="-np", option="nproc_per_node", launcher="mpirun", of_all_nodes=True),
+    Alias(flag="--np", option="nproc_per_node", launcher="mpirun", of_all_nodes=True),
+    Alias(flag="--num-proc", option="nproc_per_node", launcher="horovodrun", of_all_nodes=True),
+    Alias(flag="--ntasks", option="nproc_per_node", launcher="srun", of_all_nodes=True),
+    Alias(flag="--ntasks-per-node", option="nproc_per_node", launcher="srun"),
+    Alias(flag="--nodes", option="nnodes", launcher="srun"),
 )
 # fmt: on
 
+ALIAS_OF = {alias.flag: alias for alias in ALIASES}
 BY_NAME = {option.name: option for option in OPTIONS}

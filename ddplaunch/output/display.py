@@ -71,7 +71,7 @@ class Display:
         """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
 
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
-        replaces the prefix (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE); `world_size` is the job's, None: `ranks` are all.
+        replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":

@@ -44,9 +44,8 @@ class Prefixes:
     """The prefixes of a job on one stream, for any group of its ranks.
 
     Texts behind prefixes begin in one column: the padding is after the bracket, so that `[3] ` finds rank 3
-    in a job of any size. A template makes the text alone, without padding, as torchrun's
-    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE does (string.Template; role_name, rank, local_rank; unknown names stay;
-    empty: none).
+    in a job of any size. A template makes the text alone, without padding, as torchrun's does (string.Template;
+    role_name, rank, local_rank, hostname; unknown names stay; empty: none).
     """
 
     def __init__(
@@ -82,4 +81,5 @@ class Prefixes:
             role_name=self._workers[ranks[0]].role,
             rank=compress(ranks),
             local_rank=compress(self._workers[rank].local_rank for rank in ranks),
+            hostname=self._workers[ranks[0]].host,
         )

@@ -27,7 +27,8 @@ class ShownWorker:
 
     rank: int
     local_rank: int
-    role: str = "default"  # torchrun's --role; only a prefix template names it
+    role: str = "default"  # torchrun's --role; only a prefix template names it, and the host
+    host: str = ""
     streams: frozenset[Stream] = BOTH  # those that go to the console; empty: a hidden worker
 
 

@@ -15,14 +15,15 @@ from ddplaunch.cli import main
 from ddplaunch.errors import LaunchError
 from tests.conftest import Job, until
 
-# every option string of torch.distributed.run.get_args_parser() in torch 2.13
+# every option string of torch.distributed.run.get_args_parser() in torch 2.14; tests/torch asks the one that is installed
 TORCHRUN = """--nnodes --nproc-per-node --nproc_per_node --rdzv-backend --rdzv_backend --rdzv-endpoint --rdzv_endpoint
 --rdzv-id --rdzv_id --rdzv-conf --rdzv_conf --max-restarts --max_restarts --monitor-interval --monitor_interval
 --start-method --start_method --event-log-handler --event_log_handler --role --log-dir --log_dir -r --redirects -t --tee
 --local-ranks-filter --local_ranks_filter --duplicate-stdout-filters --duplicate_stdout_filters
 --duplicate-stderr-filters --duplicate_stderr_filters --node-rank --node_rank --master-addr --master_addr --master-port
 --master_port --local-addr --local_addr --logs-specs --logs_specs --numa-binding --numa_binding --signals-to-handle
---signals_to_handle --shutdown-timeout --shutdown_timeout"""
+--signals_to_handle --shutdown-timeout --shutdown_timeout --log-line-prefix-template --log_line_prefix_template
+--print-completion"""
 TORCHRUN_FLAGS = """--standalone -m --module --no-python --no_python --run-path --run_path --virtual-local-rank
 --virtual_local_rank"""
 
@@ -42,13 +43,31 @@ def test_torchruns_flags_are_flags_in_both_spellings(flag: str) -> None:
 
 ORDER = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
 REFUSED = [
-    ("--nproc 2 train.py", "--nproc is not an option", "did you mean `--nproc-per-node`?"),
-    ("--nproc_per_nod=2 train.py", "--nproc-per-nod is not an option", "did you mean `--nproc-per-node`?"),
-    ("--standal train.py", "--standal is not an option", "did you mean `--standalone`?"),
+    ("--nporc-per-node=2 train.py", "--nporc-per-node is not an option", "did you mean `--nproc-per-node`?"),
+    ("--simul train.py", "--simul is not an option", "did you mean `--simulate`?"),
+    ("--max-re 3 train.py", "--max-re is not an option", "did you mean `--max-restarts`?"),
     ("--nproc-per-nodes 2 train.py", "--nproc-per-nodes is not an option", "did you mean `--nproc-per-node`?"),
-    ("-nproc-per-node 2 train.py", "-n is not an option", "did you mean `--nproc-per-node`?"),
-    ("-np 2 train.py", "-n is not an option", "did you mean `--nproc-per-node`?"),
-    ("-backend gloo train.py", "-b is not an option", "did you mean `--backend`?"),
+    ("-nproc-per-node 2 train.py", "-nproc-per-node is not an option", "did you mean `--nproc-per-node`?"),
+    ("-backend gloo train.py", "-backend is not an option", "did you mean `--backend`?"),
+    ("-np four x", '-np four: expected a number, "gpu", "cpu" or "auto"', "type for example `-np 4`"),
+    ("-n 2 --np 2 x", "-n 2 and --np 2 are the same option", "leave one out"),
+    ("--nproc-per-node 2 --num_gpus=2 x", "--nproc-per-node 2 and --num-gpus 2 are the same option", "leave one out"),
+    ("--gpus 0,1 x", "--gpus is not an option", "did you mean `--devices 0,1`?"),
+    ("--gpus=4 x", "--gpus is not an option", "did you mean `--nproc-per-node 4`?"),
+    ("-j 2x4 x", "-j is not an option", "did you mean `--nnodes 2 --nproc-per-node 4`?"),
+    ("-w 4 x", "-w is not an option", "did you mean `--nproc-per-node 4`?"),
+    ("-w gpu[1-2] x", "-w is not an option", "did you mean `--hosts gpu[1-2]`?"),
+    ("-p main x", "-p is not an option", "did you mean `ddplaunch submit -p main -- ...`?"),
+    ("-host a,b x", "-host is not an option", "did you mean `--hosts a,b`?"),
+    ("-N 2 x", "-N is not an option", "did you mean `--nnodes 2`?"),
+    ("-x A=1 x", "-x is not an option", "did you mean `--env A=1`?"),
+    ("--include localhost:0,1 train.py", "--include localhost:0,1: no hosts are listed", "type `--devices 0,1`"),
+    (
+        "--num_processes 6 --nnodes 2 --simulate train.py",
+        "--num-processes 6 would count the workers of all 2 nodes; here they are counted on each",
+        "type `--nproc-per-node 3`",
+    ),
+    ("--logs-specs mine x", '--logs-specs mine: expected "default"', "type for example `--logs-specs default`"),
     ("--lr 0.1 train.py", "--lr is not an option", ORDER),
     ("--epochs=3 train.py", "--epochs is not an option", ORDER),
     ("--tee", "--tee needs a value", "type for example `--tee 3`"),
@@ -129,8 +148,8 @@ REFUSED = [
     ("--simulate=all x", '--simulate all: expected "divide" or "share"', "type for example `--simulate divide`"),
     ("--chaos kill:5 x", '--chaos kill:5: "kill:5" is not KIND:RANK@TIME',
      "type for example kill:5@2s: what, the rank, and the time after the start"),
-    ("--host a,b x", "--host is not an option", "did you mean `--hosts`?"),
-    ("-H a,b x", "-H is not an option", "did you mean `--hosts`?"),
+    ("--host a,b x", "--host is not an option", "did you mean `--hosts a,b`?"),
+    ("-H a,b x", "-H is not an option", "did you mean `--hosts a,b`?"),
     ("--token abc x", "--token is not an option", "did you mean `--token-file`?"),
     ("--rdzv-conf a x", "--rdzv-conf a: expected KEY=VALUE,KEY=VALUE", "type for example `--rdzv-conf join_timeout=60`"),
     ("--start-method frok x", '--start-method frok: expected "spawn", "fork" or "forkserver"',
@@ -186,8 +205,22 @@ def test_a_wrong_variable_is_named(
 
 
 def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:
-    with pytest.raises(LaunchError, match=r"^--logs is not an option$"):
-        main.parse("run", ["--logs", "x", "train.py"])
+    with pytest.raises(LaunchError, match=r"^--log is not an option$"):
+        main.parse("run", ["--log", "x", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "option"),
+    [
+        ("--redirect=3", "redirects"),
+        ("--standal", "standalone"),
+        ("--nproc=3", "nproc_per_node"),
+        ("--no_py", "no_python"),
+    ],
+)
+def test_the_beginning_of_a_flag_of_torchruns_is_enough_as_it_is_there(typed: str, option: str) -> None:
+    parsed = main.parse("run", [typed, "train.py"])
+    assert (parsed[option], parsed["program"]) == ("3" if "=" in typed else True, ("train.py",))
 
 
 def test_only_the_first_word_can_be_a_verb() -> None:

@@ -181,6 +181,14 @@ def test_the_prefix_template_of_torchrun_works(show):
     assert sorted(out.splitlines()) == [b"trainer/0/0> out of 0", b"trainer/1/1> out of 1"]
 
 
+@pytest.mark.parametrize("options", [("--role", "gpu02-"), ("--role", "gpu02-", "--tee", "1")])
+def test_the_prefix_is_torchruns_where_its_options_ask_for_one(show, options):
+    out, _ = show("both", options=options)
+    assert sorted(out.splitlines()) == [b"[gpu02-0]:out of 0", b"[gpu02-1]:out of 1"]
+    out, _ = show("both", options=(*options, "--output", "prefix"))
+    assert sorted(out.splitlines()) == [b"[0] out of 0", b"[1] out of 1"]
+
+
 # --- the command's own words
 
 

@@ -161,7 +161,9 @@ def test_the_reference_has_every_option_and_every_status() -> None:
 
 def test_the_guide_for_users_of_torchrun_has_every_flag_of_torchrun() -> None:
     guide = (ROOT / "docs/guides/from-torchrun.md").read_text(encoding="utf-8")
-    missing = [option.flag for option in OPTIONS if option.pet and f"`{option.flag}`" not in guide]
+    missing = [
+        option.flag for option in OPTIONS if (option.pet or option.torchruns) and f"`{option.flag}`" not in guide
+    ]
     assert not missing
 
 
@@ -220,6 +222,6 @@ def test_a_command_line_is_split_as_a_shell_splits_it(line: str, words: list[str
 
 def test_a_command_that_is_wrong_is_noticed() -> None:
     with pytest.raises(LaunchError):
-        understood(words_of("ddplaunch --nproc-per-nod 4 train.py"))
+        understood(words_of("ddplaunch --nproc-per-nude 4 train.py"))
     with pytest.raises(LaunchError):
         understood(words_of("ddplaunch --pin devise train.py"))

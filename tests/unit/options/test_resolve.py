@@ -10,6 +10,7 @@ import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.errors import LaunchError
+from ddplaunch.options.option import Option
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.spec import Fault, JobSpec, Program, ProgramKind, StreamChoice, Streams
 
@@ -92,11 +93,24 @@ def test_torchs_own_variables_are_read() -> None:
     assert (job.program.python, job.grace_period) == ("/opt/python", 45)
 
 
-def test_torchruns_variables_are_those_of_its_parser() -> None:
-    """Its parser reads PET_* through argparse_util.env and check_env: all options but these."""
-    ours = {option.name for option in OPTIONS if option.pet}
-    assert not ours & {"logs_specs", "numa_binding"}
-    assert {"nnodes", "module", "tee", "shutdown_timeout", "virtual_local_rank", "duplicate_stderr_filters"} <= ours
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.may_be_empty], ids=lambda option: option.name
+)
+def test_an_empty_text_is_as_good_as_none_and_wins_over_variables(option: Option) -> None:
+    parsed = main.parse("run", [option.flag, "", "train.py"])
+    assert main.resolve(parsed, {f"PET_{option.name.upper()}": option.example}, None) == spec()
+
+
+def test_the_template_of_a_variable_keeps_its_blanks_and_the_flag_wins() -> None:
+    env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: "}
+    assert spec("", env).log_line_prefix_template == "[rank${rank}]: "
+    assert spec("--log-line-prefix-template ${hostname}", env).log_line_prefix_template == "${hostname}"
+
+
+def test_a_flag_of_another_launcher_means_ours_and_says_so() -> None:
+    job = spec("--num_processes 4 --num-machines=1 --gpu_ids 0,1")
+    assert (job.nproc_per_node, job.nnodes, job.devices) == (4, (1, 1), ("0", "1"))
+    assert job.remarks[0] == "--num-processes 4, as accelerate writes it, is taken as --nproc-per-node"
 
 
 def test_a_flag_in_a_variable_or_a_file_can_be_off(tmp_path: Path) -> None:
@@ -463,7 +477,14 @@ REMARKS = [
         "--event-log-handler console",
         "--event-log-handler console has no effect: events are in events.jsonl of the run folder",
     ),
-    ("--logs-specs x", "--logs-specs x has no effect: logs are written as --log-dir, --redirects and --tee say"),
+    (
+        "--logs-specs default",
+        "--logs-specs default has no effect: logs are written as --log-dir, --redirects and --tee say",
+    ),
+    (
+        "--use_env",
+        "--use-env has no effect: LOCAL_RANK is always set, and no --local-rank is added to the script's arguments",
+    ),
     (
         "--rdzv-conf timeout=9,read_timeout=5",
         "read_timeout in --rdzv-conf timeout=9,read_timeout=5 has no effect: torch's rendezvous is not used",

@@ -20,7 +20,7 @@ def shown(display: Display, rank: int, data: bytes = b"a\n", stream: Stream = OU
 
 
 def workers(count: int, first: int = 0) -> list[ShownWorker]:
-    return [ShownWorker(rank=first + local, local_rank=local, role="trainer") for local in range(count)]
+    return [ShownWorker(rank=first + local, local_rank=local, role="trainer", host="gpu02") for local in range(count)]
 
 
 def test_texts_begin_in_one_column_and_the_bracket_stays_closed() -> None:
@@ -34,9 +34,9 @@ def test_the_column_is_that_of_the_whole_job_on_every_node() -> None:
 
 
 def test_a_template_replaces_the_prefix_as_in_torchrun() -> None:
-    template = "${role_name}/$rank/${local_rank}/${other}:"
+    template = "${role_name}/${hostname}/$rank/${local_rank}/${other}:"
     display = Display(mode="prefix", ranks=workers(4, first=8), template=template, world_size=12)
-    assert shown(display, 9) == b"trainer/9/1/${other}:a\n"
+    assert shown(display, 9) == b"trainer/gpu02/9/1/${other}:a\n"
 
 
 def test_a_template_names_all_ranks_of_a_line() -> None:

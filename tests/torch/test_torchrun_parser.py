@@ -1,0 +1,42 @@
+"""Our table against the parser of the torchrun that is installed: each of its options, its choices and its variables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ddplaunch.cli import main
+from ddplaunch.options.table import BY_NAME
+
+_ASK = """
+import json
+from argparse import SUPPRESS
+from torch.distributed.argparse_util import check_env, env
+from torch.distributed.run import get_args_parser
+print(json.dumps([
+    {"names": one.option_strings, "takes_value": one.nargs != 0, "choices": list(one.choices or ()),
+     "variable": isinstance(one, (env, check_env))}
+    for one in get_args_parser()._actions if one.option_strings and one.default is not SUPPRESS
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs() -> list[dict[str, Any]]:
+    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, check=True, timeout=120)
+    return list(json.loads(asked.stdout))
+
+
+def test_each_option_of_torchruns_is_one_of_ours(theirs: list[dict[str, Any]]) -> None:
+    for action in theirs:
+        option = BY_NAME[max(action["names"], key=len).lstrip("-").replace("-", "_")]
+        for name in action["names"]:
+            words = [name, *(["VALUE"] if action["takes_value"] else []), "train.py"]
+            assert main.parse("run", words)[option.name] == ("VALUE" if action["takes_value"] else True), name
+        assert option.pet == action["variable"], option.name
+        assert option.pet or option.torchruns
+        assert set(action["choices"]) <= set(option.choices)
