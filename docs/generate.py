@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.cli.commands import SUBMIT_DEFAULTS, SUBMIT_OPTIONS, USAGE
+from ddplaunch.cli.commands import SUBMIT_OPTIONS
+from ddplaunch.cli.help_text import SUBMIT_DEFAULTS, USAGE
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
@@ -178,7 +179,8 @@ def _cli() -> str:
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
-        "shell complete the options. `-h`, `--help` and `--version` answer and start nothing.",
+        "shell complete verbs, options and values. `ddplaunch --help` shows the options that people use, `--help-all` all of "
+        "them; `help`, `help VERB`, `version` and `-V` work, too.",
         "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
         "of an option. Below each option stands where else its value may come from; "
         "[configuration](../guides/configuration.md) says who wins.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,52 +10,21 @@ import click
 
 from ddplaunch import __version__
 from ddplaunch.errors import LaunchError
-from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
-from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS
-from ddplaunch.record import fields_of
-from ddplaunch.spec import JobSpec, default
+from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+from ddplaunch.output.streams import use_colour
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-VERBS = ("run", "plan", "submit", "completion")
-FLAGS: dict[str, Option | None] = {
-    **{option.flag: option for option in OPTIONS},
-    **{option.short: option for option in OPTIONS if option.short},
-    **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
-    "--help": None,
-    "--version": None,
+SHELLS = ("bash", "zsh", "fish")
+VERBS = {
+    "run": "Start a job; may be left out.",
+    "plan": "Show what would be started, and why; start nothing.",
+    "submit": "Queue the job in Slurm.",
+    "completion": "Print what makes bash, zsh or fish complete our options.",
 }
-
-_FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
-_KNOWN = frozenset((*FLAGS, *(f"--{name}" for name, _ in _FORMS)))
-
-USAGE = {
-    "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
-    "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
-    "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
-    "completion": "ddplaunch completion [bash|zsh|fish]",
-}
-_ABOUT = {
-    "run": "Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the "
-    "moment one fails or you stop the job. Everything after SCRIPT belongs to the script.",
-    "plan": "Shows what `ddplaunch` with the same arguments would do: ranks, devices, CPUs, variables, and where each value "
-    "came from. Starts nothing. Takes the options of `ddplaunch --help`.",
-    "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to "
-    "sbatch, but for those below; what follows it are the arguments of `ddplaunch` on one machine.",
-    "completion": "Prints the script that makes a shell complete our options. In bash or zsh: "
-    'eval "$(ddplaunch completion bash)". In fish: ddplaunch completion fish | source.',
-}
-_EXAMPLES = (
-    ("ddplaunch train.py", "one worker per GPU; one if there is none"),
-    ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "four workers; --lr is the script's"),
-    ("ddplaunch -m pkg.train", "a module"),
-    ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
-    ("ddplaunch plan --nproc-per-node 4 train.py", "what would be started, and why"),
-    ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
-    ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
-)
+FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
 SUBMIT_OPTIONS = (
     ("--print", "Shows the script and submits nothing. Needs no Slurm."),
     (
@@ -64,23 +34,15 @@ SUBMIT_OPTIONS = (
     ("--follow", "Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job."),
     ("--parsable", "Prints the number of the job and nothing else."),
 )
-_SUBMIT_EXAMPLES = (
-    (
-        "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 4:00:00 -- train.py --lr 0.1",
-        "on two nodes with four GPUs each",
-    ),
-    ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and show its output"),
-    ("ddplaunch submit --print --nodes 2 -- train.py > train.sh", "a script to change and keep"),
-)
-SUBMIT_DEFAULTS = (
-    "Unless given, the script has --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
-    "--ntasks-per-node=1, --output=%x-%j.out (%x-%A_%a.out for an array) and --open-mode=append."
-)
-_DEFAULTS = (
-    "An option may also be set in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
-    "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
-    "Options may be written with _ for -."
-)
+FLAGS: dict[str, Option | None] = {
+    **{option.flag: option for option in OPTIONS},
+    **{option.short: option for option in OPTIONS if option.short},
+    **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
+    "--help": None,
+    "--help-all": None,
+    "--version": None,
+}
+_KNOWN = frozenset((*FLAGS, *(f"--{name}" for name, _ in FORMS)))
 
 
 def command(verb: str, show: Callable[[str], int]) -> click.Command:
@@ -93,7 +55,7 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
         argv = click.Argument(["job"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
         return _Submit(verb, params=[*flags, *_help_and_version(show), argv])
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
-    forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in _FORMS if verb == "plan"]
+    forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in FORMS if verb == "plan"]
     return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_aliases(), *_help_and_version(show), program])
 
 
@@ -170,23 +132,6 @@ class _Verb(click.Command):
             return _files(incomplete)  # the options from here on are the script's
         return super().shell_complete(ctx, incomplete)
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        verb = str(self.name)
-        _write_usage(formatter, VERBS if verb == "run" else (verb,))
-        formatter.write_paragraph()
-        formatter.write_text(_ABOUT[verb])
-        if verb == "plan":
-            _write_rows(formatter, "Forms", [(f"--{name}", text) for name, text in _FORMS])
-        if verb == "run":
-            _write_rows(formatter, "Examples", _EXAMPLES, column=48)
-            for group in GROUPS:
-                rows = [(_usage_of(option), _help_of(option)) for option in OPTIONS if option.group == group]
-                _write_rows(formatter, group, rows)
-            _write_rows(formatter, "Other options", [("-h, --help", "This text."), ("--version", "The version.")])
-            formatter.write_paragraph()
-            formatter.write_text(_DEFAULTS)
-            _write_rows(formatter, "Exit status", list(MEANINGS.items()))
-
 
 class _Submit(_Verb):
     """Parses only what completion by a shell needs; see slurm/submit/args.py."""
@@ -196,15 +141,6 @@ class _Submit(_Verb):
             return super().parse_args(ctx, args)
         ctx.params["job"] = tuple(args[args.index("--") + 1 :]) if "--" in args else None
         return []
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_help(ctx, formatter)
-        _write_rows(formatter, "Options", SUBMIT_OPTIONS)
-        with formatter.section("Examples"):
-            for command, meaning in _SUBMIT_EXAMPLES:
-                formatter.write(f"  {command}\n      {meaning}\n")
-        formatter.write_paragraph()
-        formatter.write_text(SUBMIT_DEFAULTS)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -222,10 +158,13 @@ class _Root(click.Group):
         return super().parse_args(ctx, ["run", *args] if args and args[0] not in VERBS else args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        verbs = [] if incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
-        run = self.commands["run"]
-        own = run.shell_complete(click.Context(run), incomplete) if incomplete.startswith("-") else _files(incomplete)
-        return [*verbs, *own]
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            run = self.commands["run"]
+            return run.shell_complete(click.Context(run), incomplete)
+        verbs = [CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, *_files(incomplete)]
 
 
 def _click_option(option: Option) -> click.Option:
@@ -246,17 +185,26 @@ def _aliases() -> list[click.Parameter]:
 def _help_and_version(show: Callable[[str], int]) -> list[click.Parameter]:
     def help_(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value and not ctx.resilient_parsing:
-            ctx.exit(show(ctx.get_help()))
+            from ddplaunch.cli import help_text  # its texts are of no use to a job
+
+            name = str(ctx.command.name)
+            ctx.exit(
+                show(help_text.of(name, full=param.name == "help_all", colour=use_colour(os.environ, os.isatty(1))))
+            )
 
     def version(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value and not ctx.resilient_parsing:
             ctx.exit(show(f"ddplaunch {__version__}"))
 
+    def option(
+        names: list[str], callback: Callable[[click.Context, click.Parameter, Any], None], text: str
+    ) -> click.Option:
+        return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=text)
+
     return [
-        click.Option(["-h", "--help"], is_flag=True, is_eager=True, expose_value=False, callback=help_, help="Help."),
-        click.Option(
-            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=version, help="The version."
-        ),
+        option(["-h", "--help"], help_, "The options that people use."),
+        option(["--help-all"], help_, "All options."),
+        option(["-V", "--version"], version, "The version."),
     ]
 
 
@@ -281,7 +229,7 @@ def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [shell for shell in ("bash", "zsh", "fish") if shell.startswith(incomplete)]
+    return [shell for shell in SHELLS if shell.startswith(incomplete)]
 
 
 def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -292,29 +240,3 @@ def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str)
     if option.path or option.optional is not None:  # without a value, the next argument may be the script
         return [*choices, *_files(incomplete, "dir" if option.path == "folder" else "file")]
     return choices
-
-
-def _write_usage(formatter: click.HelpFormatter, verbs: Sequence[str]) -> None:
-    for at, verb in enumerate(verbs):
-        formatter.write(f"{'Usage: ' if at == 0 else '       '}{USAGE[verb]}\n")
-
-
-def _write_rows(
-    formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]], column: int = 30
-) -> None:
-    with formatter.section(heading):
-        formatter.write_dl(rows, col_max=column)
-
-
-def _usage_of(option: Option) -> str:
-    names = f"{option.short}, {option.flag}" if option.short else option.flag
-    return names if option.is_flag else f"{names} {option.metavar}"
-
-
-def _help_of(option: Option) -> str:
-    if option.no_effect:
-        return f"{option.help} No effect here: {option.no_effect}."
-    value = default(option.target) if option.target in fields_of(JobSpec) else None
-    if option.is_flag or option.repeatable or value is None or not (text := option.write(value)):
-        return option.help
-    return f"{option.help} [default: {text}]"

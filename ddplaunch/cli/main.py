@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
-from ddplaunch.cli.commands import FLAGS, VERBS, command, root
+from ddplaunch.cli.commands import FLAGS, SHELLS, VERBS, command, root
 from ddplaunch.errors import LaunchError, did_you_mean
-from ddplaunch.exitcodes import BUG, OK, of_signal
+from ddplaunch.exitcodes import BUG, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
+from ddplaunch.output.streams import use_colour
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import JobSpec, ProgramKind
 
-_COMPLETE = "_DDPLAUNCH_COMPLETE"  # click's name for the variable through which a shell asks for completions
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
 
 
@@ -61,14 +61,18 @@ def resolve(parsed: Mapping[str, Any], env: Mapping[str, str], folder: str | Non
 
 
 def _main(argv: list[str], env: Mapping[str, str]) -> int:
-    if instruction := env.get(_COMPLETE):
-        from click.shell_completion import (
-            shell_complete,  # only for a shell that completes
-        )
+    if instruction := env.get("_DDPLAUNCH_COMPLETE"):
+        from ddplaunch.cli import completion  # only for a shell that completes
 
-        return shell_complete(root(_print), {}, "ddplaunch", _COMPLETE, instruction)
+        return _print(completion.answer(instruction, root(_print)))
+    if not argv:
+        from ddplaunch.cli import help_text  # its texts are of no use to a job
+
+        _write_stderr(help_text.alone(colour=use_colour(env, os.isatty(2))))
+        return USAGE
+    argv = _asked_in_words(argv)
     # only the first argument can be a verb, so that a script may have any name
-    verb = argv.pop(0) if argv and argv[0] in VERBS else "run"
+    verb = argv.pop(0) if argv[0] in VERBS else "run"
     if verb == "submit":
         return _submit(argv, env)
     try:
@@ -89,6 +93,18 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if parsed["json"] and parsed["sh"]:
         raise LaunchError("--json and --sh do not go together", hint="leave one out")
     return _print(dispatch.show_plan(spec, env, "json" if parsed["json"] else "sh" if parsed["sh"] else "table"))
+
+
+def _asked_in_words(argv: list[str]) -> list[str]:
+    """`help`, `help plan` and `version` as the options that they stand for; all else as it is."""
+    match argv:
+        case ["help", verb, *_] if verb in VERBS:
+            return [verb, "--help"]
+        case ["help", *_]:
+            return ["--help"]
+        case ["version"]:
+            return ["--version"]
+    return argv
 
 
 def _check(spec: JobSpec, env: Mapping[str, str]) -> None:
@@ -114,7 +130,7 @@ def _submit(argv: list[str], env: Mapping[str, str]) -> int:
         parsed = parse("run", job)
         return len(parsed["program"]), resolve(parsed, job_env, working_directory())
 
-    made = submit.draft(request, env, _own_command(), parse_job, VERBS)
+    made = submit.draft(request, env, _own_command(), parse_job, tuple(VERBS))
     return _print(made.script) if request.print else submit.send(made, request, env, _print)
 
 
@@ -127,20 +143,17 @@ def _own_command() -> list[str]:
 
 
 def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
-    from click.shell_completion import get_completion_class
+    from ddplaunch.cli import completion
 
-    known = ("bash", "zsh", "fish")
     shell = shells[0] if shells else os.path.basename(env.get("SHELL", ""))
-    if len(shells) > 1 or shell not in known:
+    if len(shells) > 1 or shell not in SHELLS:
         raise LaunchError(
             f"completion {' '.join(shells)}: expected bash, zsh or fish"
             if shells
             else "SHELL is not bash, zsh or fish",
             hint="type `ddplaunch completion bash`, zsh or fish",
         )
-    found = get_completion_class(shell)
-    assert found is not None
-    return _print(found(root(_print), {}, "ddplaunch", _COMPLETE).source())
+    return _print(completion.script(shell, root(_print)))
 
 
 def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchError:

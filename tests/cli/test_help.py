@@ -22,44 +22,84 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def test_help_has_every_option_group_and_status(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "--help")
-    for option in OPTIONS:
-        assert re.search(rf"^  (-\w, )?{option.flag}\b", text, re.MULTILINE), option.name
+@pytest.fixture(autouse=True)
+def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
+
+
+def test_help_all_has_every_option_group_and_status(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help-all")
+    assert {option.flag for option in OPTIONS} <= flags_in(text)
     for heading in GROUPS:
         assert f"\n{heading}:\n" in text
     for status in MEANINGS:
         assert re.search(rf"^  {re.escape(status)} ", text, re.MULTILINE), status
 
 
+def test_help_fits_two_screens_and_names_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--help")
+    assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 15
+    assert len(text.splitlines()) <= 48
+    assert "--help-all" in text
+
+
+@pytest.mark.parametrize("words", ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help"])
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60)])
 def test_help_keeps_to_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, columns: str, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = shown(capsys, "--help")
+    main.main(words.split())
+    text = "".join(capsys.readouterr())
     assert text.isascii()
     assert "\x1b" not in text
-    usage = text.partition("\n\n")[2]
-    assert max(map(len, usage.splitlines())) <= width
+    assert [
+        line for line in text.splitlines() if len(line) > width and "ddplaunch" not in line
+    ] == []  # commands stay whole
 
 
 def test_help_shows_the_underscore_spelling_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not re.search(r"--\w+_", shown(capsys, "--help"))
+    assert not re.search(r"--\w+_", shown(capsys, "--help-all"))
 
 
-@pytest.mark.parametrize("words", [["-h"], ["run", "--help"], ["--tee", "3", "--help"], ["--help", "train.py"]])
-def test_help_is_the_same_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert shown(capsys, *words) == shown(capsys, "--help")
+def test_help_is_coloured_where_colours_are_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = shown(capsys, "--help-all")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = shown(capsys, "--help-all")
+    assert "\x1b[1mSupervision:\x1b[0m" in coloured
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize(
+    "words", ["-h", "help", "help me", "run --help", "help run", "--tee 3 --help", "--help train.py"]
+)
+def test_help_is_the_same_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert shown(capsys, *words.split()) == shown(capsys, "--help")
+
+
+def test_without_a_word_it_says_what_it_is_and_four_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ddplaunch starts PyTorch training on ")
+    assert err.count("\n  ddplaunch ") == 4
 
 
 @pytest.mark.parametrize("verb", ["plan", "submit", "completion"])
 def test_verbs_have_a_help_of_their_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert shown(capsys, verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
+    assert shown(capsys, "help", verb) == shown(capsys, verb, "--help")
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "--version") == f"ddplaunch {__version__}\n"
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert shown(capsys, word) == f"ddplaunch {__version__}\n"
 
 
 def test_help_after_the_script_is_the_scripts() -> None:

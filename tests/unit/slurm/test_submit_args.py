@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cli import commands
+from ddplaunch.cli import help_text
 from ddplaunch.errors import LaunchError
 from ddplaunch.slurm.submit import args
 from ddplaunch.slurm.submit.args import _OURS, _REFUSED, Request, SbatchOption, split
@@ -131,7 +131,7 @@ def test_whatever_is_given_arrives(given: list[tuple[str, str | None]], job: lis
 
 
 def test_errors_and_help_show_one_usage() -> None:
-    assert commands.USAGE["submit"] == args.USAGE
+    assert help_text.USAGE["submit"] == args.USAGE
 
 
 def test_the_table_is_consistent() -> None:

@@ -1,0 +1,183 @@
+"""What the command says about itself: the help of each verb, short and in full. Takes the options from their table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from ddplaunch.cli.commands import FORMS, SUBMIT_OPTIONS, VERBS
+from ddplaunch.exitcodes import MEANINGS
+from ddplaunch.options.option import Option
+from ddplaunch.options.table import BY_NAME, GROUPS, OPTIONS
+from ddplaunch.record import fields_of
+from ddplaunch.spec import JobSpec, default
+
+USAGE = {
+    "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
+    "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
+    "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
+    "completion": "ddplaunch completion [bash|zsh|fish]",
+}
+_ABOUT = {
+    "run": "Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the "
+    "moment one fails or you stop the job. Everything after SCRIPT belongs to the script.",
+    "plan": "Shows what `ddplaunch` with the same arguments would do: ranks, devices, CPUs, variables, and where each value "
+    "came from. Starts nothing. Takes the options of `ddplaunch --help-all`.",
+    "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to "
+    "sbatch, but for those below; what follows it are the arguments of `ddplaunch` on one machine.",
+    "completion": "Prints the script that makes a shell complete our options. Put the line of your shell into its file.",
+}
+_ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
+_EXAMPLES = (
+    ("ddplaunch train.py", "one worker per GPU; one if there is none"),
+    ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "four workers; --lr is the script's"),
+    ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
+    ("ddplaunch plan --nproc-per-node 4 train.py", "what would be started, and why"),
+)
+_MORE_EXAMPLES = (
+    ("ddplaunch -m pkg.train", "a module"),
+    ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
+    ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
+)
+# what people use, in the order in which they come to need it; the rest is in --help-all
+_COMMON = ("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend", "max_restarts", "timeout", "output",
+           "log_dir", "quiet", "debug", "nnodes", "hosts", "simulate")  # fmt: skip
+_IN_SHORT = {  # where the first sentence of the full text is no summary
+    "output": "How to show what workers print: prefix, raw, collapse, rank0 or none.",
+    "debug": "breakpoint() and pdb work in this rank.",
+    "simulate": "All nodes on this one machine, to try it.",
+}
+_SUBMIT_EXAMPLES = (
+    (
+        "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 4:00:00 -- train.py --lr 0.1",
+        "on two nodes with four GPUs each",
+    ),
+    ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and show its output"),
+    ("ddplaunch submit --print --nodes 2 -- train.py > train.sh", "a script to change and keep"),
+)
+SUBMIT_DEFAULTS = (
+    "Unless given, the script has --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
+    "--ntasks-per-node=1, --output=%x-%j.out (%x-%A_%a.out for an array) and --open-mode=append."
+)
+_SHELLS = (
+    ('eval "$(ddplaunch completion bash)"', "in ~/.bashrc"),
+    ('eval "$(ddplaunch completion zsh)"', "in ~/.zshrc, after `autoload -Uz compinit && compinit`"),
+    ("ddplaunch completion fish | source", "in ~/.config/fish/config.fish"),
+)
+_DEFAULTS = (
+    "An option may also be set in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
+    "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
+    "Options may be written with _ for -."
+)
+_SELF = (
+    ("-h, --help", "The options that people use, in short."),
+    ("--help-all", "All options, by topic, and the exit statuses."),
+    ("-V, --version", "The version."),
+)
+_WIDEST = 100  # longer lines are hard to read
+_NARROW = 78  # below it, examples have their meaning on a line of its own
+
+
+class _Page(click.HelpFormatter):
+    def __init__(self, colour: bool) -> None:
+        super().__init__(max_width=_WIDEST)
+        self.colour = colour
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"{self.styled(heading + ':', 'bold')}\n")
+
+    def styled(self, text: str, style: str) -> str:
+        if not self.colour:
+            return text
+        return click.style(text, bold=True) if style == "bold" else click.style(text, fg=style)
+
+    def usage(self, verbs: Sequence[str]) -> None:
+        for at, verb in enumerate(verbs):
+            head = self.styled("Usage:", "bold") if at == 0 else " " * len("Usage:")
+            self.write(f"{head} {USAGE[verb]}\n")
+
+    def paragraph(self, text: str) -> None:
+        self.write_paragraph()
+        self.write_text(text)
+
+    def rows(self, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+        with self.section(heading):
+            self.write_dl([(self.styled(name, "cyan"), text) for name, text in rows], col_max=self.width // 3)
+
+    def examples(self, rows: Sequence[tuple[str, str]]) -> None:
+        fits = max(len(example) + len(meaning) for example, meaning in rows) + 4 <= self.width
+        coloured = [(self.styled(example, "cyan"), meaning) for example, meaning in rows]
+        with self.section("Examples"):
+            if fits and self.width >= _NARROW:
+                self.write_dl(coloured, col_max=_WIDEST)
+            else:
+                self.write("".join(f"  {example}\n      {meaning}\n" for example, meaning in coloured))
+
+
+def alone(*, colour: bool) -> str:
+    """What `ddplaunch` without a word shows: what it is, and what to type."""
+    page = _Page(colour)
+    page.write_text(_ALONE)
+    page.examples(_EXAMPLES)
+    page.paragraph("`ddplaunch --help` shows the options that people use, `ddplaunch --help-all` all of them.")
+    return page.getvalue()
+
+
+def of(verb: str, *, full: bool, colour: bool) -> str:
+    """The help of a verb; of `run` the options that people use, or all of them."""
+    page = _Page(colour)
+    page.usage((verb,))
+    page.paragraph(_ABOUT[verb])
+    match verb:
+        case "plan":
+            page.rows("Forms", [(f"--{name}", text) for name, text in FORMS])
+        case "submit":
+            page.rows("Options", SUBMIT_OPTIONS)
+            page.examples(_SUBMIT_EXAMPLES)
+            page.paragraph(SUBMIT_DEFAULTS)
+        case "completion":
+            page.examples(_SHELLS)
+        case _:
+            _job(page, full)
+    return page.getvalue()
+
+
+def _job(page: _Page, full: bool) -> None:
+    page.examples((*_EXAMPLES, *_MORE_EXAMPLES) if full else _EXAMPLES)
+    if full:
+        for group in GROUPS:
+            page.rows(group, [(_usage_of(option), _help_of(option)) for option in OPTIONS if option.group == group])
+        page.rows("Other options", _SELF)
+    else:
+        shown = (BY_NAME[name] for name in _COMMON)
+        page.rows(
+            "Options",
+            [(_usage_of(option), _IN_SHORT.get(option.name) or _first_sentence(option.help)) for option in shown],
+        )
+    verbs = [(verb, summary) for verb, summary in VERBS.items() if full or verb != "run"]
+    page.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")] if full else verbs)
+    if not full:
+        page.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
+        return
+    page.paragraph(_DEFAULTS)
+    page.rows("Exit status", list(MEANINGS.items()))
+
+
+def _usage_of(option: Option) -> str:
+    names = f"{option.short}, {option.flag}" if option.short else option.flag
+    return names if option.is_flag else f"{names} {option.metavar}"
+
+
+def _help_of(option: Option) -> str:
+    if option.no_effect:
+        return f"{option.help} No effect here: {option.no_effect}."
+    value = default(option.target) if option.target in fields_of(JobSpec) else None
+    if option.is_flag or option.repeatable or value is None or not (text := option.write(value)):
+        return option.help
+    return f"{option.help} [default: {text}]"
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.) |[:;] ", text, maxsplit=1)[0].rstrip(".") + "."

@@ -1,0 +1,92 @@
+"""Completion as it is used: a shell of each kind, the line from the help, and the Tab key."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from ddplaunch.cli import main
+
+CTRL_A, ENTER, TAB = "\x01", "\r", "\t"
+SHELLS = {
+    "bash": ("--norc --noprofile -i", 'eval "$(ddplaunch completion bash)"', TAB * 2),  # the first Tab lists nothing
+    "zsh": ("-f -i", 'autoload -Uz compinit && compinit -u; eval "$(ddplaunch completion zsh)"', TAB),
+    "fish": ("--no-config -i", "ddplaunch completion fish | source", ""),
+}
+
+
+class Shell:
+    """A shell that completes, in a folder with a script and a folder of logs."""
+
+    def __init__(self, name: str, home: Path):
+        options, start, self.lists = SHELLS[name]
+        self.name = name
+        (home / "bin").mkdir()
+        command = home / "bin/ddplaunch"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n')
+        command.chmod(0o755)
+        (home / "train.py").touch()
+        (home / "logs").mkdir()
+        env = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
+        self.child = pexpect.spawn(
+            name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=60, dimensions=(40, 120)
+        )
+        self.child.delaybeforesend = None
+        self.child.send(f"{start}; echo rea''dy{ENTER}")
+        self.child.expect_exact("ready\r\n")
+
+    def line_after(self, typed: str, *, keys: str = TAB) -> str:
+        """What stands in the line after these keys; a shell takes the next only when it has completed."""
+        self.child.send(f"{typed}{keys}{CTRL_A}echo l''ine {ENTER}")
+        self.child.expect(r"\nline ([^\r\n]*)\r\n")
+        return (
+            str(self.child.match.group(1)).strip().rstrip("/")
+        )  # zsh takes the / of a folder away at the end of a line
+
+    def listed(self, typed: str) -> set[str]:
+        """What is offered."""
+        if self.name == "fish":  # what Tab shows there is drawn over the line, and gone with the next key
+            self.child.send(f"complete -C '{typed}'; echo e''nd{ENTER}")
+            self.child.expect(r"\nend\r\n")
+        else:
+            self.line_after(typed, keys=self.lists)
+        return set(re.split(r"[\s()]+", str(self.child.before)))
+
+
+@pytest.fixture(params=SHELLS)
+def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
+    if request.param != "bash" and not shutil.which(request.param):
+        pytest.skip(f"there is no {request.param} on this machine")
+    started = Shell(request.param, tmp_path)
+    yield started
+    started.child.close(force=True)
+
+
+def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:
+    assert shell.listed("ddplaunch ") >= {"run", "plan", "submit", "completion", "train.py", "logs/"}
+    for typed, completed in [
+        ("ddplaunch sub", "ddplaunch submit"),
+        ("ddplaunch tr", "ddplaunch train.py"),
+        ("ddplaunch plan --nproc-per-n", "ddplaunch plan --nproc-per-node"),
+        ("ddplaunch --backend g", "ddplaunch --backend gloo"),
+        ("ddplaunch --tee 3 --cluster=sl", "ddplaunch --tee 3 --cluster=slurm"),
+        ("ddplaunch --log-dir=l", "ddplaunch --log-dir=logs"),
+    ]:
+        assert shell.line_after(typed) == completed
+
+
+def test_zsh_without_compinit_is_told_to_start_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not shutil.which("zsh"):
+        pytest.skip("there is no zsh on this machine")
+    main.main(["completion", "zsh"])
+    script = tmp_path / "completion.zsh"
+    script.write_text(capsys.readouterr().out)
+    out, status = pexpect.run(f"zsh -f {script}", withexitstatus=True, encoding="utf-8")
+    assert "put `autoload -Uz compinit && compinit` above this line" in out
+    assert status == 0
