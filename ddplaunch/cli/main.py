@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -84,7 +84,10 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if shell := parsed["print_completion"]:
         return _completion((shell,), env)
     spec = resolve(parsed, env, working_directory())
-    _check(spec, env)
+    before = argv[: len(argv) - len(parsed["program"])]
+    _check(spec, env, before)
+    for note in _notes(spec, env, before):
+        _write_stderr(f"note: {note}\n")
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
 
@@ -107,13 +110,34 @@ def _asked_in_words(argv: list[str]) -> list[str]:
     return argv
 
 
-def _check(spec: JobSpec, env: Mapping[str, str]) -> None:
-    program = spec.program
-    if program.kind is ProgramKind.SCRIPT and program.target in VERBS and not os.path.lexists(program.target):
-        raise LaunchError(
-            f"{program.target} does not exist", hint=f"a verb comes first: `ddplaunch {program.target} ...`"
-        )
-    check(program, {**env, **dict(spec.env)}.get("PATH"))
+def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
+    """Check the program; `before` are the words before it."""
+    target, args = spec.program.target, spec.program.args
+    if spec.program.kind is ProgramKind.SCRIPT:
+        missing = not os.path.lexists(target)
+        if missing or os.path.basename(target).startswith("python"):
+            from ddplaunch.cli import mistakes  # most people name a script
+
+            if error := mistakes.in_place_of(before, (target, *args), FLAGS):
+                raise error
+            if missing and (verb := mistakes.verb_meant(target, tuple(VERBS))):
+                meant = (
+                    f"a verb comes first: `ddplaunch {verb} ...`" if before else f"did you mean `ddplaunch {verb} ...`?"
+                )
+                raise LaunchError(f"{target} does not exist", hint=meant)
+    check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+
+
+def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iterator[str]:
+    """What is no error, and yet hardly meant."""
+    if spec.verbosity < 0:
+        return
+    yield from sources.unknown_variables(env)
+    if any(word.startswith("--") and word.partition("=")[0].replace("_", "-") in FLAGS for word in spec.program.args):
+        from ddplaunch.cli import mistakes
+
+        if note := mistakes.behind_script((spec.program.target, *spec.program.args), before):
+            yield note
 
 
 def _submit(argv: list[str], env: Mapping[str, str]) -> int:
@@ -159,7 +183,14 @@ def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
 def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
     match error:
         case click.NoSuchOption(option_name=name):
-            typed = next((each for each in argv if not name.startswith("--") and each.startswith(name)), name)
+            from ddplaunch.cli import mistakes
+
+            at = next((at for at, each in enumerate(argv) if each.startswith(name)), 0)
+            typed = name if name.startswith("--") else argv[at]
+            if wrong := mistakes.not_typed(argv[at], argv[:at], argv[at + 1 :]):
+                return wrong
+            if words := mistakes.quoted_option(argv[at]):
+                return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
             known = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
             close = did_you_mean(typed.lstrip("-").partition("=")[0], known, cutoff=0.7)
             meant = close and f"--{close}"

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.options import token
 from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
+_NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
 
 
 def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
@@ -47,6 +49,19 @@ def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
             if text.strip():
                 text = text if option.verbatim else text.strip()
                 yield Given(option=option, text=text, source=source, origin=name)
+
+
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """A note on each variable that looks like one of ours and is none; not inside a worker, which has others of ours."""
+    if "DDPLAUNCH_RUN_ID" in env:
+        return
+    known = {name for option in OPTIONS for name, _ in option.variables if name.startswith("DDPLAUNCH_")} | _NO_OPTIONS
+    for name in sorted(env):
+        if name.startswith("DDPLAUNCH_") and name not in known:
+            meant = did_you_mean(name, sorted(known), cutoff=0.7)
+            yield f"{name} has no effect: ddplaunch has no such variable" + (
+                f"; did you mean {meant}?" if meant else ""
+            )
 
 
 def from_files(folder: str) -> tuple[list[Given], list[str]]:

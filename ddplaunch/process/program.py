@@ -12,6 +12,8 @@ from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.spec import Program, ProgramKind
 
+_LOOKED_AT = 1 << 20  # bytes of a script
+
 
 def check(program: Program, path: str | None) -> None:
     """Check the program and its interpreter; `path` is the PATH that the workers will have.
@@ -24,14 +26,14 @@ def check(program: Program, path: str | None) -> None:
             _check_command(program.target, path)
             return
         case ProgramKind.SCRIPT:
-            _check_script(program.target, path)
+            _check_script(program.target, path, ours=program.python is None)
         case ProgramKind.MODULE:
             _check_module(program.target, ours=program.python is None)
     if program.python is not None:
         _check_command(program.python, path, hint="--python takes a path, or a name on PATH")
 
 
-def _check_script(target: str, path: str | None) -> None:
+def _check_script(target: str, path: str | None, *, ours: bool) -> None:
     if target == "-":
         raise LaunchError(
             "a script cannot come from standard input: every worker would need all of it",
@@ -47,8 +49,8 @@ def _check_script(target: str, path: str | None) -> None:
             raise LaunchError(
                 f"{target} is not a file that every worker can read from its beginning", hint="write it to a file"
             )
-        with open(target, "rb"):
-            pass
+        with open(target, "rb") as file:
+            head = file.read(_LOOKED_AT)
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(_missing(target), hint=_missing_hint(target, path)) from None
     except (OSError, ValueError) as error:
@@ -57,7 +59,11 @@ def _check_script(target: str, path: str | None) -> None:
     try:
         archive = zipimport.zipimporter(target)
     except zipimport.ZipImportError:
-        return  # not a zip file: python reads it as source
+        if not target.endswith(".py"):  # not a zip file: python reads it as source
+            from ddplaunch.process import language  # few scripts have another name
+
+            language.check(target, head, compiled=ours and len(head) < _LOOKED_AT)
+        return
     if archive.find_spec("__main__") is None:
         raise LaunchError(f"{target} is a zip file without __main__.py")
 
@@ -76,6 +82,8 @@ def _missing_hint(target: str, path: str | None) -> str | None:
         names = [entry for entry in os.listdir(folder or ".") if not entry.startswith(".")]
     except OSError:
         return f"the folder {folder} does not exist" if folder else None
+    if os.path.splitext(name)[0] + ".py" in names:
+        return f"did you mean `{os.path.splitext(target)[0]}.py`?"
     # an installed module is likelier than a file of a similar name
     if not folder and _is_dotted(name) and not name.endswith(".py") and _top_level(name) is not None:
         return f"to run a module, type `ddplaunch -m {name}`"

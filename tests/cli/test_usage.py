@@ -157,6 +157,20 @@ REFUSED = [
     ("--monitor-interval 0 x", "--monitor-interval 0: expected a number above zero",
      "type for example `--monitor-interval 0.1`"),
     ("trian.py", "trian.py does not exist", "did you mean `train.py`?"),
+    ("plann train.py", "plann does not exist", "did you mean `ddplaunch plan ...`?"),
+    ("python -u train.py --lr 1", "python is no script: ddplaunch starts python itself", "type `ddplaunch train.py --lr 1`"),
+    ("torchrun --nproc_per_node 2 train.py --lr 1", "torchrun is a launcher as ddplaunch is: one of them is enough",
+     "type `ddplaunch --nproc-per-node 2 train.py --lr 1`"),
+    ("accelerate launch --num_processes=2 --mixed_precision fp16 train.py",
+     "accelerate is a launcher as ddplaunch is: one of them is enough",
+     "type `ddplaunch --nproc-per-node 2 train.py`, which leaves out --mixed_precision fp16"),
+    ("uv run python train.py", "uv is a command that runs others, not a script", "type `uv run ddplaunch train.py`"),
+    ("\u2014nnodes 2 train.py", "\u2014nnodes contains U+2014 (em dash), as text processors write it",
+     "type `ddplaunch --nnodes 2 train.py`"),
+    ("-\u2013nnodes=2 train.py", "-\u2013nnodes=2 contains U+2013 (en dash), as text processors write it",
+     "type `ddplaunch --nnodes=2 train.py`"),
+    ("--threads 2 4 train.py", "4 is a number, not a script", "type `ddplaunch --threads 2 --nproc-per-node 4 train.py`"),
+    ("A=1 train.py", "A=1 is a variable, not a script", "type `ddplaunch --env A=1 train.py`"),
     ("-q plan train.py", "plan does not exist", "a verb comes first: `ddplaunch plan ...`"),
     ("plan --json --sh train.py", "--json and --sh do not go together", "leave one out"),
     ("completion tcsh", "completion tcsh: expected bash, zsh or fish",
@@ -202,6 +216,52 @@ def test_a_wrong_variable_is_named(
     monkeypatch.setenv(name, value)
     assert main.main(["train.py"]) == 2
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+QUOTED = [
+    (["train.py --lr 0.1"], "'train.py --lr 0.1' is one word to the shell\n\nhint: without the quotes: "
+     "type `ddplaunch train.py --lr 0.1`"),
+    (["--nnodes 2", "train.py"], "'--nnodes 2' is one word to the shell\n\nhint: without the quotes: type `--nnodes 2`"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("words", "said"), QUOTED)
+def test_words_that_are_quoted_together_are_taken_apart(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main.main(words) == 2
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+NOTED = [
+    ("train.py --nproc-per-node 2", {}, "--nproc-per-node behind train.py is an option of the script; for ddplaunch type "
+     "`ddplaunch --nproc-per-node 2 train.py`"),
+    ("train.py --a --max_restarts=2 b", {}, "--max-restarts behind train.py is an option of the script; for ddplaunch type "
+     "`ddplaunch --max_restarts=2 train.py --a b`"),
+    ("train.py", {"DDPLAUNCH_NPROC": "2"}, "DDPLAUNCH_NPROC has no effect: ddplaunch has no such variable; did you mean "
+     "DDPLAUNCH_NPROC_PER_NODE?"),
+    ("-q train.py --nnodes 2", {"DDPLAUNCH_NPROC": "2"}, ""),
+    ("train.py --backend gloo", {"DDPLAUNCH_TOKEN": "secret"}, ""),  # scripts have a --backend, too
+    ("knows.py --nnodes 2", {}, ""),
+    ("train.py", {"DDPLAUNCH_RUN_ID": "1", "DDPLAUNCH_DEVICE": "cpu"}, ""),  # inside a worker
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "env", "said"), NOTED)
+def test_what_is_hardly_meant_is_noted(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    words: str,
+    env: dict[str, str],
+    said: str,
+) -> None:
+    (folder / "knows.py").write_text("parser.add_argument('--nnodes')\n")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main.main(["plan", *words.split()]) == 0
+    assert capsys.readouterr().err == (f"note: {said}\n" if said else "")
 
 
 def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:

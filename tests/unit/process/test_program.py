@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -151,3 +152,42 @@ def test_the_interpreter_is_looked_for() -> None:
         "error: python9 was not found on PATH\n\nhint: --python takes a path, or a name on PATH\n",
     )
     assert said(program(ProgramKind.SCRIPT, "train.py", python="notes"))[0] == 126
+
+
+OTHERS = [
+    ("a.ipynb", b'{"cells": []}', "notebook", "jupyter nbconvert --to script a.ipynb"),
+    ("c.yaml", b"lr: 1", "configuration file", "ddplaunch train.py c.yaml"),
+    ("run.sh", b"python train.py", "shell script", "bash run.sh"),
+    ("run", b"#!/usr/bin/env bash\necho", "shell script", "ddplaunch --no-python bash run"),
+    ("job", b"#!/bin/bash\n#SBATCH --nodes=2\n", "batch script", "sbatch job"),
+    ("a.out", b"\x7fELF\x02\x01", "binary file", "ddplaunch --no-python ./a.out"),
+    ("model.bin", b"\1\0\0\0\0", "binary file", "ddplaunch --no-python ./model.bin"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "kind", "command"), OTHERS)
+def test_a_file_that_is_no_python_is_named_for_what_it_is(
+    folder: Path, name: str, content: bytes, kind: str, command: str
+) -> None:
+    (folder / name).write_bytes(content)
+    status, text = said(program(ProgramKind.SCRIPT, name))
+    assert status == 2
+    assert text.startswith(f"error: {name} is a {kind}, not a Python script\n")
+    assert f"`{command}`" in text
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+def test_text_that_python_cannot_compile_is_no_script_but_for_another_python(folder: Path, python: str | None) -> None:
+    (folder / "README").write_text("How to train\n")
+    (folder / "script").write_text("#!/usr/bin/env python\nprint('a \\d')\n")
+    check(program(ProgramKind.SCRIPT, "script", python), "bin")
+    one = program(ProgramKind.SCRIPT, "README", python)
+    if python:
+        check(one, "bin")
+    else:
+        assert said(one)[1].startswith("error: README is not a Python script: line 1: invalid syntax\n")
+
+
+def test_a_script_of_the_same_name_is_meant(folder: Path) -> None:
+    assert said(program(ProgramKind.SCRIPT, "train.sh"))[1].endswith("hint: did you mean `train.py`?\n")
+    assert said(program(ProgramKind.SCRIPT, "scripts/main"))[1].endswith("hint: did you mean `scripts/main.py`?\n")

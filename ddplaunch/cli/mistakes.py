@@ -1,0 +1,191 @@
+"""What was probably meant by a command line that names no script, or by options behind one. Pure but for looks at files."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.options.option import Option
+
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
+_QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
+_NUMBER = "--nproc-per-node"
+
+# options of other launchers, and ours of the same meaning; None: nothing has to be said here
+_ACCELERATE = {
+    "--num-processes": _NUMBER, "--num-machines": "--nnodes", "--machine-rank": "--node-rank", "--gpu-ids": "--devices",
+    "--main-process-ip": "--master-addr", "--main-process-port": "--master-port", "--multi-gpu": None,
+}  # fmt: skip
+_DEEPSPEED = {"--num-gpus": _NUMBER, "--num-nodes": "--nnodes", "--no-local-rank": None, "--no-ssh": None}
+_MPIRUN = {"-n": _NUMBER, "-np": _NUMBER, "--np": _NUMBER, "-H": "--hosts", "--host": "--hosts", "-x": "--env",
+           "--allow-run-as-root": None, "--oversubscribe": None}  # fmt: skip
+_LAUNCH = {"--use-env": None}
+_LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
+    "torchrun": _LAUNCH,
+    "torch.distributed.run": _LAUNCH,
+    "torch.distributed.launch": _LAUNCH,
+    "accelerate": _ACCELERATE,
+    "deepspeed": _DEEPSPEED,
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "horovodrun": _MPIRUN,
+}
+_IN_FRONT = ("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")  # they run any command
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+# no training script has these by chance
+_OURS_ALONE = frozenset({
+    "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
+    "simulate", "gpus-per-worker", "workers-per-gpu", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "grace-period",
+    "cpu-bind", "no-python",
+})  # fmt: skip
+
+
+def in_place_of(
+    before: Sequence[str], program: Sequence[str], flags: Mapping[str, Option | None]
+) -> LaunchError | None:
+    """The error for a SCRIPT that is another launcher, a variable, a number or a whole command line; None: it is none of these.
+
+    `before` are the words before it, `flags` are our flags, by their names.
+    """
+    target, *rest = program
+    name = os.path.basename(target)
+    if name.startswith("python") and _PYTHON.fullmatch(name):
+        return LaunchError(
+            f"{target} is no script: ddplaunch starts python itself", hint=_type(before, _of_python(rest, flags))
+        )
+    if os.path.lexists(target):
+        return None
+    if target in _LAUNCHERS:
+        meant, lost = _of_launcher(target, rest, flags)
+        hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
+        return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
+    if target in _IN_FRONT and (at := _first_script(rest)) is not None:
+        words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
+        whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
+        return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
+    if re.fullmatch(r"[A-Za-z_]\w*=.*", target) and "/" not in target.partition("=")[0]:
+        return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, "--env", target], rest))
+    if target.isdecimal():
+        return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
+    if error := not_typed(target, before, rest):
+        return error
+    words = target.split()
+    if len(words) > 1 and (words[0].startswith("-") or os.path.isfile(words[0]) or words[0] in ("python", "ddplaunch")):
+        unquoted = words[1:] if words[0] == "ddplaunch" else words
+        return LaunchError(
+            f"{shlex.quote(target)} is one word to the shell",
+            hint=_type(before, [*unquoted, *rest], "without the quotes: "),
+        )
+    return None
+
+
+def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchError | None:
+    """The error for a word with the dashes and quotes of a text processor; None: it has none."""
+    if (plain := _typed(word)) == word:
+        return None
+    foreign = next(character for character in word if character in _DASHES or ord(character) in _QUOTES)
+    return LaunchError(
+        f"{word} contains U+{ord(foreign):04X} ({unicodedata.name(foreign).lower()}), as text processors write it",
+        hint=_type(before, [plain, *rest]),
+    )
+
+
+def quoted_option(argument: str) -> str | None:
+    """What to type in place of an option that was quoted together with its value; None: it was not."""
+    words = argument.split()
+    return " ".join(words) if len(words) > 1 and argument.startswith("-") else None
+
+
+def verb_meant(word: str, verbs: Sequence[str]) -> str | None:
+    """The verb that was probably meant by a word that is no file."""
+    return None if "." in word or "/" in word else did_you_mean(word, verbs, cutoff=0.75)
+
+
+def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
+    """A note on options of ours that the script gets, unless its text has them, too; None: there are none."""
+    words = list(program[1:])
+    at = next((at for at, word in enumerate(words) if _flag(word).removeprefix("--") in _OURS_ALONE), None)
+    if at is None or not words[at].startswith("--"):
+        return None
+    name = _flag(words[at])
+    text = _text(program[0])
+    if text is None or name[2:] in text or name[2:].replace("-", "_") in text:
+        return None
+    first = words[at : at + 1 if "=" in words[at] or words[at + 1 : at + 2] == [] else at + 2]
+    if len(first) == 2 and first[1].startswith("-"):
+        first = first[:1]
+    meant = shlex.join(["ddplaunch", *before, *first, program[0], *words[:at], *words[at + len(first) :]])
+    return f"{name} behind {program[0]} is an option of the script; for ddplaunch type `{meant}`"
+
+
+def _of_python(words: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:
+    """What follows `python`, as we take it: its own options have no place here."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        if words[at].startswith("-m"):
+            module = words[at][2:] or "".join(words[at + 1 : at + 2])
+            rest = list(words[at + (1 if words[at][2:] else 2) :])
+            return _of_launcher(module, rest, flags)[0] if module in _LAUNCHERS else ["-m", module, *rest]
+        if words[at] == "-c":
+            return []
+        at += 2 if words[at] in ("-W", "-X") else 1
+    return list(words[at:])
+
+
+def _of_launcher(name: str, words: Sequence[str], flags: Mapping[str, Option | None]) -> tuple[list[str], list[str]]:
+    """What follows another launcher, as we take it, and what of it has no counterpart."""
+    known, meant, lost = _LAUNCHERS[name], list[str](), list[str]()
+    words = list(words[1:] if name == "accelerate" and words[:1] == ["launch"] else words)
+    end = _first_script(words)
+    if end is None:
+        return [], []
+    at = 0
+    while at < end:
+        typed, equals, value = words[at].partition("=")
+        flag = _flag(words[at])
+        ours = known.get(flag, flag if flag in flags else "")
+        has_value = not equals and at + 1 < end and not words[at + 1].startswith("-")
+        option = flags.get(ours or "")
+        has_value = has_value and not (option is not None and option.is_flag)
+        value = words[at + 1] if has_value else value
+        if ours:
+            meant += [ours, value] if value else [ours]
+        elif ours == "" and not _PYTHON.fullmatch(os.path.basename(typed)):
+            lost.append(words[at] + (f" {value}" if has_value else ""))
+        at += 2 if has_value and _PYTHON.fullmatch(os.path.basename(value)) is None else 1
+    return [*meant, *words[end:]], lost
+
+
+def _first_script(words: Sequence[str]) -> int | None:
+    """Where the script is, or -m before a module."""
+    return next((at for at, word in enumerate(words) if word in ("-m", "--module") or word.endswith(".py")), None)
+
+
+def _flag(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _typed(word: str) -> str:
+    """The word with hyphens and without the quotes of a text processor."""
+    body = word.lstrip(_DASHES + "-") or word
+    if body != word and any(dash in word[: -len(body)] for dash in _DASHES):
+        return ("--" if len(body.partition("=")[0]) > 1 else "-") + body.translate(_QUOTES)
+    return word.translate(_QUOTES)
+
+
+def _type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:
+    if not meant:
+        return "type `ddplaunch train.py`, with the name of your script"
+    return f"{how}type `{shlex.join(['ddplaunch', *before, *meant])}`"
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return None
