@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import selectors
+import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.addresses import is_own
 from ddplaunch.options import token
+from ddplaunch.options.argv import to_argv
 from ddplaunch.plan import Plan
 from ddplaunch.record import record, replace
 from ddplaunch.report.job_reporter import JobReporter
@@ -159,7 +161,17 @@ def _policy(request: JoinRequest) -> job.Policy:
         job_policy(request.spec, min_nodes, max_nodes),
         replaceable=not allocation.start,
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
+        command=_command_elsewhere(request),
     )
+
+
+def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
+    """What to type on another node, if its user does; the word `--node-rank=` lacks the rank."""
+    spec = request.spec
+    if request.allocation.cluster != "static" or (spec.rdzv_conf and "is_host" in spec.rdzv_conf):
+        return ()
+    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id"}))
+    return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
 
 
 def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:

@@ -60,7 +60,7 @@ def run(
         port.reserve(draft.master_port).release()
     if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(
-            "--debug gives a worker the terminal, but stdin or stdout is none", hint="run it in a terminal"
+            "--debug needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"
         )
     signals = passed_on(spec.signals)
     raise_open_files()

@@ -127,7 +127,7 @@ REFUSED = [
      "type `mkdir -p logs`"),
     ("-e %x/%j.err -- train.py", "output %x/%j.err: the folder train does not exist, and Slurm does not create it",
      "type `mkdir -p train`"),
-    ("--chdir nowhere -- train.py", "--chdir nowhere: there is no such folder", "paths are taken from where you submit"),
+    ("--chdir nowhere -- train.py", "--chdir nowhere: there is no such folder", "looked in FOLDER"),
     ("--follow -a 1-2 -- train.py", "--follow shows the output of one job, not of an array",
      "type --wait, and read the files of its elements with tail -F"),
     ("--follow --print -- train.py", "--follow and --print do not go together",
@@ -147,7 +147,10 @@ def test_a_mistake_is_one_clear_error_and_nothing_is_queued(
 ) -> None:
     assert main.main(["submit", *shlex.split(line)]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"error: {message}\n" + (f"\nhint: {hint}\n" if hint else ""))
+    assert (out, err) == (
+        "",
+        f"error: {message}\n" + (f"\nhint: {hint}\n".replace("FOLDER", os.getcwd()) if hint else ""),
+    )
 
 
 @pytest.mark.usefixtures("folder")

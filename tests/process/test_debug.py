@@ -263,7 +263,7 @@ def test_without_a_terminal_it_says_what_to_do(job, program):
     result = job.run("--debug", 1, "--nproc-per-node", 2, program("debug_target"), "breakpoint", 1, "done")
     assert result.status == 2
     assert result.err == (
-        "error: --debug gives a worker the terminal, but stdin or stdout is none\n\nhint: run it in a terminal\n"
+        "error: --debug needs a terminal for its worker, but stdin or stdout is none\n\nhint: run it in a terminal\n"
     )
     job.nothing_left()
 

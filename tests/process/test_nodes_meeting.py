@@ -21,7 +21,9 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
     started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "4s", program("place")) for place in (0, 2)]
     assert nodes.statuses() == [121, 121]
     host = socket.gethostname()
-    assert f"ddplaunch: 2 of 4 nodes joined ({host}, {host}); waiting for node 1, node 3\n" in started[0].err
+    assert f"ddplaunch: 2 of 4 nodes joined ({host}, {host}); on node 1 run: ddplaunch " in started[0].err
+    assert " --node-rank=1 " in started[0].err
+    assert "; likewise on node 3\n" in started[0].err
     for node in started:
         what = f"2 of 4 nodes joined ({host}, {host}); missing: node 1, node 3"
         assert f"error: the rendezvous timed out: {what}\n" in node.err

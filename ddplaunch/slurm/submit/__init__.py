@@ -106,7 +106,7 @@ def _folder(request: Request) -> chdir[str] | nullcontext[None]:
     if folder is None:
         return nullcontext()
     if not os.path.isdir(folder):
-        raise LaunchError(f"--chdir {folder}: there is no such folder", hint="paths are taken from where you submit")
+        raise LaunchError(f"--chdir {folder}: there is no such folder", hint=f"looked in {os.getcwd()}")
     return chdir(folder)
 
 

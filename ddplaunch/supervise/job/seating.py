@@ -47,7 +47,22 @@ def waiting(state: State) -> str:
     if here >= policy.min_nodes:
         enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
         return f"{enough}; starting unless another joins within {policy.last_call:g} s"
+    if policy.command:
+        return f"{joined(state)}; on {_command_of_a_missing_node(state)}"
     return f"{joined(state)}; waiting for {missing(state)}"
+
+
+def _command_of_a_missing_node(state: State) -> str:
+    """Where to type what, for the first node that has not joined, and which others there are."""
+    command = state.policy.command
+    if "--node-rank=" not in command:
+        absent = state.policy.min_nodes - len(state.members)
+        return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
+    taken = {0, *(member.wanted for member in state.members.values())}
+    first, *others = (place for place in range(state.policy.max_nodes) if place not in taken)
+    text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
+    more = ", ".join(str(place) for place in others[:8]) + (", ..." if others[8:] else "")
+    return f"node {first} run: {text}" + (f"; likewise on node {more}" if others else "")
 
 
 def joined(state: State) -> str:
@@ -63,7 +78,7 @@ def missing(state: State) -> str:
     by_rank = policy.min_nodes == policy.max_nodes and all(
         member.wanted is not None or member.id == OWN for member in here
     )
-    if not by_rank or (len(here) == 1 and not policy.names):
+    if not by_rank or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):
         return f"{policy.min_nodes - len(here)} more"
     absent = [place for place in range(policy.max_nodes) if place not in taken]
     names = dict(enumerate(policy.names))

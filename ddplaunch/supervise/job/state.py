@@ -36,6 +36,7 @@ class Policy:
     replaceable: bool = False  # whether a lost node's agent may be started anew
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
+    command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 
 
 @record(kw_only=True)

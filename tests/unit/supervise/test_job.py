@@ -379,6 +379,20 @@ def test_whom_the_job_waits_for_is_said_after_a_while_and_again() -> None:
     assert len(actions) == 2
 
 
+@pytest.mark.parametrize(
+    ("nodes", "command", "said"),
+    [
+        (2, "ddplaunch --node-rank= -- a.py", "on node 1 run: ddplaunch --node-rank=1 -- a.py"),
+        (4, "ddplaunch --node-rank= -- a.py", "on node 1 run: ddplaunch --node-rank=1 -- a.py; likewise on node 2, 3"),
+        (4, "ddplaunch -- a.py", "on 3 more nodes run: ddplaunch -- a.py"),
+    ],
+)  # fmt: skip
+def test_what_to_type_on_a_missing_node_is_said_where_users_start_it(nodes: int, command: str, said: str) -> None:
+    policy = Policy(min_nodes=nodes, max_nodes=nodes, command=tuple(command.split()))
+    _, actions = history(policy, [Joined(member(0, 0), 0), DeadlineReached(3.0)])
+    assert actions == [Print(f"1 of {nodes} nodes joined (a); {said}")]
+
+
 def test_different_versions_are_a_warning_when_they_meet() -> None:
     agreed = [(("torch", "2.13.0"),), (("torch", "2.12.1"),), (("torch", ""),)]
     _, actions = history(THREE, [Joined(member(id, agreed=agreed[id]), id) for id in range(3)])
