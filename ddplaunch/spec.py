@@ -115,6 +115,12 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
     role: str = "default"
 
+    # processes
+    start_method: str = "spawn"  # "spawn": each worker is a fresh process; "forkserver": forked from a warm one
+    preload: tuple[str, ...] | None = (
+        None  # modules that the fork server imports; None: torch and what its steps import
+    )
+
     # supervision
     grace_period: float = 10.0  # seconds from stop to kill
     max_restarts: int = 0

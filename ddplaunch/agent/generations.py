@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.agent.starter import Starter
 from ddplaunch.agent.workers import CannotStart, Workers, WorkerSetup
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
@@ -43,6 +44,7 @@ class Generations:
         self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
         self.output = setup.output(queue, setup.draft)
         self.workers: Workers | None = None
+        self._starter = Starter(selector, reporter.print)
 
     # --- its start
 
@@ -60,6 +62,7 @@ class Generations:
             self._fail(generation, error)
         else:
             self._reporter.use(setup.plan, setup.folder)
+            self._starter.prepare(setup.plan, setup.env)
             self._ready = generation, setup
 
     def go_on(self) -> None:
@@ -71,7 +74,14 @@ class Generations:
             self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
         try:
             self.workers = Workers(
-                setup, generation.number, generation.port, self.output, self._selector, self._ended, time.monotonic
+                setup,
+                self._starter,
+                generation.number,
+                generation.port,
+                self.output,
+                self._selector,
+                self._ended,
+                time.monotonic,
             )
         except LaunchError as error:
             self._fail(generation, error)
@@ -88,7 +98,7 @@ class Generations:
         """Whether workers are yet to be started, and can be."""
         if self._ready is not None:
             return self._ready[1].folder.is_settled
-        return self.workers is not None and bool(self.workers.waiting)
+        return self.workers is not None and bool(self.workers.waiting) and self._starter.is_ready
 
     def start_next(self) -> None:
         """Start one worker more."""
@@ -102,6 +112,8 @@ class Generations:
         else:
             self._reporter.worker_started(rank, pid)
             self._feed(node.WorkerStarted(rank, time.monotonic()))
+        if not self.workers.waiting and self._setup.is_last_generation:
+            self._starter.close()
 
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""
@@ -140,6 +152,11 @@ class Generations:
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
 
+    @property
+    def server_pids(self) -> frozenset[int]:
+        """What starts workers, and is none itself."""
+        return self._starter.pids
+
     # --- its end
 
     def dismiss_services(self) -> None:
@@ -151,3 +168,7 @@ class Generations:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.workers = self.workers, None
         return workers.reap(state.exits, now) if workers is not None else []
+
+    def close(self) -> None:
+        """Release what is kept from one generation to the next."""
+        self._starter.close()

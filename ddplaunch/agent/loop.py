@@ -118,6 +118,7 @@ class Agent:
         while self._state.phase is not Phase.ENDED or not self._link.is_over:
             self._wait()
             self._start_some()
+        self._generations.close()
         self._link.close()
         assert self._state.status is not None
         assert self._end is not None
@@ -183,7 +184,7 @@ class Agent:
 
     def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and report what there is."""
-        others = self._own_link.pids if self._own_link is not None else frozenset()
+        others = self._others
         left = [process for process in descendants(os.getpid()) if process.pid not in others]
         if signum:
             for process in left:
@@ -194,7 +195,13 @@ class Agent:
     @property
     def _pids(self) -> frozenset[int]:
         """Our children that are no leftovers of workers."""
-        return self._generations.pids | (self._own_link.pids if self._own_link is not None else frozenset())
+        return self._generations.pids | self._others
+
+    @property
+    def _others(self) -> frozenset[int]:
+        """Those of them that are no workers."""
+        own = self._own_link.pids if self._own_link is not None else frozenset()
+        return own | self._generations.server_pids
 
     # --- what the link hands over
 

@@ -89,6 +89,12 @@ class AgentSetup:
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 
+    @property
+    def is_last_generation(self) -> bool:
+        """Whether no generation can follow that which is there."""
+        least, most = self._inputs.allocation.nnodes
+        return self._inputs.spec.max_restarts == 0 and least == most
+
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""
         self.folder = folder_of_run(self._inputs.spec, self._inputs.env, plan, self.files)

@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
+from ddplaunch.agent.starter import Starter
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file
 from ddplaunch.process.pump import Pump, room
-from ddplaunch.process.start import StartError, Stdio, handled_signals, start
+from ddplaunch.process.start import StartError, Stdio
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import NOTHING, record, replace
 from ddplaunch.report import error_file
@@ -63,6 +64,7 @@ class Workers:
     def __init__(
         self,
         setup: WorkerSetup,
+        starter: Starter,
         generation: int,
         port: int,
         output: Output,
@@ -71,6 +73,7 @@ class Workers:
         clock: Callable[[], float],
     ) -> None:
         self._setup = setup
+        self._starter = starter
         self._generation = generation
         self.port = port  # MASTER_PORT of this generation
         self._output = output
@@ -83,7 +86,6 @@ class Workers:
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
         self._paused = False
-        self._handled = handled_signals()
         self._mps = _mps(setup)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
@@ -145,7 +147,7 @@ class Workers:
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
                 self._output.open(worker.rank, folder.open_logs(folder.log_names(*place), self._setup.log_limit))
-            child = start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
+            child = self._starter.start(worker, env, stdio)
         except BaseException:
             for pump in pumps.values():
                 pump.close()

@@ -205,6 +205,15 @@ def needles(value: str) -> tuple[str, ...]:
     return found
 
 
+def modules(value: str) -> tuple[str, ...]:
+    """Parse names of modules, separated by commas."""
+    names = tuple(name for name in value.split(",") if name)
+    for one in names:
+        if not all(part.isidentifier() for part in one.split(".")):
+            raise BadValue(f"expected names of modules such as torch,numpy; {one!r} is none")
+    return names
+
+
 def write_needles(found: Sequence[str]) -> str:
     """Write texts so that `needles` reads the same."""
     return ",".join(needle.replace(",", ",,") for needle in found)

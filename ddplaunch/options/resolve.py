@@ -285,6 +285,10 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
             yield f"{one.given}, as {alias.launcher} writes it, is taken as {one.given.option.flag}"
         if one.given.option.no_effect:
             yield f"{one.given} has no effect: {one.given.option.no_effect}"
+    if (preload := resolved.get("preload")) and getattr(resolved.get("start_method"), "value", "") != "forkserver":
+        yield f"{preload.given} has no effect: only --start-method forkserver imports anything before the workers"
+    if (method := resolved.get("start_method")) and method.value == "fork":
+        yield f"{method.given} has no effect: every worker is a fresh process"
     if (requeues := resolved.get("max_requeues")) and "requeue_on" not in resolved:
         yield f"{requeues.given} has no effect: --requeue-on says after which signals a job is requeued"
     backend = resolved.get("rdzv_backend")

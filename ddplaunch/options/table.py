@@ -54,6 +54,14 @@ OPTIONS: tuple[Option, ...] = (
            variable=False, example="NCCL_DEBUG=INFO", help="A variable for the workers; may be given again and again."),
     Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path="file", repeatable=True, field="env",
            example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
+    Option(name="start_method", group=_PROGRAM, metavar="HOW", pet=True, parse=parsers.one_of(*_START_METHODS),
+           choices=_START_METHODS, example="forkserver",
+           help="How workers are started: each as a fresh process (spawn, and fork too), or forked from one process on the "
+                "node that has imported torch for all of them (forkserver)."),
+    Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
+           example="torch,transformers",
+           help="What that process imports. Not given: torch, torch.distributed and torch._dynamo, which the first step of an "
+                "optimizer imports."),
     Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
            help="Name of the workers' role: ROLE_NAME."),
 
@@ -206,9 +214,6 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="monitor_interval", group=_TORCHRUN, metavar="SECONDS", pet=True, parse=parsers.positive_number,
            example="0.1", no_effect="nothing is polled: ddplaunch is notified when a worker ends",
            help="How often torchrun looks at its workers."),
-    Option(name="start_method", group=_TORCHRUN, metavar="NAME", pet=True, parse=parsers.one_of(*_START_METHODS),
-           choices=_START_METHODS, example="spawn", no_effect="every worker is a fresh process",
-           help="How torchrun starts functions: spawn, fork or forkserver."),
     Option(name="event_log_handler", group=_TORCHRUN, metavar="NAME", pet=True, parse=_NAME, example="null",
            no_effect="events are in events.jsonl of the run folder", help="Where torchrun's events go."),
     Option(name="logs_specs", group=_TORCHRUN, metavar="NAME", torchruns=True, parse=parsers.one_of("default"),

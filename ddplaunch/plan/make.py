@@ -108,6 +108,7 @@ def make_plan(
                 stdin=rank == 0 and spec.debug_rank is None,
             )
         )
+    preload, why_fresh = _preload(spec, plans, caller)
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
@@ -121,6 +122,7 @@ def make_plan(
         pin=pin_mode,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
+        preload=preload,
         requeues=allocation.requeues,
         reasons={
             "workers": workers_reason,
@@ -138,6 +140,7 @@ def make_plan(
             *_unusable(owned, node.build),
             *binding_notes,
             *pin.notes(spec, pin_mode, owned),
+            *([why_fresh] if why_fresh else []),
         ),
     )
 
@@ -161,6 +164,17 @@ def _shares(
 
     mps.check(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
     return mps.shares(owned, caller)
+
+
+def _preload(
+    spec: JobSpec, plans: Sequence[WorkerPlan], caller: Mapping[str, str]
+) -> tuple[tuple[str, ...] | None, str | None]:
+    """Give what a fork server imports, and why there is none although one was asked for."""
+    if spec.start_method != "forkserver":
+        return None, None
+    from ddplaunch.plan import start_method  # few jobs need it
+
+    return start_method.modules(spec, plans, caller)
 
 
 def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:

@@ -32,6 +32,11 @@ def of_place(
     }
 
 
+_OF_PLACE = frozenset(
+    of_place(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, nnodes=1, role="default")
+)
+
+
 def environment(
     caller: Mapping[str, str],
     plan: Plan,
@@ -62,6 +67,17 @@ def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "
         "TORCHELASTIC_ERROR_FILE": error_file,
         "DDPLAUNCH_INIT_METHOD": method or f"file://{init_file(plan, generation)}",
         "DDPLAUNCH_LOG_DIR": log_dir,
+    }
+
+
+def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """Give what the environments of all workers of the node have in common, whatever their ranks and their generation."""
+    first, *others = (worker.variables for worker in plan.workers)
+    shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+    return {
+        name: value
+        for name, value in {**caller, **shared}.items()
+        if name not in shared or not (name in _OF_PLACE or name.startswith(("MASTER_", "TORCHELASTIC_", "DDPLAUNCH_")))
     }
 
 

@@ -70,6 +70,14 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[st
         ("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number))), plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
+    if plan.preload is not None:
+        rows.append(
+            (
+                "start",
+                "forked",
+                f"{spec.origin('start_method')}, once {', '.join(plan.preload) or 'nothing'} is imported",
+            )
+        )
     if plan.init_method != "env":
         rows.append(("init", plan.init_method, spec.origin("init_method")))
     if devices:

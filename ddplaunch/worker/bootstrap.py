@@ -16,10 +16,6 @@ TYPE_CHECKING = False  # typing's own would be an import too
 if TYPE_CHECKING:
     from typing import Any
 
-error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
-sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
-
 
 def load(name: str) -> "dict[str, Any]":
     """Return the names that the file NAME.py beside this one defines."""
@@ -28,6 +24,15 @@ def load(name: str) -> "dict[str, Any]":
     loader = type(globals()["__loader__"])  # SourceFileLoader, without an import
     exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
     return names
+
+
+if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
+    number, *modules = served.split(",")
+    sys.argv[1:] = load("fork_server")["serve"](int(number), modules, sys.argv[1:])  # returns in each worker
+
+error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
+sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 
 
 def record(error: BaseException) -> None:

@@ -48,11 +48,23 @@ def run(*command: object, cwd: Path, stdin: str = "", env: Mapping[str, str] | N
 def same(
     kind: str, target: object, *args: str, cwd: Path, stdin: str = "", env: Mapping[str, str] | None = None
 ) -> Outcome:
-    """What the program does under plain python, having proven that it does the same under the bootstrap."""
+    """What the program does under plain python, having proven that it does the same under the bootstrap and when forked."""
     plain = run(PYTHON, *(["-m"] if kind == "module" else []), target, *args, cwd=cwd, stdin=stdin, env=env)
-    ours = run(PYTHON, WORKER / "bootstrap.py", kind, target, *args, cwd=cwd, stdin=stdin, env=env)
-    assert ours == plain
+    ours = [PYTHON, WORKER / "bootstrap.py", kind, target, *args]
+    assert run(*ours, cwd=cwd, stdin=stdin, env=env) == plain
+    assert forked("", *ours, cwd=cwd, stdin=stdin, env=env) == plain
     return plain
+
+
+def forked(modules: str, *command: object, cwd: Path, stdin: str = "", env: Mapping[str, str] | None = None) -> Outcome:
+    """The same for a worker that was forked after these modules had been imported."""
+    kept = dict(env or {})
+    if "PYTHONPATH" in kept:
+        kept["WORKERS_PYTHONPATH"] = kept["PYTHONPATH"]
+    kept["PYTHONPATH"] = str(ROOT)
+    return run(
+        sys.executable, ROOT / "tests" / "programs" / "forks.py", modules, *command, cwd=cwd, stdin=stdin, env=kept
+    )
 
 
 def write(path: Path, source: str) -> Path:

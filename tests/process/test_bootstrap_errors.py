@@ -31,8 +31,9 @@ TORCH = pytest.mark.skipif(
 class Worker:
     """Runs programs with an error file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, forked: bool = False) -> None:
         self.folder = folder
+        self._forks = [sys.executable, str(ROOT / "tests" / "programs" / "forks.py"), ""] if forked else []
         self.script = folder / "prog.py"
         self.file = folder / "errors" / "error.json"
         self.file.parent.mkdir()
@@ -43,9 +44,13 @@ class Worker:
 
     def start(self, *argv: str, file: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [PYTHON, str(BOOTSTRAP), *argv],
+            [*self._forks, PYTHON, str(BOOTSTRAP), *argv],
             cwd=self.folder,
-            env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file},
+            env={
+                **os.environ,
+                "TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file,
+                **({"PYTHONPATH": str(ROOT)} if self._forks else {}),
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -64,9 +69,9 @@ class Worker:
         return content
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Worker:
-    return Worker(tmp_path)
+@pytest.fixture(params=[False, True], ids=["spawned", "forked"])
+def worker(tmp_path: Path, request: pytest.FixtureRequest) -> Worker:
+    return Worker(tmp_path, forked=request.param)
 
 
 def test_an_exception_is_written_as_it_is_printed(worker: Worker) -> None:

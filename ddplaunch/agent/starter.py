@@ -1,0 +1,96 @@
+"""How workers become processes: fresh ones, or forked from a warm interpreter. Watches none of them."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan.variables import of_fork_server
+from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
+
+if TYPE_CHECKING:
+    from ddplaunch.process.fork_server import ForkServer
+
+
+class Starter:
+    """Starts workers; `note` prints a sentence for the user. The fork server lives on, for the next generation, until `close`."""
+
+    def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
+        self._selector = selector
+        self._note = note
+        self._handled = handled_signals()
+        self._server: ForkServer | None = None
+        self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
+
+    def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
+        """Start the fork server, if this plan needs one, and a server that fits is not there already."""
+        if plan.preload is None:
+            return self.close()
+        argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
+        wanted = (argv[0], plan.preload, env)
+        if wanted == self._wanted:
+            return None
+        self.close()
+        self._wanted = wanted
+        from ddplaunch.process.fork_server import ForkServer  # most jobs need none
+
+        try:
+            self._server = ForkServer(argv, env, plan.preload, handled=self._handled)
+        except StartError as error:
+            return self._give_up(str(error))
+        self._selector.register(self._server, selectors.EVENT_READ, self._readable)
+        return None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether workers can be started now."""
+        return self._server is None or self._server.is_ready
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The process of the server, which is no leftover of a worker."""
+        return frozenset(() if self._server is None else (self._server.pid,))
+
+    def start(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child:
+        """Start a worker.
+
+        Raises:
+            StartError: the machine cannot create another process.
+        """
+        if self._server is not None:
+            from ddplaunch.process.fork_server import ServerLost
+
+            try:
+                return self._server.fork(worker.argv, env, stdio, cpus=worker.cpus)
+            except ServerLost as error:
+                self._give_up(str(error))
+        return start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
+
+    def _readable(self) -> None:
+        from ddplaunch.process.fork_server import ServerLost
+
+        assert self._server is not None
+        try:
+            self._server.read()
+        except ServerLost as error:
+            self._give_up(str(error))
+            return
+        while self._server.notes:
+            self._note(f"not imported before the workers: {self._server.notes.pop(0)}")
+
+    def _give_up(self, why: str) -> None:
+        self._note(f"workers are started as fresh processes, not by the fork server: {why}")
+        self._end()
+
+    def close(self) -> None:
+        """End the server, if there is one, for good."""
+        self._wanted = None
+        self._end()
+
+    def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            self._selector.unregister(server)
+            server.close()

@@ -1,0 +1,28 @@
+"""What a fork server is to import before it forks workers, or why there can be none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.plan import WorkerPlan
+from ddplaunch.spec import JobSpec, ProgramKind
+
+# what DDP and every optimizer of torch import at their first step is the last of them, and takes as long as torch itself
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
+
+# OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
+_OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
+
+
+def modules(
+    spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str]
+) -> tuple[tuple[str, ...] | None, str | None]:
+    """Give what the fork server that was asked for imports, or None and why workers are fresh processes nevertheless."""
+    asked = spec.asked("start_method", spec.start_method)
+    if spec.program.kind is ProgramKind.COMMAND:
+        return None, f"{asked} has no effect: a command cannot be forked from an interpreter"
+    if any(worker.terminal for worker in workers):
+        return None, f"{asked} has no effect: the worker that has the terminal is a fresh process"
+    if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
+        return None, f"{asked} has no effect: {names[0]} and CPUs of its own for each worker need fresh processes"
+    return PRELOAD if spec.preload is None else spec.preload, None

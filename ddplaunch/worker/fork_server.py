@@ -1,0 +1,253 @@
+"""Forks workers from one warm interpreter, which has imported once what each of them would import.
+
+The agent starts it with the command of a worker and one variable more. `serve` returns in each worker and never in the
+server, so that a program runs and ends as in a fresh process: in the true `__main__`, with all that Python does at its end.
+What the imports print is kept, and printed by each worker as if it had imported itself.
+
+On the socket, whose number the variable holds:
+
+    to the server    for each worker a length (8 bytes, with the descriptors that are to be 0, 1 and 2), and then as many
+                     bytes: CPUs, number of arguments, arguments and variables, each ended by a zero byte
+    to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, or `errno N`
+
+It refuses to fork while it has threads, children, connections or an open GPU, which the workers would share.
+"""
+
+import os
+import sys
+
+before = set(sys.modules)
+import _socket  # noqa: E402 - what `socket` is made of, with fewer imports
+import ctypes  # noqa: E402
+import gc  # noqa: E402
+
+for name in set(sys.modules) - before:
+    del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SIGKILL = 9
+_NO_PARENT = 127  # exit status of a worker whose agent has ended: nothing waits for it
+
+
+def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
+    """Import `modules`, then fork a worker for each request; return its arguments in each worker.
+
+    `arguments` are those that every worker has: kind and target of the program come first.
+    """
+    agent = os.getppid()
+    control = _socket.socket(fileno=fd)
+    printed = _Printed()
+    notes = _import_all(modules, *arguments[:2])
+    printed.end()
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
+    ready = False
+    while True:
+        why = _why_unsafe(fd)
+        if why is not None:
+            _send(control, f"unsafe {why}\n")
+            os._exit(0)
+        if not ready:
+            _send(control, "".join(f"note {note}\n" for note in notes) + "ready\n")
+            ready = True
+        content, stdio = _receive(control)
+        answer = _fork()
+        if answer is None:
+            control.close()
+            return _become_worker(agent, content, stdio, printed)
+        for one in stdio:
+            os.close(one)
+        _send(control, answer)
+
+
+def _send(control: "Any", text: str) -> None:
+    try:
+        control.sendall(text.encode(errors="replace"))
+    except OSError:  # the agent has ended
+        os._exit(0)
+
+
+def _receive(control: "Any") -> "tuple[bytes, list[int]]":
+    """Wait for the next request; give its content and descriptors. Ends the server where the agent wants no more."""
+    header, ancillary = b"", b""
+    while len(header) < 8:
+        some, found, _, _ = control.recvmsg(8 - len(header), 64)
+        if not some:
+            os._exit(0)
+        header += some
+        for _, _, data in found:
+            ancillary += data
+    left = int.from_bytes(header, "big")
+    parts = []
+    while left:
+        part = control.recv(min(left, 1 << 20))
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts), [
+        int.from_bytes(ancillary[at : at + 4], sys.byteorder) for at in range(0, len(ancillary), 4)
+    ]
+
+
+def _import_all(modules: "list[str]", kind: str, target: str) -> "list[str]":
+    """Import these modules as the program would; give a note for each that cannot be imported."""
+    notes = []
+    path = list(sys.path)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+    for name in modules:
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too
+            notes.append(f"{name}: {type(error).__name__}: {error}".replace("\n", " "))
+    sys.path[:] = path
+    return notes
+
+
+class _Printed:
+    """What is written to stdout and stderr from now on until `end`."""
+
+    def __init__(self) -> None:
+        self._files = [_temporary_file(), _temporary_file()]
+        self._texts = [b"", b""]
+        for target, file in enumerate(self._files, 1):
+            os.dup2(file, target)
+
+    def end(self) -> None:
+        """Keep it; what is written later is lost."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for target, file in enumerate(self._files, 1):
+            self._texts[target - 1] = os.pread(file, os.fstat(file).st_size, 0)
+            os.close(file)
+            os.dup2(nowhere, target)
+        os.close(nowhere)
+
+    def print(self) -> None:
+        """Write it to what are stdout and stderr now."""
+        for target, text in enumerate(self._texts, 1):
+            left = text
+            while left:
+                left = left[os.write(target, left) :]
+
+
+def _temporary_file() -> int:
+    if hasattr(os, "memfd_create"):  # not where Python was built with an old glibc
+        return os.memfd_create("printed")
+    return os.open(os.environ.get("TMPDIR") or "/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
+
+
+def _why_unsafe(fd: int) -> "str | None":
+    """Say what forked workers would share to their harm, None if nothing."""
+    _let_threads_end()
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        return "what was imported has started threads, which a forked process would not have"
+    try:
+        with open(f"/proc/self/task/{threads[0]}/children") as file:
+            if file.read().strip():
+                return "what was imported has started a process"
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        pass
+    for one in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{one}")
+        except OSError:  # the folder itself, which was open for the list
+            continue
+        if name.startswith("socket:") and int(one) != fd:
+            return "what was imported has opened a socket"
+        if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return f"what was imported has opened {name}: a GPU cannot be used across a fork"
+    return None
+
+
+def _let_threads_end() -> None:
+    """Fork once for nothing: libraries like OpenBLAS end their threads before a fork, and start them again when they compute."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _fork() -> "str | None":
+    """Fork a worker whose parent is the agent; give the line that says so, None in the worker.
+
+    A process in between ends, and leaves the worker to the nearest subreaper. The worker goes on when that is done.
+    """
+    wait, release = os.pipe()
+    read, write = os.pipe()
+    try:
+        between = os.fork()
+        if between == 0:
+            worker = 0
+            try:
+                worker = os.fork()
+            except OSError as error:
+                os._exit(error.errno or 1)
+            if worker:
+                os.write(write, b"pid %d\n" % worker)
+                os._exit(0)
+            os.close(release)
+            os.read(wait, 1)
+            return None
+        _, status = os.waitpid(between, 0)
+        answer = os.read(read, 32).decode() if status == 0 else f"errno {status >> 8}\n"
+    except OSError as error:
+        answer = f"errno {error.errno}\n"
+    finally:
+        for fd in (wait, release, read, write):
+            try:
+                os.close(fd)
+            except OSError:  # the worker has closed one itself
+                pass
+    return answer
+
+
+def _become_worker(agent: int, content: bytes, stdio: "list[int]", printed: _Printed) -> "list[str]":
+    """Make this process what a fresh one would be; give its arguments."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(_NO_PARENT)
+    for target, fd in enumerate(stdio):
+        os.dup2(fd, target)
+        os.close(fd)
+    cpus, count, *fields = content.split(b"\0")[:-1]
+    if cpus:
+        os.sched_setaffinity(0, map(int, cpus.split(b",")))
+    arguments = [os.fsdecode(field) for field in fields[: int(count)]]
+    os.environ.clear()
+    for field in fields[int(count) :]:
+        name, _, value = field.partition(b"=")
+        os.environ[os.fsdecode(name)] = os.fsdecode(value)
+    _open_stdin()
+    _seed()
+    printed.print()
+    return arguments
+
+
+def _open_stdin() -> None:
+    """Make sys.stdin anew, as Python does at its start: it keeps what kind of file it was made for."""
+    import io
+
+    old: Any = sys.__stdin__
+    raw: Any = io.FileIO(0, "rb", closefd=False)
+    raw.name = "<stdin>"
+    stdin: Any = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors, "\n", raw.isatty())
+    stdin.mode = "r"
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+
+
+def _seed() -> None:
+    """Take new secrets and random seeds where a fresh process would; `random` does so itself, torch begins with a constant."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -1,0 +1,196 @@
+"""--start-method forkserver: workers are forked from one interpreter, and nothing else is different."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from tests.conftest import Job, Result, until
+
+WORKER = """
+    import os, sys
+    import preloaded
+    rank, signs = os.environ["RANK"], os.environ["DDP_TEST_DIR"]
+    generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    with open(f"{signs}/parent-{generation}-{rank}.part", "w") as file:
+        file.write(f"{os.getppid()} {preloaded.pid}")
+    os.rename(file.name, file.name[:-5])
+"""
+IMPORTED = "import os\npid = os.getpid()\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write a file beside the script."""
+
+    def write(name: str, source: str) -> Path:
+        path = tmp_path / name
+        path.write_text(dedent(source))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(job: Job, write) -> Callable[..., Result]:
+    """Run a script with 2 workers that are forked after `preloaded` was imported, then prove that nothing is left."""
+
+    def run(script: str = WORKER, imported: str = IMPORTED, *options: object, preload: str = "preloaded") -> Result:
+        write("preloaded.py", imported)
+        method = ("--start-method", "forkserver", "--preload", preload)
+        result = job.run("--nproc-per-node", 2, *method, *options, write("train.py", script))
+        job.nothing_left()
+        return result
+
+    return run
+
+
+def parents(job: Job, generation: int = 0) -> set[tuple[str, ...]]:
+    """The parent of each worker, and the process that imported for it."""
+    return {tuple(job.sign(f"parent-{generation}-{rank}").split()) for rank in range(2)}
+
+
+def test_workers_are_the_agents_children_and_share_what_was_imported(run, job):
+    result = run()
+    assert (result.status, result.out) == (0, "")
+    assert "fresh processes" not in result.err
+    ((agent, server),) = parents(job)
+    assert agent != server
+    assert int(server) not in job.pids().values()
+
+
+def test_a_restart_forks_from_the_same_server(run, job):
+    script = WORKER + "    assert generation == '2', 'again'\n"
+    assert run(script, IMPORTED, "--max-restarts", 2).status == 0
+    assert parents(job, 0) == parents(job, 1) == parents(job, 2)
+
+
+def test_an_exception_ends_the_job_as_ever(run):
+    result = run("def f(): raise KeyError('boom')\nf()")
+    assert result.status == 1
+    assert "failed: KeyError: 'boom'" in result.err
+    assert "train.py:1 in f" in result.err
+
+
+def test_each_worker_has_random_numbers_of_its_own(run):
+    pytest.importorskip("numpy")
+    script = "import random, numpy as np\nprint(random.random(), np.random.rand())"
+    numbers = [line.split()[1:] for line in run(script, preload="random,numpy.random").out.splitlines()]
+    assert len(numbers) == 2
+    assert len({number for both in numbers for number in both}) == 4
+
+
+def test_what_an_import_prints_is_printed_by_each_worker(run):
+    result = run("print('runs')", "import sys\nprint('imports')\nprint('warns', file=sys.stderr)")
+    assert sorted(result.out.splitlines()) == ["[0] imports", "[0] runs", "[1] imports", "[1] runs"]
+    assert {"[0] warns", "[1] warns"} <= set(result.err.splitlines())
+
+
+def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
+    result = run(preload="no_such_module,raises,preloaded", imported=IMPORTED)
+    assert result.status == 0
+    assert result.err.count("not imported before the workers: ") == 2
+    assert "not imported before the workers: no_such_module: ModuleNotFoundError: No module named" in result.err
+    assert len(parents(job)) == 1
+
+
+@pytest.mark.parametrize(
+    ("imported", "why"),
+    [
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "what was imported has started threads, which a forked process would not have",
+        ),
+        ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "what was imported has started a process"),
+        ("import socket\nkept = socket.socket()", "what was imported has opened a socket"),
+        ("import os\nos._exit(3)", "it has ended"),
+    ],
+)
+def test_workers_are_fresh_processes_where_none_may_be_forked(run, job, imported, why):
+    in_server = "if 'RANK' not in os.environ:\n" + indent(imported, "    ")
+    result = run(imported=IMPORTED + in_server)
+    assert result.status == 0
+    assert f"ddplaunch: workers are started as fresh processes, not by the fork server: {why}" in result.err
+    assert len({importer for _, importer in parents(job)}) == 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["is killed", "stands still"])
+def test_a_server_that_does_not_answer_is_done_without(job, write, signum):
+    write("preloaded.py", IMPORTED)
+    script = write(
+        "train.py",
+        WORKER
+        + "    while generation == '0' and not os.path.exists(f'{signs}/fail'): pass\n    assert generation == '1'\n",
+    )
+    options = ("--max-restarts", 1, "--start-method", "forkserver", "--preload", "preloaded")
+    job.start("--nproc-per-node", 2, *options, script)
+    ((_, server),) = parents(job)
+    os.kill(int(server), signum)
+    (job.home / "signs" / "fail").touch()
+    result = job.wait()
+    assert result.status == 0
+    assert result.err.count("workers are started as fresh processes, not by the fork server: ") == 1
+    assert len({importer for _, importer in parents(job, 1)}) == 2
+    job.nothing_left()
+
+
+SLOW = """
+    import os, signal
+    sign = f"{os.environ['DDP_TEST_DIR']}/imports"
+    with open(f"{sign}.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{sign}.part", sign)
+    signal.pause()
+"""
+
+
+def importing(job: Job, write: Callable[[str, str], Path]) -> int:
+    """Start a job whose server never ends its imports; give the process of the server."""
+    write("preloaded.py", SLOW)
+    options = ("--start-method", "forkserver", "--preload", "preloaded")
+    job.start("--nproc-per-node", 2, *options, write("train.py", "print('never')"))
+    return int(job.sign("imports"))
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_job_is_stopped_during_the_imports(job, write, signum, status):
+    importing(job, write)
+    assert job.process is not None
+    job.process.send_signal(signum)
+    result = job.wait()
+    assert (result.status, result.out) == (status, "")
+    job.nothing_left()
+
+
+def test_nothing_is_left_when_the_command_is_killed_during_the_imports(job, write):
+    importing(job, write)
+    assert job.process is not None
+    job.process.kill()
+    job.wait()
+    job.nothing_left(patience=10)
+
+
+def test_a_server_that_dies_of_an_import_is_done_without(job, write):
+    server = importing(job, write)
+    write("preloaded.py", IMPORTED)
+    write("train.py", WORKER)
+    os.kill(server, signal.SIGSEGV)
+    assert job.wait().status == 0
+    assert len({importer for _, importer in parents(job)}) == 2
+    job.nothing_left()
+
+
+def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(job, write):
+    write("preloaded.py", IMPORTED)
+    script = write("train.py", WORKER + "    while not os.path.exists(f'{signs}/end'): pass\n")
+    job.start("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "preloaded", script)
+    ((_, server),) = parents(job)
+    until(lambda: not os.path.exists(f"/proc/{server}"), "the end of the server")
+    (job.home / "signs" / "end").touch()
+    assert job.wait().status == 0
+    job.nothing_left()

@@ -1,0 +1,80 @@
+"""When workers are forked, and what the server that forks them has in its environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.plan.start_method import PRELOAD, modules
+from ddplaunch.plan.variables import of_fork_server, of_place
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+
+def spec(kind: ProgramKind = ProgramKind.SCRIPT, **fields: Any) -> JobSpec:
+    origins = {"start_method": "--start-method"}
+    values = {"start_method": "forkserver", "origins": origins, **fields}
+    return JobSpec(program=Program(kind=kind, target="train.py"), **values)
+
+
+def worker(rank: int = 0, variables: dict[str, str] | None = None, **fields: Any) -> WorkerPlan:
+    place = of_place(
+        rank=rank, local_rank=rank, world_size=2, local_world_size=2, node_rank=0, nnodes=1, role="default"
+    )
+    of_all = {**place, "OMP_NUM_THREADS": "4", "MASTER_ADDR": "a", **(variables or {})}
+    return WorkerPlan(rank=rank, local_rank=rank, node_rank=0, host="a", argv=("python",), variables=of_all, **fields)
+
+
+WORKERS = (worker(0), worker(1))
+
+
+def test_torch_and_what_its_steps_import_are_imported() -> None:
+    assert modules(spec(), WORKERS, {}) == (PRELOAD, None)
+
+
+def test_the_user_chooses_what_is_imported() -> None:
+    assert modules(spec(preload=("numpy",)), WORKERS, {}) == (("numpy",), None)
+    assert modules(spec(preload=()), WORKERS, {}) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "caller", "why"),
+    [
+        (spec(ProgramKind.COMMAND), WORKERS, {}, "a command cannot be forked from an interpreter"),
+        (spec(), (worker(terminal=True),), {}, "the worker that has the terminal is a fresh process"),
+        (
+            spec(),
+            (worker(cpus=(0,)),),
+            {"OMP_PROC_BIND": "close"},
+            "OMP_PROC_BIND and CPUs of its own for each worker need fresh processes",
+        ),
+    ],
+)
+def test_it_is_said_why_workers_are_fresh_processes_nevertheless(
+    asked: JobSpec, workers: tuple[WorkerPlan, ...], caller: dict[str, str], why: str
+) -> None:
+    assert modules(asked, workers, caller) == (None, f"--start-method forkserver has no effect: {why}")
+
+
+@pytest.mark.parametrize(("cpus", "caller"), [((0,), {}), ((), {"OMP_PROC_BIND": "close"}), ((0,), {"OMP_PLACES": ""})])
+def test_one_of_openmps_binding_and_ours_does_no_harm(cpus: tuple[int, ...], caller: dict[str, str]) -> None:
+    assert modules(spec(), (worker(cpus=cpus),), caller) == (PRELOAD, None)
+
+
+def test_the_server_has_what_all_workers_have_and_no_place_among_them() -> None:
+    plan = Plan(
+        run_id="run-1",
+        cluster="local",
+        nnodes=1,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=None,
+        init_method="env",
+        backend="gloo",
+        pin="device",
+        interpreter="python",
+        workers=(worker(0, {"CUDA_VISIBLE_DEVICES": "0"}), worker(1, {"CUDA_VISIBLE_DEVICES": "1"})),
+        seats=(Seat("a", 2),),
+    )
+    assert of_fork_server({"HOME": "/root", "OMP_NUM_THREADS": "1"}, plan) == {"HOME": "/root", "OMP_NUM_THREADS": "4"}
