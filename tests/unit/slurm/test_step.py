@@ -53,9 +53,27 @@ def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    """SLURM_DEBUG SLURMD_DEBUG SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_LABELIO SLURM_OPEN_MODE SLURM_REMOTE_CWD SRUN_EXPORT_ENV
-    SLURM_EXPORT_ENV SRUN_OUTPUT SLURM_TIMELIMIT SLURM_HOSTFILE SLURM_BCAST SLURM_CONTAINER SLURM_SIGNAL SLURM_STEP_ID
-    SLURM_NTASKS_HET_GROUP_0 SLURM_CPUS_PER_TASK_PACK_GROUP_1 SLURM_GPUS_HET_GROUP_0""".split(),
+    [
+        "SLURM_DEBUG",
+        "SLURMD_DEBUG",
+        "SLURM_STDOUTMODE",
+        "SLURM_STDERRMODE",
+        "SLURM_LABELIO",
+        "SLURM_OPEN_MODE",
+        "SLURM_REMOTE_CWD",
+        "SRUN_EXPORT_ENV",
+        "SLURM_EXPORT_ENV",
+        "SRUN_OUTPUT",
+        "SLURM_TIMELIMIT",
+        "SLURM_HOSTFILE",
+        "SLURM_BCAST",
+        "SLURM_CONTAINER",
+        "SLURM_SIGNAL",
+        "SLURM_STEP_ID",
+        "SLURM_NTASKS_HET_GROUP_0",
+        "SLURM_CPUS_PER_TASK_PACK_GROUP_1",
+        "SLURM_GPUS_HET_GROUP_0",
+    ],
 )
 def test_no_variable_is_an_option_of_srun(name: str) -> None:
     assert variables(**{name: "1"}) == variables()
@@ -63,8 +81,21 @@ def test_no_variable_is_an_option_of_srun(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    """SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_ID_HET_GROUP_1 SLURM_ARRAY_TASK_ID SLURM_HET_SIZE SLURM_RESTART_COUNT SLURM_CONF
-    SLURM_SUBMIT_DIR SLURM_MEM_PER_NODE SLURM_GPUS_PER_NODE SLURM_GPUS_PER_NODE_HET_GROUP_0 SLURMISH HOME""".split(),
+    [
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_ID_HET_GROUP_1",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_HET_SIZE",
+        "SLURM_RESTART_COUNT",
+        "SLURM_CONF",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_GPUS_PER_NODE_HET_GROUP_0",
+        "SLURMISH",
+        "HOME",
+    ],
 )
 def test_what_describes_the_job_is_known_to_the_step(name: str) -> None:
     assert variables(**{name: "1"})[name] == "1"
