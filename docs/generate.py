@@ -318,7 +318,9 @@ def _events() -> str:
 
 
 def _causes() -> str:
-    words = {name: name.upper() for name in ("device", "signal", "memory", "interpreter", "shm", "module", "flag")}
+    words = {
+        name: name.upper() for name in ("device", "rank", "signal", "memory", "interpreter", "shm", "module", "flag")
+    }
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]
     return _page(
         "# Causes of failures",

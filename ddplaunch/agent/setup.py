@@ -134,6 +134,7 @@ class AgentSetup:
             # what becomes an exception elsewhere has none
             colour=Stream.ERR in inputs.screen.colour and not inputs.reports_to_caller,
             cwd=working_directory() or "",  # removed meanwhile: no path lies below it
+            home=inputs.env.get("HOME", ""),
             origins=inputs.spec.origins,
             reports_job=inputs.reports_job,
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
-from ddplaunch.output.prefix import Prefixes
+from ddplaunch.output.prefix import Prefixes, without_torchs
 from ddplaunch.output.streams import Chunks, ShownWorker, Stream
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Display:
         self._shown = shown
         self._terminal = terminal
         self._bare = mode in ("raw", "rank0")
+        self._templated = bool(template)
         # other nodes may share the console, so a single worker of this node need not be the only one there
         here = world_size is None or len(ranks) >= world_size
         self._alone = len(shown) == 1 and (mode == "rank0" or here)
@@ -156,6 +157,8 @@ class Display:
                 self._waiting[rank, stream] = reader
         if not block:
             return []
+        if not self._bare and not self._templated:
+            block = without_torchs(rank, block)
         if self._collapse is not None:
             return self._label(self._collapse.feed(rank, stream, block, at))
         if self._alone or self._bare:

@@ -40,6 +40,14 @@ class Prefix:
         return b"".join((self.text, block[:-1].replace(b"\n", self._next), b"\n"))
 
 
+def without_torchs(rank: int, block: bytes) -> bytes:
+    """Take the rank away that torch's excepthook puts before each line of a traceback: ours is there already."""
+    torchs = b"[rank%d]: " % rank
+    if torchs not in block:
+        return block
+    return block.removeprefix(torchs).replace(b"\n" + torchs, b"\n")
+
+
 class Prefixes:
     """The prefixes of a job on one stream, for any group of its ranks.
 

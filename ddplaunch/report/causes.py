@@ -44,6 +44,7 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     """Name the cause of a failure by the first row that fits; None if none does."""
     general = {
         "device": end.device,
+        "rank": end.rank,
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
         "interpreter": facts.interpreter or "the workers' Python",
@@ -281,6 +282,14 @@ CAUSES: tuple[Row, ...] = (
         "killed from outside",
         killed_by(SIGKILL),
         "SIGKILL came from outside, not from ddplaunch: the kernel's OOM killer (`dmesg`), the scheduler, a user",
+    ),
+    Row(
+        "no terminal",
+        both(
+            matches(r"\bbdb\.BdbQuit\b|^(?:\[rank\d+\]: )?EOFError: EOF when reading a line"),
+            fact(lambda facts: facts.workers > 1 and not facts.debugging),
+        ),
+        "no terminal for several ranks: `ddplaunch --debug {rank} ...` gives it to this one, for breakpoint() and input()",
     ),
     Row(
         "debugger quit",

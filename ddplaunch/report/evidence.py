@@ -20,6 +20,7 @@ class Evidence:
     shm_size: int | None = None  # bytes of /dev/shm; None: not known
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
+    workers: int = 1  # of the job
     debugging: bool = False  # a worker has the terminal (--debug)
     preempted: bool = False  # the scheduler has preempted the job
     walltime_over: bool = False  # the time that the scheduler granted is over

@@ -12,7 +12,7 @@ from ddplaunch.report.causes import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import describe_others, what_failed
 from ddplaunch.report.stack import fault_frames, frames_of, place, relevant_frames, short, syntax_error_lines
-from ddplaunch.report.words import count, duration, size
+from ddplaunch.report.words import count, duration, size, tilde
 from ddplaunch.supervise.first_failure import failed_itself
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
 
@@ -40,6 +40,7 @@ class FailureReport:
     cause: Cause | None = None
     ended_by: str = ""  # why the cluster is ending the job: "out of walltime"
     cwd: str = ""  # paths below it are shown relative to it
+    home: str = ""  # the user's folder, for ~
     restarts: int = 0  # used
     max_restarts: int = 0
     log_folder: str | None = None
@@ -128,7 +129,7 @@ def _who(report: FailureReport) -> list[str]:
         facts = [first.host, f"local rank {first.local_rank}", *facts]
     if first.signal is not None and first.peak_rss:
         facts.append(f"peak memory {size(first.peak_rss)}")
-    logs = [f" logs {short(path, report.cwd)}"] if (path := first.log or report.log_folder) else []
+    logs = [f" logs {tilde(short(path, report.cwd), report.home)}"] if (path := first.log or report.log_folder) else []
     lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *describe_others(first, report.exits, report.cwd)]
     if report.restarts:
         lines.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
@@ -163,6 +164,7 @@ def failure_report(
     interpreter: str | None,
     debugging: bool,
     cwd: str,
+    home: str = "",
     restarts: int,
     max_restarts: int,
     colour: bool,
@@ -179,6 +181,7 @@ def failure_report(
         shm_free=room,
         interpreter=interpreter,
         debugging=debugging,
+        workers=len(exits),
         preempted=ended_by == PREEMPTED,
         walltime_over=ended_by == OUT_OF_WALLTIME,
     )
@@ -188,6 +191,7 @@ def failure_report(
         cause=classify(first, facts),
         ended_by=ended_by,
         cwd=cwd,
+        home=home,
         restarts=restarts,
         max_restarts=max_restarts,
         log_folder=traces.log_folder,

@@ -136,6 +136,7 @@ class JobReporter:
             interpreter=plan.interpreter if plan is not None else None,
             debugging=self._spec.debug_rank is not None,
             cwd=self._reporter.cwd,
+            home=self._reporter.home,
             restarts=restarts,
             max_restarts=self._spec.max_restarts,
             colour=self._reporter.colour,

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from signal import SIGKILL
 
-from ddplaunch.plan.ranks import compress
 from ddplaunch.report.stack import frames_of, place, relevant_frames
 from ddplaunch.report.words import duration, signal_name, these_ranks
 from ddplaunch.supervise.first_failure import failed_at, failed_itself, follows
@@ -27,7 +26,7 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     finished = [end for end in others if end.stopped_with is None and end.status == 0]
     stopped = [end for end in others if end not in failed and end not in finished]
     return [
-        *_alike(first, alike),
+        *_alike(first, alike, len(others) + 1),
         *_later(first, sorted(later, key=failed_at), cwd),
         *_followers(first, followers),
         *_finished(first, finished),
@@ -60,11 +59,13 @@ def _frame(end: WorkerExit) -> Frame | None:
     return own or inner
 
 
-def _alike(first: WorkerExit, alike: Sequence[WorkerExit]) -> list[str]:
+def _alike(first: WorkerExit, alike: Sequence[WorkerExit], number: int) -> list[str]:
     if not alike:
         return []
-    others = f"{len(alike)} others ({compress(end.rank for end in alike)})" if len(alike) > 1 else str(alike[0].rank)
-    return [f"rank{'s' if len(alike) == 1 else ''} {first.rank} and {others} failed alike"]
+    ranks = sorted(end.rank for end in (first, *alike))
+    of_all = "both ranks" if number == 2 else f"all {number} ranks"
+    who = of_all if len(ranks) == number else these_ranks(ranks)
+    return [f"{who} failed with the same error"]
 
 
 def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str]:

@@ -16,7 +16,7 @@ from ddplaunch.report.events import Event, Reader, of_action, of_event
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
-from ddplaunch.report.words import count
+from ddplaunch.report.words import count, tilde
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
@@ -39,6 +39,7 @@ class Reporter:
         verbosity: int,
         colour: bool,
         cwd: str,
+        home: str,
         origins: Mapping[str, str],
         reports_job: bool = True,
         reply: Callable[[Mapping[str, Any]], None] | None = None,
@@ -55,6 +56,7 @@ class Reporter:
         self.clock = clock
         self.colour = colour
         self.cwd = cwd
+        self.home = home
         self.began = clock()
         self._plan: Plan | None = None
         self._folder: RunFolder | None = None
@@ -143,13 +145,24 @@ class Reporter:
                 ddplaunch=__version__,
             )
             # homes need not be shared, and the user may be on another host
-            where = f"{folder.path}{self._on(plan.workers[0].rank)}"
-            logs = f"; logs in {where}" if folder.path is not None and not self._has_terminal else ""
+            where = "" if folder.path is None else f"{tilde(folder.path, self.home)}{self._on(plan.workers[0].rank)}"
+            logs = f"; logs in {where}" if where else ""
+            if self._has_terminal:
+                logs = self._who_has_the_terminal(where)
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.print(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
+
+    def _who_has_the_terminal(self, where: str) -> str:
+        """Say of several workers which has the terminal, and where the output of the others is; one alone needs no word."""
+        plan = self._plan
+        assert plan is not None
+        if plan.world_size == 1:
+            return ""
+        rank = next(worker.rank for worker in plan.workers if worker.terminal)
+        return f"; rank {rank} has the terminal" + (f", the others print to {where}" if where else "")
 
     def worker_started(self, rank: int, pid: int) -> None:
         """Report that a worker runs."""

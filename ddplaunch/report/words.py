@@ -44,6 +44,11 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def tilde(path: str, home: str) -> str:
+    """Shorten a path below the home folder, as a shell takes it back."""
+    return f"~{path[len(home.rstrip('/')) :]}" if home and path.startswith(f"{home.rstrip('/')}/") else path
+
+
 def these_ranks(ranks: Collection[int]) -> str:
     """Name ranks as a subject: "rank 3", "ranks 0-2,4"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {compress(ranks)}"

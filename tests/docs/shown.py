@@ -36,7 +36,7 @@ _NAMES = [
 _NOT_EACH_TIME = re.compile(
     r"  \S.* (lost contact with it|(was|were) stopped by SIGTERM in .*|finished with status 0)"
     r"|.*, start 0|.* attempt 0, port PORT|\[0-3\] .*"
-    r"|rank \d failed first|  rank \d  +pid PID  cpu|  ranks 0 and 1 failed alike"
+    r"|rank \d failed first|  rank \d  +pid PID  cpu|  both ranks failed with the same error"
 )
 
 

@@ -50,6 +50,17 @@ def test_an_empty_template_is_none_and_one_that_is_not_utf8_passes() -> None:
     assert shown(Display(mode="prefix", ranks=workers(2), template="\udcff "), 0) == b"\xff a\n"
 
 
+def test_the_rank_that_torch_puts_before_a_traceback_is_not_doubled() -> None:
+    lines = b"[rank1]: Traceback\n[rank1]:   File\nsaid [rank1]: so\n[rank0]: Error\n"
+    plain = b"[1] Traceback\n[1]   File\n[1] said [rank1]: so\n[1] [rank0]: Error\n"
+    assert shown(Display(mode="prefix", ranks=workers(2)), 1, lines, ERR) == plain
+    assert shown(Display(mode="raw", ranks=workers(2)), 1, lines, ERR) == lines
+    assert shown(Display(mode="prefix", ranks=workers(2), template="$rank:"), 1, b"[rank1]: a\n") == b"1:[rank1]: a\n"
+    display = Display(mode="collapse", ranks=workers(2))
+    display.feed(0, ERR, b"[rank0]: Error\n", 0.0)
+    assert shown(display, 1, b"[rank1]: Error\n", ERR) == b"[0-1] Error\n"
+
+
 def test_each_rank_has_a_colour_on_a_stream_that_has_colours() -> None:
     display = Display(mode="prefix", ranks=workers(2), colour={ERR})
     assert shown(display, 0, stream=ERR) == b"\x1b[0;36m[0] \x1b[ma\n"

@@ -249,7 +249,7 @@ def test_sys_exit_with_a_number_by_argparse() -> None:
         train.py: error: unrecognized arguments: --local-rank=0
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
-      rank 0 and 3 others (1-3) failed alike
+      all 4 ranks failed with the same error
 
     hint: the script takes no local rank as an argument: leave it out, LOCAL_RANK is in the environment
     """)
@@ -361,10 +361,17 @@ def test_equal_failures_are_shown_once() -> None:
         return F.linear(input, self.weight, self.bias)
 
       rank 3   pid 4703  cuda:3   logs logs/rank-3.err
-      rank 3 and 7 others (0-2,4-7) failed alike
+      all 8 ranks failed with the same error
 
     hint: cuda:3 is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)
     """)
+
+
+def test_the_log_below_the_home_folder_is_shown_as_a_shell_takes_it() -> None:
+    away = replace(end(1), log="/home/ann/.local/state/rank-1.err")
+    text = render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/ann"))
+    assert "   logs ~/.local/state/rank-1.err\n" in text
+    assert "   logs /home/ann/" in render(FailureReport(first=away, exits=(away,), cwd=CWD, home="/home/an"))
 
 
 def test_different_exit_statuses_are_different_failures() -> None:
@@ -372,7 +379,7 @@ def test_different_exit_statuses_are_different_failures() -> None:
     error: rank 0 failed: exit status 3   (after 4 s)
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
-      ranks 0 and 2 failed alike
+      ranks 0,2 failed with the same error
       rank 1 failed 0.5 s later: exit status 4
     """)
 
@@ -459,7 +466,7 @@ def test_a_syntax_error_in_the_script() -> None:
               ^
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
-      ranks 0 and 1 failed alike
+      both ranks failed with the same error
     """)
 
 
