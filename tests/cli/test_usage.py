@@ -126,7 +126,7 @@ REFUSED = [
     ("--forward-signals 9 x", "--forward-signals 9: SIGKILL cannot be passed on", "leave 9 out"),
     (
         "--devices cuda:0 x",
-        "--devices cuda:0: expected device indices or UUIDs such as 0,2 or GPU-8932f937",
+        "--devices cuda:0: expected device indices or UUIDs such as 0,2 or GPU-8932f937, or cpu",
         "type for example `--devices 0,2`",
     ),
     (
