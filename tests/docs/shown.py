@@ -29,7 +29,7 @@ _NAMES = [
     (r"\bafter step \d+", "after step N"),
     # torch 2.13 sometimes aborts as it ends after an exception
     (r"\(killed by SIGABRT, after", "(exit status 1, after"),
-    (r"\bexec (\S+ -m |\S*/)?ddplaunch ", "exec ddplaunch "),
+    (r"\bexec (\S+ -P -m |\S*/)?ddplaunch ", "exec ddplaunch "),
 ]
 # what became of the others depends on who was quicker, what a worker prints before the end on when that comes, and which
 # lines are equal on whether their ranks are equally quick

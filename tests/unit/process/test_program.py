@@ -85,7 +85,7 @@ SCRIPTS = [
     ("-", "a script cannot come from standard input: every worker would need all of it\n\nhint: write it to a file"),
     ("", "the name of the script is empty\n\nhint: looked in {folder}"),
     ("a" * 300, "cannot read " + "a" * 300 + ": file name too long"),
-    ("a\0b", "cannot read a\0b: embedded null byte"),
+    ("a\0b", "cannot read a\\x00b: embedded null byte"),
 ]
 
 
