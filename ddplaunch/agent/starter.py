@@ -20,12 +20,13 @@ class Starter:
     def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
         self._selector = selector
         self._note = note
-        self._handled = handled_signals()
+        self._handled: tuple[int, ...] = ()
         self._server: ForkServer | None = None
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
-        """Start the fork server, if this plan needs one, and a server that fits is not there already."""
+        """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already."""
+        self._handled = handled_signals()
         if plan.preload is None:
             return self.close()
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
