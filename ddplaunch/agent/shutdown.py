@@ -75,10 +75,10 @@ class Shutdown:
         """Wait until all files of the run are written, unless their disk hangs."""
         self._files.end()
         while self._files.is_busy:
-            self._files.expire(now := time.monotonic())
             deadline = self._files.deadline
-            for ready, _ in self._selector.select(None if deadline is None else max(0.0, deadline - now)):
+            for ready, _ in self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 ready.data()
+            self._files.expire(time.monotonic())
         self._reporter.leave_folder()
 
     def hand_over(self, state: State) -> None:

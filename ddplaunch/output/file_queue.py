@@ -89,24 +89,25 @@ class FileQueue:
         return Log(self, self._logs)
 
     def append(self, log: int, data: bytes) -> None:
-        """Append to a log, or drop it if too much waits already."""
-        if self.size + len(data) > LIMIT or self._sock is None:
+        """Append to a log; drop it if too much waits, from then on until all of that is gone."""
+        if self._missing or self.size + len(data) > LIMIT or self._sock is None:
             self._missing[log] += len(data)
             self.dropped_lines += data.count(b"\n")
-            return
-        if log in self._missing:
-            self.put(MISSING, b"%d" % self._missing.pop(log), log)
-        self.put(WRITE, data, log)
+        else:
+            self.put(WRITE, data, log)
 
     def close_log(self, log: int) -> None:
         """End a log, and say in it what is missing at its end."""
+        self._note_missing(log)
+        self.put(CLOSE, b"", log)
+
+    def _note_missing(self, log: int) -> None:
         if log in self._missing:
             self.put(MISSING, b"%d" % self._missing.pop(log), log)
-        self.put(CLOSE, b"", log)
 
     def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
         """Hand a message over, or keep it until there is room."""
-        if self._sock is None or self.size > LIMIT + _ROOM:
+        if self._sock is None or (self.size > LIMIT + _ROOM and kind != END):
             return
         header = kind + log.to_bytes(4, "little") + len(data).to_bytes(8, "little")
         self._handed_over += HEADER + len(data)
@@ -143,6 +144,8 @@ class FileQueue:
                 if self._sent_of_first == len(self._blocks[0]):
                     self._blocks.popleft()
                     self._sent_of_first = 0
+            for log in tuple(self._missing):
+                self._note_missing(log)
         except BlockingIOError:
             pass
         except OSError:

@@ -198,7 +198,8 @@ class Reporter:
         if self._reply is not None:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
-            self._folder.write("summary.json", ending)
+            dropped = self._folder.files.dropped_lines
+            self._folder.write("summary.json", {**ending, "dropped_log_lines": dropped})
 
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""
@@ -234,17 +235,18 @@ class Reporter:
 
     def report_folder(self) -> None:
         """Report what there is to say of the run folder, and was not said yet."""
-        if self._folder is not None:
+        if self._folder is not None and self._plan is not None:
             self.warn(self._folder.problem)
-            if (news := self._folder.news()) is not None:
+            if (news := self._folder.news(self._on(self._plan.workers[0].rank))) is not None:
                 self.emit("notice", text=news)
                 self.print(news)
 
     def leave_folder(self) -> None:
         """Report what could not be written in the end."""
-        self.report_folder()
-        if self._folder is not None and (left := self._folder.leave()) is not None:
-            self.print(left)
+        if self._folder is not None and self._plan is not None:
+            self.warn(self._folder.problem)
+            if (left := self._folder.leave(self._on(self._plan.workers[0].rank))) is not None:
+                self.print(left)
 
     # ---
 

@@ -143,23 +143,25 @@ class RunFolder:
         base = f"attempt_{generation}/" if self._torchrun_layout else ""
         return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
 
-    def news(self) -> str | None:
-        """Say it, once each time, when the disk hangs or answers again."""
+    def news(self, on: str) -> str | None:
+        """Say it, once each time, when the disk hangs or answers again; `on` names the host."""
         if self.files.hangs is self._told_of_hanging:
             return None
         self._told_of_hanging = self.files.hangs
         if self.files.hangs:
-            return f"warning: the log folder {self.path} does not answer; the job goes on, and its logs wait"
-        return f"the log folder {self.path} answers again{self._dropped('; ', ' of log were dropped meanwhile')}"
+            return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
+        return f"the log folder {self.path}{on} answers again{self._dropped('; ', ' of log were dropped meanwhile')}"
 
-    def leave(self) -> str | None:
-        """Leave what is not written to the writer, and say so."""
+    def leave(self, on: str) -> str | None:
+        """Leave what is not written to the writer, and say so; `on` names the host."""
         hung = self.files.hangs
         self.files.leave()
         if not hung:
             return None
-        dropped = self._dropped(" ", " of log dropped, the rest")
-        return f"warning: the log folder {self.path} does not answer:{dropped or ' what waits for it'} is written if it ever does"
+        dropped = self._dropped("", " of log dropped; ")
+        return (
+            f"warning: the log folder {self.path}{on} does not answer: {dropped}what waits is written if it ever does"
+        )
 
     def _dropped(self, before: str, after: str) -> str:
         lines = self.files.dropped_lines
