@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -35,7 +35,7 @@ class Writer:
     sock: socket.socket
     shared: int
     files: FileQueue
-    taken: bytes = b""
+    taken: bytearray = field(default_factory=bytearray)
 
     def take(self) -> None:
         """Take all that there is, with what is still to be sent."""
@@ -53,7 +53,7 @@ class Writer:
         while at < len(self.taken):
             size = int.from_bytes(self.taken[at + 5 : at + HEADER], "little")
             log = int.from_bytes(self.taken[at + 1 : at + 5], "little")
-            found.append((self.taken[at : at + 1], log, self.taken[at + HEADER : at + HEADER + size]))
+            found.append((bytes(self.taken[at : at + 1]), log, bytes(self.taken[at + HEADER : at + HEADER + size])))
             at += HEADER + size
         return found
 
