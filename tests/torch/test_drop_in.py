@@ -114,6 +114,7 @@ def test_a_failure_that_record_saw_is_in_the_error_file_and_reported_once(job, p
     job.nothing_left()
 
 
+@pytest.mark.slow  # transformers' Trainer is accelerate's
 @needs("accelerate")
 def test_accelerates_own_test_script_passes(job):
     spec = find_spec("accelerate")

@@ -17,7 +17,7 @@ SAME = re.compile(r"weights off by \S+ from those of one process with the uncut 
 
 
 def test_two_workers_train_the_weights_of_one_process(job: Job) -> None:
-    result = launched(job, "--nproc-per-node", 2, EXAMPLE)
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--epochs", 4, "--target", 80)
     assert result.status == 0, result.err
     assert SAME.search(result.out)
     where = re.findall(r"rank (\d) of 2: gloo, lower half on cpu, upper half on cpu", result.out)

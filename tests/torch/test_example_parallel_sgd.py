@@ -16,12 +16,12 @@ FINAL = re.compile(r"accuracy ([\d.]+)% on 360 held-back images; one process giv
 
 
 def test_two_workers_learn_in_two_rounds_what_one_process_learns(job: Job) -> None:
-    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--rounds", 2)
+    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--rounds", 2, "--epochs", 2, "--target", 80)
     assert result.status == 0, result.err
     assert re.findall(r"round (\d): alone [\d.]+%, [\d.]+%; averaged", result.out) == ["1", "2"]
     final = FINAL.search(result.out)
     assert final is not None, result.out
-    assert float(final[1]) >= 97
+    assert float(final[1]) >= 80
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,27 +29,21 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_interrupted_and_started_again_it_ends_with_the_same_weights_bit_for_bit(job: Job, tmp_path: Path) -> None:
+def test_interrupted_and_started_again_it_ends_with_the_same_weights_bit_for_bit(job: Job) -> None:
     """With two workers: of more, DDP adds the gradients in another order after its first step, which a new start repeats."""
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    command = ["--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--checkpoint", "digits.pt", *SHORT]
-    undisturbed = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command],
-        cwd=whole, env={**job.env, **LIGHT, "OMP_NUM_THREADS": "1", "TMPDIR": str(whole)},
-        capture_output=True, text=True, timeout=LONG, check=False,
-    )  # fmt: skip
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    words = ("--nproc-per-node", 2, EXAMPLE, *SHORT, "--checkpoint")
+    undisturbed = launched(job, *words, "whole.pt")
+    assert undisturbed.status == 0, undisturbed.err
 
     interrupt(job, after=random.choice((1, 2)))
-    result = launched(job, "--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", *SHORT)
+    result = launched(job, *words, "digits.pt")
     assert result.status == 0, result.err
     assert "goes on before step" in result.out
 
-    one, other = weights(whole / "digits.pt"), weights(job.home / "digits.pt")
+    one, other = weights(job.home / "whole.pt"), weights(job.home / "digits.pt")
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
-    assert END.findall(undisturbed.stdout) == END.findall(result.out) != []
+    assert END.findall(undisturbed.out) == END.findall(result.out) != []
     assert not list(job.home.glob("*.tmp"))
 
 

@@ -84,7 +84,11 @@ def test_the_same_script_runs_under_ddplaunch(job, program):
 @pytest.mark.parametrize(
     ("signum", "words", "status"),
     [
-        pytest.param(signal.SIGUSR1, ["loaders"], 0, id="SIGUSR1, which does not end their data loaders"),
+        pytest.param(
+            *(signal.SIGUSR1, ["loaders"], 0),
+            id="SIGUSR1, which does not end their data loaders",
+            marks=pytest.mark.slow,  # in_script.py sends it to one of its workers
+        ),
         pytest.param(signal.SIGTERM, ["loaders"], 128 + 15, id="SIGTERM, which stops the job but not its data loaders"),
     ],
 )
