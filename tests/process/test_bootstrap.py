@@ -418,7 +418,7 @@ def test_its_classes_reach_the_processes_that_it_starts(kind: str, target: str, 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 @OTHER_PYTHON
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_its_data_set_reaches_the_data_loader(method: str, tmp_path: Path) -> None:
     script = shutil.copy(PROGRAMS / "loads.py", tmp_path / "loads.py")
     ours = run(PYTHON, WORKER / "bootstrap.py", "script", script, method, cwd=tmp_path)

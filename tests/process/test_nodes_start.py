@@ -196,7 +196,7 @@ def test_a_node_rank_beside_an_endpoint_is_kept(nodes, program):
 
 
 def test_agents_that_race_for_the_coordinators_place_come_together(nodes):
-    for _ in range(20):
+    for _ in range(5):
         started = [nodes.node(*nodes.c10d(4), "--no-python", "/bin/true") for _ in range(4)]
         assert nodes.statuses(*started) == [0] * 4, [node.err for node in started]
     nodes.nothing_left()

@@ -90,7 +90,7 @@ def test_a_test_runs_on_every_rank_and_fails_with_the_first_failing_rank(session
                 assert call() * 2 == "x" + str(thing.number)
             time.sleep(600)
 
-        @pytest.mark.ddplaunch(nproc=2)
+        @pytest.mark.ddplaunch(nproc=1)
         class TestClass:
             def setup_method(self):
                 self.made = [os.getpid()]
@@ -128,8 +128,9 @@ def test_skips_expected_failures_and_pytest_fail_are_honoured(session, pytester)
         test_it="""
         import os, time
         import pytest
-        pytestmark = pytest.mark.ddplaunch(nproc=2)
+        pytestmark = pytest.mark.ddplaunch(nproc=1)
 
+        @pytest.mark.ddplaunch(nproc=2)
         def test_skips_on_one_rank():
             if os.environ["RANK"] == "1":
                 pytest.skip("not on this rank")

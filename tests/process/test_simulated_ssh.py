@@ -18,7 +18,7 @@ from ddplaunch.remote.protocol import greeting, pack
 from ddplaunch.remote.startup import MAX_STARTING
 from tests.conftest import send_again, until
 
-HOSTS = "127.0.0.1,127.0.0.2,127.0.0.3"
+HOSTS = "127.0.0.1,127.0.0.2"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def pids(ssh: Path, host: str) -> tuple[int, int]:
 
 
 def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
-    start(job, env, program("place"))
+    start(job, env, program("place"), hosts="127.0.0.1,127.0.0.2,127.0.0.3")
     result = job.wait()
     assert result.status == 0, result.err
     places = [json.loads(place)["variables"] for place in job.signs("place", 6)]
@@ -81,7 +81,7 @@ def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, progr
     called = (ssh / "127.0.0.2.called").read_text()
     assert "BatchMode=yes" in called
     assert called.splitlines()[-1] == f"exec {sys.executable} -P -m ddplaunch.launcher.host"
-    for place in job.signs("place", 6):
+    for place in job.signs("place", 4):
         assert "DDPLAUNCH_TOKEN" not in place
     job.nothing_left()
 
@@ -122,6 +122,7 @@ def test_the_only_worker_on_another_host_is_shown_as_it_is(job, env, program):
     job.nothing_left()
 
 
+@pytest.mark.slow  # so many processes
 def test_more_hosts_than_are_called_at_a_time(job, env, program):
     number = MAX_STARTING + 3
     hosts = ",".join(f"127.0.1.{host}:1" for host in range(1, number + 1))
@@ -134,12 +135,8 @@ def test_more_hosts_than_are_called_at_a_time(job, env, program):
 
 @pytest.mark.parametrize(
     ("host", "message", "hint"),
-    [
-        ("unknown", "cannot resolve the host name", "ssh unknown"),
-        ("refusing", "ssh connection refused", "sshd"),
-        ("silent", "ssh connection timed out", "is it up"),
+    [  # all others: tests/unit/remote/test_diagnose.py
         ("stranger", "its host key is not in known_hosts", "ssh-keyscan stranger"),
-        ("locked", "ssh cannot log in without a password", "ssh-copy-id locked"),
         ("old", "ddplaunch there is 0.0.1, here it is", "--remote-python"),
     ],
 )
@@ -162,18 +159,11 @@ def test_all_hosts_that_cannot_be_used_are_named(job, env, program):
     job.nothing_left()
 
 
-@pytest.mark.parametrize(
-    ("python", "message"),
-    [
-        ("/no/such/python", "/no/such/python does not exist there"),
-        ("/etc/passwd", "/etc/passwd cannot be executed there"),
-    ],
-)
-def test_an_interpreter_that_cannot_be_used_is_named(job, env, program, python, message):
-    start(job, env, "--remote-python", python, program("behave"))
+def test_an_interpreter_that_cannot_be_used_is_named(job, env, program):
+    start(job, env, "--remote-python", "/etc/passwd", program("behave"))
     result = job.wait()
     assert result.status == 121
-    assert f"error: 127.0.0.1, 127.0.0.2, 127.0.0.3: {message}" in result.err
+    assert "error: 127.0.0.1, 127.0.0.2: /etc/passwd cannot be executed there" in result.err
     assert "--remote-python" in result.err
     job.nothing_left()
 
@@ -212,10 +202,10 @@ def test_without_ssh_that_is_said(job, env, program):
     job.nothing_left()
 
 
-@pytest.mark.parametrize("hosts", ["127.0.0.1,127.0.0.2,refusing", "127.0.0.1,refusing,127.0.0.2"])
-def test_a_host_that_was_given_up_is_not_waited_for(job, env, program, hosts):
+def test_a_host_that_was_given_up_is_not_waited_for(job, env, program):
     """The last call is for those who may still come."""
-    start(job, env, "--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=600", program("place"), hosts=hosts)
+    words = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=600", program("place"))
+    start(job, env, *words, hosts="127.0.0.1,refusing,127.0.0.2")
     result = job.wait()
     assert result.status == 0, result.err
     assert "going on without refusing: ssh connection refused" in result.err
@@ -236,29 +226,29 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program
 @pytest.mark.parametrize("who", ["front", "loop"])
 def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, env, program, who):
     process = start(job, env, "--grace-period", "0.2", program("behave"), "all=stubborn")
-    job.signs("ready", 6)
+    job.signs("ready", 4)
     (loop,) = psutil.Process(process.pid).children()
     os.kill(process.pid if who == "front" else loop.pid, SIGKILL)
     assert job.wait().status == (-SIGKILL if who == "front" else 122)
     job.nothing_left(patience=20)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_connection_that_is_killed_ends_the_job_everywhere(job, env, ssh, program, host):
     start(job, env, program("behave"))
-    job.signs("ready", 6)
+    job.signs("ready", 4)
     os.kill(pids(ssh, host)[0], SIGKILL)
     result = job.wait()
     assert result.status == 122
     assert result.err.count("error: ") == 1
-    lost = "error: 127.0.0.1: lost: " if host == "127.0.0.1" else "error: node 2 (127.0.0.3) was lost: cut off"
+    lost = "error: 127.0.0.1: lost: " if host == "127.0.0.1" else "error: node 1 (127.0.0.2) was lost: cut off"
     assert lost in result.err
     job.nothing_left(patience=20)
 
 
 def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env, ssh, program):
     start(job, env, "--heartbeat-timeout", "1s", program("behave"))
-    job.signs("ready", 6)
+    job.signs("ready", 4)
     client = pids(ssh, "127.0.0.2")[0]
     os.kill(client, signal.SIGSTOP)
     result = job.wait()
@@ -268,10 +258,10 @@ def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env,
 
 def test_a_stop_signal_reaches_every_host(job, env, program):
     process = start(job, env, program("behave"), "all=polite")
-    job.signs("ready", 6)
+    job.signs("ready", 4)
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    for rank in range(6):
+    for rank in range(4):
         assert job.sign(f"got-{rank}") == "SIGTERM"
     job.nothing_left()
 
@@ -300,7 +290,7 @@ def test_an_only_host_hears_the_second_stop_signal_too(job, env, program):
 def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
     """As when the network is gone, and nobody says so."""
     process = start(job, env, "--heartbeat-timeout", "1s", program("behave"))
-    workers = [int(pid) for pid in job.signs("ready", 6)]
+    workers = [int(pid) for pid in job.signs("ready", 4)]
     (loop,) = psutil.Process(process.pid).children()
     loop.send_signal(signal.SIGSTOP)
     until(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the end of the workers")
