@@ -10,6 +10,8 @@ from signal import SIGKILL
 
 import pytest
 
+from tests.conftest import PROGRAMS
+from tests.nodes import Nodes, several
 from tests.process.test_run_folder import check
 
 
@@ -18,6 +20,15 @@ def stranger(nodes) -> Iterator[socket.socket]:
     """A service of somebody else, which takes connections and says nothing."""
     with socket.socket() as service:
         yield service
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Iterator[Nodes]:
+    """A job of 2 nodes with 2 workers each that has ended well."""
+    for nodes in several(tmp_path_factory.mktemp("finished")):
+        nodes.static_nodes(2, "--nproc-per-node", 2, PROGRAMS / "place.py")
+        assert nodes.statuses() == [0, 0]
+        yield nodes
 
 
 def test_ranks_count_on_from_node_to_node_whatever_each_of_them_brings(nodes, program):
@@ -36,21 +47,19 @@ def test_ranks_count_on_from_node_to_node_whatever_each_of_them_brings(nodes, pr
     ]
 
 
-def test_what_all_workers_share_is_the_same_on_all_nodes(nodes, program):
-    nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
-    assert nodes.statuses() == [0, 0]
+def test_what_all_workers_share_is_the_same_on_all_nodes(finished):
     expected = {
         "WORLD_SIZE": "4",
         "GROUP_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(nodes.port),
+        "MASTER_PORT": str(finished.port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "DDPLAUNCH_BACKEND": "gloo",
-        "DDPLAUNCH_RUN_ID": nodes.folder.name,
-        "TORCHELASTIC_RUN_ID": nodes.folder.name,
+        "DDPLAUNCH_RUN_ID": finished.folder.name,
+        "TORCHELASTIC_RUN_ID": finished.folder.name,
     }
     for rank in range(4):
-        assert nodes.place(rank).items() >= expected.items()
+        assert finished.place(rank).items() >= expected.items()
 
 
 def test_without_a_port_node_0_reserves_one_and_all_are_told(nodes, program):
@@ -64,11 +73,9 @@ def test_without_a_port_node_0_reserves_one_and_all_are_told(nodes, program):
     }
 
 
-def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(nodes, program):
-    started = nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
-    assert nodes.statuses() == [0, 0]
+def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(finished):
     for place in range(2):
-        folder = nodes.folder_of(place)
+        folder = finished.folder_of(place)
         plan = json.loads((folder / "plan.json").read_text())
         ranks = [2 * place, 2 * place + 1]
         assert (plan["nnodes"], plan["world_size"]) == (2, 4)
@@ -78,8 +85,9 @@ def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(nodes, program):
         assert {log.name for log in folder.glob("rank-*")} == {f"rank-{r}.{s}" for r in ranks for s in ("out", "err")}
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["status"] == 0
-        assert str(folder) in started[place].err
-    assert {path.name for path in nodes.folder.iterdir()} == {"node-0", "node-1"}
+        assert str(folder) in finished.started[place].err
+        assert "unauthenticated: " in (folder / "plan.json").read_text(), "nobody is kept out without a token"
+    assert {path.name for path in finished.folder.iterdir()} == {"node-0", "node-1"}
 
 
 def test_nodes_with_homes_of_their_own_have_folders_of_one_name(nodes, program):
@@ -98,15 +106,13 @@ def test_the_name_of_the_run_is_that_of_node_0(nodes, program):
     assert {nodes.place(rank)["DDPLAUNCH_RUN_ID"] for rank in range(2)} == {"name-0"}
 
 
-def test_the_first_node_records_who_joins_and_each_of_them_its_own_workers(nodes, program):
-    nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
-    assert nodes.statuses() == [0, 0]
-    joined = nodes.events_of(0, "node_joined")
+def test_the_first_node_records_who_joins_and_each_of_them_its_own_workers(finished):
+    joined = finished.events_of(0, "node_joined")
     assert [(event["node_rank"], event["workers"]) for event in joined] == [(0, 2), (1, 2)]
     assert {event["host"] for event in joined} == {socket.gethostname()}
     for place in range(2):
-        assert {event["rank"] for event in nodes.events_of(place, "worker_exited")} == {2 * place, 2 * place + 1}
-        assert nodes.events_of(place)[-1]["event"] == "job_ended"
+        assert {event["rank"] for event in finished.events_of(place, "worker_exited")} == {2 * place, 2 * place + 1}
+        assert finished.events_of(place)[-1]["event"] == "job_ended"
 
 
 def test_the_events_of_several_nodes_are_those_of_the_schema(nodes, program):
@@ -130,10 +136,8 @@ def test_output_is_prefixed_by_the_rank_in_the_whole_job(nodes):
         assert sorted(node.out.splitlines()) == [f"[{rank}] here is {rank}" for rank in ranks]
 
 
-def test_each_node_closes_with_a_line_about_the_whole_job(nodes, program):
-    started = nodes.static_nodes(2, "--nproc-per-node", 2, program("place"))
-    assert nodes.statuses() == [0, 0]
-    for node in started:
+def test_each_node_closes_with_a_line_about_the_whole_job(finished):
+    for node in finished.started:
         first, last = node.err.splitlines()
         assert first.startswith("ddplaunch: 4 workers on 2 nodes, gloo ")
         assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
@@ -166,11 +170,9 @@ def test_another_number_of_nodes_is_a_warning(nodes, program):
     assert "warning: --nnodes is not the same on all nodes: 2 on " in nodes.started[0].err
 
 
-def test_workers_of_several_nodes_talk_over_the_interface_that_the_nodes_do(nodes, program):
-    nodes.static_nodes(2, program("place"))
-    assert nodes.statuses() == [0, 0]
+def test_workers_of_several_nodes_talk_over_the_interface_that_the_nodes_do(finished):
     for rank in range(2):
-        place = nodes.place(rank)
+        place = finished.place(rank)
         assert (place["GLOO_SOCKET_IFNAME"], place["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
 
 

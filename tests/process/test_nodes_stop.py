@@ -23,7 +23,7 @@ def start(nodes, program):
     return start
 
 
-@pytest.mark.parametrize(("place", "signum", "status"), [(0, SIGINT, 130), (1, SIGTERM, 143), (2, SIGINT, 130)])
+@pytest.mark.parametrize(("place", "signum", "status"), [(0, SIGINT, 130), (1, SIGTERM, 143)])
 def test_a_stop_signal_to_any_node_ends_all_with_its_status(nodes, start, place, signum, status):
     started = start("polite")
     started[place].process.send_signal(signum)
@@ -35,15 +35,6 @@ def test_a_stop_signal_to_any_node_ends_all_with_its_status(nodes, start, place,
         assert node.err.splitlines()[-1].startswith(f"ddplaunch: {words}"), node.err
 
 
-def test_workers_of_all_nodes_have_the_time_to_save(nodes, start):
-    started = start("slow")
-    started[1].process.send_signal(SIGINT)
-    nodes.signs("saving", 6)
-    (nodes.home / "signs" / "saved").touch()
-    assert nodes.statuses() == [130] * 3
-    assert not any(nodes.events_of(place, "kill_sent") for place in range(3))
-
-
 def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
     started = start("stubborn", "--grace-period", 60)
     started[1].process.send_signal(SIGINT)
@@ -53,7 +44,7 @@ def test_a_second_ctrl_c_kills_the_workers_of_all_nodes(nodes, start):
     assert all(nodes.events_of(place, "kill_sent") for place in range(3))
 
 
-def test_the_same_signal_to_every_node_is_no_second_one(nodes, start):
+def test_the_same_signal_to_every_node_is_no_second_one_and_all_workers_have_the_time_to_save(nodes, start):
     """A scheduler signals all nodes, and what node 0 makes of it may be there before the signal itself."""
     started = start("slow")
     started[0].process.send_signal(SIGTERM)
@@ -85,13 +76,10 @@ def test_the_timeout_of_node_0_is_that_of_the_job(nodes, program):
         assert node.err.splitlines()[-1].startswith("ddplaunch: stopped: --timeout of 1 s was reached"), node.err
 
 
-@pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_the_timeout_of_another_node_is_not_counted(nodes, program, kind):
-    for place, seconds in enumerate(("60", "0.6")):
-        where = nodes.static(2, place) if kind == "static" else nodes.c10d(2)
-        nodes.node(*where, "--timeout", seconds, program("behave"), "all=done_when_told")
-        if place == 0:
-            nodes.listens(int(kind == "static"))
+def test_the_timeout_of_another_node_is_not_counted(nodes, program):
+    for seconds in ("60", "0.6"):
+        nodes.node(*nodes.c10d(2), "--timeout", seconds, program("behave"), "all=done_when_told")
+        nodes.listens()
     nodes.signs("ready", 2)
     time.sleep(0.8)  # nothing is to happen
     (nodes.home / "signs" / "go").touch()
