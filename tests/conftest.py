@@ -46,10 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Wait until `condition` gives something true, and give that; fail the test naming `what` if it never does."""
     give_up = time.monotonic() + patience
-    while not (value := condition()):
-        assert time.monotonic() < give_up, f"waited {patience:g} s in vain for: {what}"
-        time.sleep(0.005)
-    return value
+    while True:
+        asked = time.monotonic()
+        if value := condition():
+            return value
+        answered = time.monotonic()
+        assert answered < give_up, f"waited {patience:g} s in vain for: {what}"
+        time.sleep(max(0.005, 2 * (answered - asked)))  # what asks a command or all of /proc would take a processor
 
 
 @dataclass
@@ -168,7 +171,7 @@ class Job:
         """Prove that no process, port or temporary file of the command remains; `patience` only if it was killed."""
         give_up = time.monotonic() + patience
         while (left := self.left()) and time.monotonic() < give_up:
-            time.sleep(0.005)
+            time.sleep(0.02)
         assert not left, [_stat(pid) for pid in left]
         for port in self.ports():
             with socket.socket() as probe:

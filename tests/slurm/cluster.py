@@ -14,11 +14,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, until
 from tests.hosts.bed import SBIN, Bed
 from tests.hosts.host import Command, Daemons, Files, Services
 from tests.hosts.proc import Process
@@ -31,15 +31,6 @@ PORTS = (6817, 6818)  # slurmctld's, slurmd's
 MUNGE_KEY = "/run/munge/key"
 
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
-
-
-def poll(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Ask until the answer is true, and give it; pause in between, for a question is a command that takes a processor."""
-    give_up = time.monotonic() + patience
-    while not (answer := question()):
-        assert time.monotonic() < give_up, f"waited {patience:g} s in vain for: {what}"
-        time.sleep(0.03)
-    return answer
 
 
 class Cluster:
@@ -121,7 +112,7 @@ class Cluster:
     def wait_nodes(self, state: str, *nodes: str, patience: float = PATIENCE) -> None:
         """Wait until nodes, all of them if none is named, are in a state."""
         wanted = dict.fromkeys(nodes or NODES, state)
-        poll(lambda: self.node_states().items() >= wanted.items(), f"{', '.join(wanted)} to be {state}", patience)
+        until(lambda: self.node_states().items() >= wanted.items(), f"{', '.join(wanted)} to be {state}", patience)
 
     def kill_slurmd(self, node: str) -> None:
         """Kill the daemon of a node; jobs run on, and the controller gives the node up some 20 s later."""
@@ -185,7 +176,7 @@ class Cluster:
         """Prove that jobs have left nothing, or soon will have: Slurm takes a moment to forget one that has ended."""
         give_up = time.monotonic() + patience
         while (left := self.left()) and time.monotonic() < give_up:
-            time.sleep(0.03)
+            time.sleep(0.1)
         assert not left, left
 
     def heal(self) -> None:
@@ -197,7 +188,7 @@ class Cluster:
         if self.queue():
             self.run(["scancel", "--signal=KILL", "--full", "--user=root"], check=False)
             self.run(["scancel", "--user=root"], check=False)
-            poll(lambda: not self.queue(), "the queue to be empty")
+            until(lambda: not self.queue(), "the queue to be empty")
         self.bed.heal()
         for node, state in self.node_states().items():
             if state.startswith(("drain", "down")):

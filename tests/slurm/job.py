@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, Job, Result
+from tests.conftest import PATIENCE, Job, Result, until
 from tests.hosts.host import Command
-from tests.slurm.cluster import CTL, Cluster, poll
+from tests.slurm.cluster import CTL, Cluster
 
 # a job in one of these stays in it; others that have ended may be on their way back into the queue
 FINAL = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"})
@@ -48,7 +48,7 @@ class Batch:
             return state if state in wanted else None
 
         try:
-            return str(poll(arrived, f"job {self.id} to be {' or '.join(sorted(wanted))}", timeout))
+            return str(until(arrived, f"job {self.id} to be {' or '.join(sorted(wanted))}", timeout))
         except AssertionError as error:
             error.add_note(f"{self.about()}\n{self.output()}")
             raise

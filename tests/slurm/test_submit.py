@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from pexpect import fdpexpect
 
-from tests.conftest import PATIENCE, PROGRAMS, Result
+from tests.conftest import PATIENCE, PROGRAMS, Result, until
 from tests.hosts.host import Command
-from tests.slurm.cluster import poll
 from tests.slurm.job import Batch, SlurmJob
 
 BEHAVE = PROGRAMS / "behave.py"
@@ -175,7 +174,7 @@ def test_the_output_of_a_job_that_is_requeued_is_shown_once_and_goes_on(job: Slu
     )  # fmt: skip
     job.sign("started-0")
     batch = submitted(job, job.err(command))
-    poll(lambda: job.out(command).endswith("start 0 "), "the first output")
+    until(lambda: job.out(command).endswith("start 0 "), "the first output")
     batch.requeue_now()
     job.sign("started-1")
     (job.home / "signs" / "go-1").touch()
@@ -251,7 +250,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(job: SlurmJob) -> 
 def test_a_job_that_is_cancelled_before_it_starts_ends_the_waiting(job: SlurmJob) -> None:
     greets = script(job, "greets.py", GREETS)
     command = job.start("submit", "--follow", "--hold", "--", greets)
-    poll(lambda: "is pending (JobHeldUser)" in job.err(command), "the reason")
+    until(lambda: "is pending (JobHeldUser)" in job.err(command), "the reason")
     batch = submitted(job, job.err(command))
     batch.cancel()
     result = job.wait(command=command)
