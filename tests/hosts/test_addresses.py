@@ -114,6 +114,7 @@ class TestHostsWithBothFamilies:
         assert {place["MASTER_ADDR"] for place in variables} == {address}
         assert interfaces(variables) == {("eth0", "=eth0")}
 
+    @pytest.mark.slow  # gloo talks over the same interface by one family as by the other
     def test_they_train(self, train):
         train("node0")
 

@@ -213,7 +213,7 @@ def test_workers_on_two_hosts_train_over_gloo(job, program):
 
 
 def test_a_job_runs_to_its_end_over_a_slow_link_that_loses_packets(job, program):
-    job.bed.lag("node1", 200, loss_percent=5)
+    job.bed.lag("node1", 100, loss_percent=5)
     over_ssh.start(job, "--nproc-per-node", 2, program("writes"), "letters", 300)
     result = job.wait(host=LOGIN)
     assert result.status == 0, result.err
