@@ -175,7 +175,7 @@ def test_a_test_that_hangs_shows_where_every_rank_is_and_a_death_how(session, py
         def lies_here(): time.sleep(600)
         def lies_there(): time.sleep(600)
 
-        @pytest.mark.ddplaunch(nproc=2, timeout=10)
+        @pytest.mark.ddplaunch(nproc=2, timeout=6)
         def test_hangs():
             lies_here() if os.environ["RANK"] == "0" else lies_there()
 
@@ -188,7 +188,7 @@ def test_a_test_that_hangs_shows_where_every_rank_is_and_a_death_how(session, py
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "JobTimeout: stopped: timeout of 10 s was reached*",
+            "JobTimeout: stopped: timeout of 6 s was reached*",
             "where rank 0 was:",
             "*in lies_here",
             "*in test_hangs",

@@ -30,10 +30,10 @@ def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_s
     job: Job, undisturbed: Path
 ) -> None:
     chaos = (
-        f"kill:{random.randrange(2)}@{random.randrange(500, 6000)}ms"  # between the start and step 120 at the earliest
+        f"kill:{random.randrange(2)}@{random.randrange(500, 2800)}ms"  # between the start and step 120 at the earliest
     )
     words = ["--nnodes", 2, "--nproc-per-node", 1, "--simulate", "--max-restarts", 1, "--chaos", chaos]
-    options = ["--checkpoint", "killed.pt", "--pause", 0.05, "--same-as", undisturbed]
+    options = ["--checkpoint", "killed.pt", "--pause", 0.02, "--same-as", undisturbed]
     result = launched(job, *words, EXAMPLE, *options)
     assert result.status == 0, f"{chaos}\n{result.err}"
     assert "ddplaunch: chaos: killed rank" in result.err, chaos
