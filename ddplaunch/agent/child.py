@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.errors import LaunchError, below, visible
-from ddplaunch.process.linux import become_subreaper, signal_at_end_of
+from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 
@@ -21,10 +21,11 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
     The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them.
 
     Raises:
-        LaunchError: the machine has no room for the agent.
+        LaunchError: the machine has no room for the agent, or its kernel lacks what supervision needs.
     """
     become_subreaper()
     try:
+        check_kernel()
         pipes = FrontPipes.make()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         pid = os.fork()

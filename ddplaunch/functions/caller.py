@@ -17,12 +17,14 @@ import sys
 import time
 from typing import IO, Any
 
+from ddplaunch.errors import LaunchError
 from ddplaunch.functions import exceptions, request
 from ddplaunch.functions.connection import ERROR, RESULT, Hello, Listener, WorkerConnection
 from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
+from ddplaunch.process.linux import check_kernel
 from ddplaunch.spec import JobSpec
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
@@ -83,6 +85,10 @@ class Caller:
             raise exceptions.JobError(
                 "this program has no Python interpreter to start workers with (sys.executable is empty)"
             )
+        try:
+            check_kernel()
+        except LaunchError as error:
+            raise exceptions.JobError(f"{error.message}; {error.hint}") from None
         ours, theirs = socket.socketpair()
         self._selector.register(ours, selectors.EVENT_READ, self._read_control)
         self._ours = ours

@@ -11,6 +11,7 @@ from ddplaunch.agent import front, loop
 from ddplaunch.agent.setup import AgentSetup, JobInputs
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
+from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.coordinator.link import Link
 from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices.node import Node, torch_build
@@ -58,6 +59,8 @@ def run(
     several = allocation.rendezvous is not None and not spec.no_control
     if draft.master_port and 0 in draft.ranks:
         port.reserve(draft.master_port).release()
+    if draft.world_size > 1 and draft.master_addr == LOOPBACK:
+        port.check_loopback()
     if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):
         raise LaunchError(
             "--debug needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"

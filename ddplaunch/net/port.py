@@ -65,6 +65,23 @@ def _holder(port: int) -> str:
     return f" by pid {holder.pid} ({command[:200]})"
 
 
+def check_loopback() -> None:
+    """Check that processes of this host reach each other.
+
+    Raises:
+        LaunchError: its loopback interface is down, as in a new network namespace.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # sends nothing
+        except OSError as error:
+            raise LaunchError(
+                f"the workers cannot reach each other at 127.0.0.1: {(error.strerror or str(error)).lower()}",
+                hint="is the interface lo of this network namespace down? `ip link set lo up`; or name another address of "
+                "this host: `--master-addr HOST`",
+            ) from None
+
+
 def for_all_addresses() -> socket.socket:
     """Give a socket for all addresses, "": both families where the kernel has IPv6, as torch's TCPStore binds it."""
     try:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import resource
 import signal
 import sys
 import termios
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import NOT_EXECUTABLE
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -19,6 +23,27 @@ OPEN_FILES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def check_kernel() -> None:
+    """Check that there are process descriptors, by which supervision knows processes.
+
+    Raises:
+        LaunchError: the kernel is too old for them, or a filter forbids them.
+        OSError: the process is at a limit.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        reason = (error.strerror or str(error)).lower()
+        raise LaunchError(
+            f"the system call pidfd_open, without which ddplaunch cannot supervise, fails here: {reason}",
+            hint=f"it takes Linux 5.3 or newer (this is {os.uname().release}), and in a container or sandbox a seccomp "
+            "profile that allows it",
+            status=NOT_EXECUTABLE,
+        ) from None
 
 
 def become_subreaper() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -187,22 +190,6 @@ def without_rights(*command: str, processes: int | None = None) -> list[str]:
 # --- limits
 
 
-@pytest.mark.parametrize("where", [(), ("--simulate", "--nnodes=2")], ids=["one", "simulated"])
-@pytest.mark.parametrize("colour", ["", "1"])
-def test_no_terminal_obeys_what_a_worker_has_us_say(job, where, colour):
-    script = job.home / "a\x1b]52;c;cm0K\x07\nerror: b.py"
-    script.write_text("raise type('\\x1bcT\\nhint: c', (Exception,), {})('\\x9b2J\\u202e\\r\\ud83d \\x1b[8mhidden')")
-    job.start(*where, "--output=none", script, env={"FORCE_COLOR": colour})
-    shown = job.wait().err
-    ours = shown.replace("\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m", "error:")
-    assert ours.replace("\n", "").isprintable(), shown
-    assert ("\x1b" in shown) is bool(colour)
-    assert {line.partition(":")[0] for line in ours.splitlines() if line[:1].strip()} == {"ddplaunch", "error"}
-    missing = job.run("a\x1bc\nhint: b.py")
-    assert missing.err.startswith("error: a\\x1bc\n  hint: b.py does not exist\n")
-    job.nothing_left()
-
-
 @pytest.mark.parametrize("limit", range(20, 28))
 def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit):
     """At one of these limits each of the calls that a start needs is the one that fails."""
@@ -301,4 +288,63 @@ def test_the_command_may_be_the_first_process_of_a_container(job, program):
     result = job.wait()
     assert result.status == 128 + signal.SIGTERM, result.err
     job.signs("saved", 2)
+    job.nothing_left()
+
+
+# --- text of others
+
+
+@pytest.mark.parametrize("where", [(), ("--simulate", "--nnodes=2")], ids=["one", "simulated"])
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_no_terminal_obeys_what_a_worker_has_us_say(job, where, colour):
+    script = job.home / "a\x1b]52;c;cm0K\x07\nerror: b.py"
+    script.write_text("raise type('\\x1bcT\\nhint: c', (Exception,), {})('\\x9b2J\\u202e\\r\\ud83d \\x1b[8mhidden')")
+    job.start(*where, "--output=none", script, env={"FORCE_COLOR": colour})
+    shown = job.wait().err
+    ours = shown.replace("\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m", "error:")
+    assert ours.replace("\n", "").isprintable(), shown
+    assert ("\x1b" in shown) is bool(colour)
+    assert {line.partition(":")[0] for line in ours.splitlines() if line[:1].strip()} == {"ddplaunch", "error"}
+    missing = job.run("a\x1bc\nhint: b.py")
+    assert missing.err.startswith("error: a\\x1bc\n  hint: b.py does not exist\n")
+    job.nothing_left()
+
+
+# --- a kernel or a sandbox that lacks something
+
+
+def without_pidfd_open() -> None:
+    """Have pidfd_open fail with ENOSYS in this process and all that it starts (seccomp(2), bpf of linux/filter.h)."""
+    load, if_equal, give = 0x20, 0x15, 0x06
+    allow, fail = 0x7FFF0000, 0x00050000 | errno.ENOSYS
+    program = [(load, 0, 0, 0), (if_equal, 0, 1, 434), (give, 0, 0, fail), (give, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    filter_ = struct.pack("HP", len(program), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, filter_, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def test_a_kernel_without_process_descriptors_is_named(job, program):
+    result = job.run(program("writes"), "both", preexec_fn=without_pidfd_open)
+    assert (result.status, result.out) == (126, "")
+    assert "pidfd_open" in result.err
+    assert f"hint: it takes Linux 5.3 or newer (this is {os.uname().release})" in result.err
+    assert "seccomp" in result.err
+    job.nothing_left()
+
+
+def without_network() -> None:
+    """Move this process into a network namespace of its own, in which no interface is up."""
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0  # CLONE_NEWNET; os.unshare is there from Python 3.12 on
+
+
+@root_only
+@pytest.mark.parametrize("where", [("--nproc-per-node=2",), ("--nnodes=2", "--simulate")], ids=["one", "simulated"])
+def test_a_loopback_interface_that_is_down_is_named(job, program, where):
+    result = job.run(*where, program("writes"), "both", preexec_fn=without_network)
+    assert (result.status, result.out) == (2 if len(where) == 1 else 121, "")
+    assert "the workers cannot reach each other at 127.0.0.1: network is unreachable" in result.err
+    assert "ip link set lo up" in result.err
+    assert job.run(program("writes"), "both", preexec_fn=without_network).status == 0  # one worker needs none
     job.nothing_left()
