@@ -395,7 +395,14 @@ CONFLICTS = [
         "--simulate --nnodes 3 --chaos kill:5@2s,node:3@1s",
         (
             "error: --chaos kill:5@2s,node:3@1s: there is no node 3, since the job has 3\n\n"
-            "hint: ranks of nodes count from 0; --nnodes says how many there are\n"
+            "hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are\n"
+        ),
+    ),
+    (
+        "--simulate --nnodes 1:2 --nproc-per-node 2 --chaos kill:3@2s,hang:4@1s",
+        (
+            "error: --chaos kill:3@2s,hang:4@1s: there is no rank 4, since the job has 4\n\n"
+            "hint: ranks count from 0; --nnodes and --nproc-per-node say how many there are\n"
         ),
     ),
     (
