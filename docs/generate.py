@@ -321,6 +321,7 @@ def _causes() -> str:
     words = {
         name: name.upper() for name in ("device", "rank", "signal", "memory", "interpreter", "shm", "module", "flag")
     }
+    words["full"] = words["device"]
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]
     return _page(
         "# Causes of failures",

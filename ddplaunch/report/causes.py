@@ -45,14 +45,14 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
     general = {
         "device": end.device,
         "rank": end.rank,
+        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
         "interpreter": facts.interpreter or "the workers' Python",
         "shm": f"{size(facts.shm_free or 0)} of {size(facts.shm_size or 0)} free",
     }
     for row in CAUSES:
-        found = row.predicate(end, facts)
-        if found is not None:
+        if (found := row.predicate(end, facts)) is not None:
             return Cause(name=row.name, advice=row.advice.format(**general | dict(found)))
     return None
 
@@ -95,7 +95,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "device out of memory",
         matches(r"(?:CUDA|HIP|XPU) out of memory|(?:CUDA|HIP) error: out of memory|cudaErrorMemoryAllocation"),
-        "{device} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
+        "{full} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
     ),
     Row(
         "host out of memory",

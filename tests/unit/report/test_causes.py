@@ -6,6 +6,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 
 import pytest
 
+from ddplaunch.record import replace
 from ddplaunch.report.causes import CAUSES, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
@@ -361,12 +362,17 @@ def test_an_exception_is_not_explained_by_a_preemption() -> None:
             "/opt/venv/bin/python has no module `torchvision`",
         ),
         (
+            replace(raised("torch.OutOfMemoryError", "CUDA out of memory."), device="cpu"),
+            Evidence(),
+            "a GPU, which ddplaunch gave no worker, is full",
+        ),
+        (
             _argparse("the following arguments are required: data, --local_rank"),
             Evidence(),
             "--local_rank '${local_rank}'",
         ),
     ],
-    ids=["memory", "signal", "shm", "device", "module", "local rank"],
+    ids=["memory", "signal", "shm", "device", "module", "a device of nobody", "local rank"],
 )
 def test_the_advice_names_what_it_is_about(worker: WorkerExit, facts: Evidence, words: str) -> None:
     cause = classify(worker, facts)
