@@ -8,6 +8,7 @@ all tasks', and hidden when Slurm kills them. Agents write whole lines, which sr
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import time
@@ -231,4 +232,5 @@ class Watcher:
     def _write(self, text: str) -> None:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))
         while self._queue.size:
+            select.select((), (self._queue,), ())
             self._queue.flush()
