@@ -25,7 +25,7 @@ def _ssh(heartbeat_timeout: float) -> tuple[str, ...]:
         "ConnectTimeout": str(max(5, round(heartbeat_timeout))),
         "ServerAliveInterval": str(max(1, round(heartbeat_timeout / _PROBES))),
         "ServerAliveCountMax": str(_PROBES),
-        "ControlMaster": "no",  # an existing one may be used, but none of ours may outlive the job
+        "ControlPath": "none",  # a connection of our own: one that is shared may be slow or full, and end with others' work
         "ClearAllForwardings": "yes",  # 64 connections cannot all forward one port
         "RemoteCommand": "none",
     }

@@ -121,8 +121,7 @@ class Dispatcher:
         self._console.update(self._hosts)
         deadline = soonest(
             self._heartbeat_at,
-            self._startup.connect_by,
-            self._startup.end_by,
+            self._startup.deadline,
             self._settle_by,
             self._loss_report_at,
             self._chaos.deadline,
@@ -145,6 +144,8 @@ class Dispatcher:
             for host in self._startup.unconnected():
                 self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
                 host.kill()
+        if self._startup.notice_at is not None and now >= self._startup.notice_at:
+            self._startup.name_silent(self._console.notify)
         if self._settle_by is not None and (now >= self._settle_by or not self._startup.is_undecided):
             self._settle_by = None
             self._startup.disconnect()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
+from ddplaunch.remote.diagnose import names
+from ddplaunch.supervise.deadline import soonest
 
 MAX_STARTING = 64  # hosts whose agent is being started
+NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
 QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
 
 
@@ -37,7 +41,13 @@ class Startup:
         self._has_failed = has_failed
         self.is_stopped = False  # no more agents are started
         self.connect_by: float | None = time.monotonic() + rdzv_timeout  # then `unconnected` is due
+        self.notice_at: float | None = time.monotonic() + NOTICE_AFTER  # then `name_silent` is due
         self.end_by: float | None = None  # then `kill_remaining` is due
+
+    @property
+    def deadline(self) -> float | None:
+        """When something is due."""
+        return soonest(self.connect_by, self.notice_at, self.end_by)
 
     @property
     def all_closed(self) -> bool:
@@ -73,6 +83,14 @@ class Startup:
         self.connect_by = None
         return [host for host in self._hosts if host.phase in (HostPhase.WAITING, HostPhase.STARTING)]
 
+    def name_silent(self, notify: Callable[[str], None]) -> None:
+        """Say which hosts are waited for, and what may be the reason."""
+        self.notice_at = None
+        if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
+            command = os.path.basename(silent[0].agent.argv[0])
+            why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
+            notify(f"waiting for {names(list(map(str, silent)))}: {command} has not started ddplaunch there yet{why}")
+
     def send_heartbeats(self, timeout: float, interval: float, *, reading: bool) -> None:
         """Send heartbeats at this interval; kill connections without a reply for `timeout` seconds.
 
@@ -85,7 +103,7 @@ class Startup:
 
     def stop_starting(self) -> None:
         """Start no more agents, and stop waiting for greetings."""
-        self.is_stopped, self.connect_by = True, None
+        self.is_stopped, self.connect_by, self.notice_at = True, None, None
         for host in self._hosts:
             host.give_up()
 

@@ -1,0 +1,43 @@
+"""Which hosts are waited for at the start, and that it is said."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from typing import cast
+
+from ddplaunch.remote.connection import AgentStart, ConnectionHandler, HostConnection, HostPhase
+from ddplaunch.remote.startup import NOTICE_AFTER, Startup
+
+
+def hosts(*phases: HostPhase) -> list[HostConnection]:
+    made = []
+    for number, phase in enumerate(phases):
+        agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=b"")
+        made.append(HostConnection(agent, selectors.DefaultSelector(), cast(ConnectionHandler, None)))
+        made[-1].phase = phase
+    return made
+
+
+def startup(*phases: HostPhase) -> Startup:
+    return Startup(hosts(*phases), env={}, open_files=(0, 0), rdzv_timeout=60, quit_timeout=5, has_failed=lambda: False)
+
+
+def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
+    told: list[str] = []
+    before = time.monotonic()
+    start = startup(HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.STARTING, HostPhase.CLOSED, HostPhase.WAITING)
+    assert start.deadline is not None
+    assert before + NOTICE_AFTER <= start.deadline <= time.monotonic() + NOTICE_AFTER
+    start.name_silent(told.append)
+    assert told == [
+        "waiting for node1, node2: ssh has not started ddplaunch there yet: "
+        "a slow login, or a start-up file such as ~/.bashrc that reads stdin?"
+    ]
+    assert start.deadline == start.connect_by
+
+
+def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
+    told: list[str] = []
+    startup(HostPhase.CONNECTED, HostPhase.CLOSED).name_silent(told.append)
+    assert told == []
