@@ -16,9 +16,11 @@ _PIECE = 2**20  # bytes copied at once
 class _File:
     """A file that is only appended to, and what is known of its end."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, folder: int | None) -> None:
         self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._folder = folder
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, 0o600, dir_fd=folder)
         self.size = os.fstat(self.fd).st_size
         self.midline = self.size > 0 and os.pread(self.fd, 1, self.size - 1) != b"\n"
 
@@ -45,7 +47,7 @@ class _File:
         """Close and unlink, if the name still exists."""
         os.close(self.fd)
         with suppress(FileNotFoundError):
-            os.unlink(self.path)
+            os.unlink(self.path, dir_fd=self._folder)
 
 
 class BoundedLog:
@@ -56,20 +58,24 @@ class BoundedLog:
     the copies, too, stay within the limit. Cuts are made between lines where there are any.
     """
 
-    def __init__(self, path: str | os.PathLike[str], limit: int | None = DEFAULT_LIMIT) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], limit: int | None = DEFAULT_LIMIT, *, folder: int | None = None
+    ) -> None:
         """Open for appending, with mode 0600 where it is new; limit None: unbounded. Look at `error` afterwards.
 
+        `folder` is a descriptor of what a relative path is relative to; a link is never followed.
         What is there already counts for the first half; a file beyond it grows by a third of the limit at most.
         """
         self.error: OSError | None = None  # the first one; nothing was written since
         self.path = os.fspath(path)
+        self._folder = folder
         self._limit = limit
         self._files: list[_File] = []  # the file itself and at most two segments; the last one is written to
         self._segments = 0  # begun so far
         self._dropped = 0  # bytes between the file's own and those of the segments
         self._lost = 0  # bytes that came after the error
         try:
-            self._files.append(_File(self.path))
+            self._files.append(_File(self.path, folder))
         except OSError as error:
             self.error = error
 
@@ -104,7 +110,7 @@ class BoundedLog:
             self._dropped += oldest.size
             oldest.remove()
         self._segments += 1
-        self._files.append(_File(f"{self.path}.tail-{self._segments}"))
+        self._files.append(_File(f"{self.path}.tail-{self._segments}", self._folder))
 
     def note_missing(self, size: int, why: str) -> None:
         """Say in its place that so many bytes are missing here."""

@@ -34,6 +34,9 @@ class _Writer:
         self._done = 0  # bytes
         self._steps = 0
         self._path = ""
+        self._folder = (
+            -1
+        )  # everything is done by this, never by a path: others may have put another folder in its place
         self._events = -1
         self._logs: dict[int, BoundedLog] = {}
 
@@ -78,7 +81,7 @@ class _Writer:
                 name, _, content = data.partition(b"\n")
                 self._replace(name.decode(), content)
         except OSError as error:
-            self._reply(problem=f"{error.strerror}: {error.filename or self._path}")
+            self._reply(problem=f"{error.strerror}: {os.path.join(self._path, error.filename or '')}")
 
     def _reply(self, **reply: Any) -> None:
         with suppress(OSError):  # the agent has ended
@@ -89,28 +92,30 @@ class _Writer:
     def _make(self, root: str, name: str, runs: str | None, kept: int) -> None:
         """Make the folder of this run; of those in `runs` only so many are kept."""
         try:
-            self._path = folders.make(root, name)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._events = os.open(f"{self._path}/events.jsonl", flags, 0o600)
+            self._path, self._folder = folders.make(root, name)
+            unsafe = folders.in_anybodys_hands(self._path)
+            self._events = self._create("events.jsonl", os.O_APPEND)
         except OSError as error:
-            self._path = ""
+            self._folder = -1
             self._reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
             return
         folders.lock(self._events)
-        self._reply(made=self._path)
+        self._reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             with suppress(OSError):
                 folders.keep_newest(runs, kept, lambda: self._note_done(0))
 
-    def _place(self, name: str) -> str:
-        """Give the path of a file of the folder, and make those between. A folder that was removed stays removed."""
+    def _create(self, name: str, flags: int = 0) -> int:
+        """Create a file of the folder, which is not there yet, and give its descriptor."""
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(name, new | flags, 0o600, dir_fd=self._folder)
+
+    def _make_between(self, name: str) -> None:
+        """Make the folders in which this file lies. The whole folder, if it was removed, stays removed."""
         *between, _ = name.split("/")
-        path = self._path
-        for folder in between:
-            path = f"{path}/{folder}"
+        for depth in range(1, len(between) + 1):
             with suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-        return f"{self._path}/{name}"
+                os.mkdir("/".join(between[:depth]), 0o700, dir_fd=self._folder)
 
     def _append_event(self, line: bytes) -> None:
         if self._events < 0:
@@ -122,25 +127,25 @@ class _Writer:
 
     def _replace(self, name: str, content: bytes) -> None:
         """Write one file, whole or not at all."""
-        if not self._path:
+        if self._folder < 0:
             return
-        path = self._place(name)
+        self._make_between(name)
+        new = f"{name}.new"
         try:
-            with open(
-                os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
-            ) as file:
+            with open(self._create(new), "wb") as file:
                 file.write(content)
-            os.replace(f"{path}.new", path)
+            os.replace(new, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
             with suppress(OSError):
-                os.unlink(f"{path}.new")
+                os.unlink(new, dir_fd=self._folder)
             raise
 
     # --- logs
 
     def _open_log(self, number: int, name: str, limit: int | None) -> None:
-        if self._path:
-            self._logs[number] = log = BoundedLog(self._place(name), limit)
+        if self._folder >= 0:
+            self._make_between(name)
+            self._logs[number] = log = BoundedLog(name, limit, folder=self._folder)
             self._note_error(log)
 
     def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
@@ -159,4 +164,5 @@ class _Writer:
 
     def _note_error(self, log: BoundedLog) -> None:
         if log.error is not None:
-            self._reply(problem=f"{log.error.strerror}: {log.path}: output is shown, but no longer kept", fails=True)
+            where = f"{self._path}/{log.path}"
+            self._reply(problem=f"{log.error.strerror}: {where}: output is shown, but no longer kept", fails=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -11,8 +13,10 @@ from itertools import count
 _OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 
-def make(root: str, name: str) -> str:
-    """Make the folder `name` below `root`, or one with a number behind its name if there is such a one; give its path.
+def make(root: str, name: str) -> tuple[str, int]:
+    """Make the folder `name` below `root`, or one with a number behind its name if there is such a one.
+
+    Give its path, and a descriptor: what is done by that is done in this folder, whatever has its name by then.
 
     Raises: OSError.
     """
@@ -21,8 +25,22 @@ def make(root: str, name: str) -> str:
         path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-            return path
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if os.fstat(folder).st_uid != os.geteuid() != 0:  # what root makes over NFS is another's, too
+                raise OSError(errno.EPERM, "another user has replaced it", path)
+            return path, folder
     raise AssertionError
+
+
+def in_anybodys_hands(path: str) -> str | None:
+    """Give the folder above this one in which every user may rename what is others', None if there is none.
+
+    In one with the sticky bit, as /tmp has it, only the owner may.
+    """
+    while path != (path := os.path.dirname(path)):
+        if os.stat(path).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+            return path
+    return None
 
 
 def keep_newest(root: str, number: int, removed: Callable[[], None]) -> None:
@@ -39,13 +57,15 @@ def keep_newest(root: str, number: int, removed: Callable[[], None]) -> None:
 
 def _remove(folder: str, removed: Callable[[], None]) -> None:
     """Remove a folder as far as it can be removed; as shutil does it, whose import takes longer than the work."""
-    for place, folders, files in os.walk(folder, topdown=False):
-        for name in (*files, *folders):
-            path = f"{place}/{name}"
-            with suppress(OSError):
-                os.rmdir(path) if name in folders and not os.path.islink(path) else os.unlink(path)
-            removed()
     with suppress(OSError):
+        for _, folders, files, place in os.fwalk(folder, topdown=False):
+            for name in (*files, *folders):
+                with suppress(OSError):
+                    try:
+                        os.unlink(name, dir_fd=place)
+                    except IsADirectoryError:
+                        os.rmdir(name, dir_fd=place)
+                removed()
         os.rmdir(folder)
 
 

@@ -153,6 +153,8 @@ class Reporter:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
                 self.print(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
+            if folder.warning is not None:
+                self.print(f"warning: {folder.warning}")
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)
 
     def _who_has_the_terminal(self, where: str) -> str:

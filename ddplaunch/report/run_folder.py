@@ -68,6 +68,7 @@ class RunFolder:
         self.path: str | None = f"{root}/{name}" if name else None  # as it will be, until it is made
         self.is_made = not name  # or never will be
         self.problem: str | None = None  # the first thing that could not be written, and why
+        self.warning: str | None = None  # about where it lies
         self._torchrun_layout = torchrun_layout
         self._told_of_hanging = False
         if name:
@@ -83,8 +84,10 @@ class RunFolder:
 
     def _replied(self, reply: bytes) -> None:
         match json.loads(reply):
-            case {"made": path}:
+            case {"made": path, "unsafe": unsafe}:
                 self.path, self.is_made = path, True
+                if unsafe is not None:
+                    self.warning = f"any user may replace the folder of the logs: {unsafe} has no sticky bit (chmod +t)"
             case {"none": problem}:
                 self.path, self.is_made, self.problem = None, True, problem
                 self.files.fails = True

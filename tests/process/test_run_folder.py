@@ -18,6 +18,7 @@ import pytest
 from ddplaunch.report.events import SCHEMA
 from ddplaunch.report.run_folder import KEPT
 from tests.conftest import Job, until
+from tests.process.terminal import stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
 COMMON = {"v": int, "event": str, "at": float, "mono": float}
@@ -95,7 +96,7 @@ def signalled(job, program):
     process.send_signal(signal.SIGUSR1)
     job.signs("got", 2)
     process.send_signal(signal.SIGTSTP)
-    until(lambda: job.events("job_suspended"), "the suspension")
+    until(lambda: job.events("job_suspended") and stopped([process.pid]), "the suspension")
     process.send_signal(signal.SIGCONT)
     until(lambda: job.events("job_resumed"), "the resumption")
     process.send_signal(signal.SIGINT)
@@ -253,6 +254,37 @@ def test_the_folder_is_its_owners_alone(job, program):
     job.nothing_left()
 
 
+def test_a_folder_that_somebody_puts_in_its_place_gets_nothing(job, program):
+    logs = job.home / "logs"
+    job.start("--log-dir", logs, "--nproc-per-node=2", program("behave"), "all=default")
+    job.signs("ready", 2)
+    (folder,) = logs.iterdir()
+    until((folder / "attempt_0" / "1" / "stderr.log").exists, "the last log")
+    moved, precious = job.home / "moved", job.home / "precious"
+    precious.write_text("precious")
+    folder.rename(moved)
+    folder.mkdir()
+    for name in ("events.jsonl", "summary.json", "summary.json.new"):
+        (folder / name).symlink_to(precious)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait().status == 143
+    assert precious.read_text() == "precious"
+    assert json.loads((moved / "summary.json").read_text())["status"] == 143
+    assert '"job_ended"' in (moved / "events.jsonl").read_text()
+    job.nothing_left()
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [(0o777, True), (0o1777, False), (0o775, False)], ids=oct)
+def test_a_place_where_anybody_may_replace_the_folder_is_told(job, program, mode, is_told):
+    place = job.home / "open"
+    place.mkdir()
+    place.chmod(mode)
+    result = job.run("--log-dir", place / "logs", program("behave"), "all=done")
+    words = f"ddplaunch: warning: any user may replace the folder of the logs: {place} has no sticky bit"
+    assert (words in result.err) is is_told
+    job.nothing_left()
+
+
 @pytest.fixture
 def old_runs(job):
     """Make runs that ended long ago; give their folders, oldest first."""
@@ -317,7 +349,7 @@ root, name, go, kept = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):
     time.sleep(0.001)
-folder = folders.make(root, name)
+folder, _ = folders.make(root, name)
 events = os.open(folder + "/events.jsonl", os.O_WRONLY | os.O_CREAT)
 folders.lock(events)
 folders.keep_newest(root, int(kept), lambda: None)

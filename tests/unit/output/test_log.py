@@ -160,6 +160,15 @@ def test_a_folder_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "precious")
+    log = BoundedLog(tmp_path / "log")
+    assert log.error is not None
+    assert log.error.errno == errno.ELOOP
+    log.close()
+    assert not (tmp_path / "precious").exists()
+
+
 def test_a_folder_that_is_deleted_meanwhile_does_no_harm(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
