@@ -170,7 +170,11 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
     spec = request.spec
     if request.allocation.cluster != "static" or (spec.rdzv_conf and "is_host" in spec.rdzv_conf):
         return ()
-    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id"}))
+    origin = spec.origin("env")
+    secret = () if origin == "--env" else ("env",)  # variables from files may be, and this is printed
+    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id", *secret}))
+    if "--env-file" in origin:
+        words.insert(0, "--env-file=...")
     return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
 
 

@@ -31,6 +31,18 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
         assert node.err.count("error: ") == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"), [(("--env=A=v4lue",), " --env=A=v4lue "), (("--env-file=train.env",), " --env-file=... ")]
+)
+def test_what_is_shown_to_be_typed_holds_no_variable_of_a_file(nodes, program, given, shown):
+    (nodes.home / "train.env").write_text("A=v4lue\n")
+    node = nodes.node(*nodes.static(2, 0), *given, program("place"))
+    node.says(shown)
+    node.process.send_signal(SIGINT)
+    assert nodes.statuses() == [130]
+    assert node.err.count("v4lue") == shown.count("v4lue")
+
+
 def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
     started[0].says("2 of 3 nodes joined")
