@@ -144,13 +144,10 @@ class Dispatcher:
             for host in self._startup.unconnected():
                 self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
                 host.kill()
-        if self._startup.notice_at is not None and now >= self._startup.notice_at:
-            self._startup.name_silent(self._console.notify)
         if self._settle_by is not None and (now >= self._settle_by or not self._startup.is_undecided):
             self._settle_by = None
             self._startup.disconnect()
-        if self._startup.end_by is not None and now >= self._startup.end_by and not self._console.is_full:
-            self._startup.kill_remaining(self._console.notify)
+        self._startup.expire(now, self._console.notify, is_read=not self._console.is_full)
         if self._loss_report_at is not None and now >= self._loss_report_at:
             self._loss_report_at = None
             if not self._final_report and self._startup.only_first_connected:

@@ -41,8 +41,8 @@ class Startup:
         self._has_failed = has_failed
         self.is_stopped = False  # no more agents are started
         self.connect_by: float | None = time.monotonic() + rdzv_timeout  # then `unconnected` is due
-        self.notice_at: float | None = time.monotonic() + NOTICE_AFTER  # then `name_silent` is due
-        self.end_by: float | None = None  # then `kill_remaining` is due
+        self.notice_at: float | None = time.monotonic() + NOTICE_AFTER  # then the hosts without a greeting are named
+        self.end_by: float | None = None  # then connections that are still open are killed
 
     @property
     def deadline(self) -> float | None:
@@ -83,7 +83,14 @@ class Startup:
         self.connect_by = None
         return [host for host in self._hosts if host.phase in (HostPhase.WAITING, HostPhase.STARTING)]
 
-    def name_silent(self, notify: Callable[[str], None]) -> None:
+    def expire(self, now: float, notify: Callable[[str], None], *, is_read: bool) -> None:
+        """Do what is due, but for `unconnected`; nothing is killed while its output is not read."""
+        if self.notice_at is not None and now >= self.notice_at:
+            self._name_silent(notify)
+        if self.end_by is not None and now >= self.end_by and is_read:
+            self._kill_remaining(notify)
+
+    def _name_silent(self, notify: Callable[[str], None]) -> None:
         """Say which hosts are waited for, and what may be the reason."""
         self.notice_at = None
         if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
@@ -124,7 +131,7 @@ class Startup:
         if self.end_by is not None:
             self.end_by = max(self.end_by, time.monotonic() + QUIT_TIMEOUT)
 
-    def kill_remaining(self, notify: Callable[[str], None]) -> None:
+    def _kill_remaining(self, notify: Callable[[str], None]) -> None:
         """Kill the connections that are still open."""
         self.end_by = None
         for host in self._hosts:

@@ -29,7 +29,9 @@ def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
     start = startup(HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.STARTING, HostPhase.CLOSED, HostPhase.WAITING)
     assert start.deadline is not None
     assert before + NOTICE_AFTER <= start.deadline <= time.monotonic() + NOTICE_AFTER
-    start.name_silent(told.append)
+    start.expire(before, told.append, is_read=True)
+    assert told == []
+    start.expire(start.deadline, told.append, is_read=True)
     assert told == [
         "waiting for node1, node2: ssh has not started ddplaunch there yet: "
         "a slow login, or a start-up file such as ~/.bashrc that reads stdin?"
@@ -39,5 +41,5 @@ def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
 
 def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
     told: list[str] = []
-    startup(HostPhase.CONNECTED, HostPhase.CLOSED).name_silent(told.append)
+    startup(HostPhase.CONNECTED, HostPhase.CLOSED).expire(time.monotonic() + NOTICE_AFTER, told.append, is_read=True)
     assert told == []
