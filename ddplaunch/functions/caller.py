@@ -187,10 +187,12 @@ class Caller:
 
     def _accept(self) -> None:
         if (connection := self._listener.accept()) is not None:
-            self._others.add(WorkerConnection(connection, self._selector, self._call_for, self._result_limit))
+            self._others.add(
+                WorkerConnection(connection, self._selector, self._call_for, self._listener.prove, self._result_limit)
+            )
 
-    def _call_for(self, worker: WorkerConnection, secret: bytes, hello: Hello) -> tuple[Payload, dict[str, Any]] | None:
-        if not self._listener.is_ours(secret) or self._is_ending:
+    def _call_for(self, worker: WorkerConnection, hello: Hello) -> tuple[Payload, dict[str, Any]] | None:
+        if self._is_ending:
             return None
         try:
             payload = self._function.payload()

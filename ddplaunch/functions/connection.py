@@ -1,7 +1,12 @@
 """The connections of workers to the caller of `launch()`: one call goes to each, one reply comes back. Unpickles nothing.
 
 They use an abstract Unix socket, which leaves no file behind whatever ends the caller. Other processes are refused: by the
-user id that the kernel gives (SO_PEERCRED), and by a secret that workers have in their environment.
+user id that the kernel gives (SO_PEERCRED), and by a secret that workers have in their environment. Both sides prove that they
+know it before either unpickles anything, and neither says it:
+
+    caller: nonce
+    worker: nonce, rank, world size, proof
+    caller: proof, call
 """
 
 from __future__ import annotations
@@ -12,13 +17,15 @@ import selectors
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ddplaunch.functions import pickling
 from ddplaunch.record import record
 
 # the same in worker/call.py, which runs where ddplaunch need not be
-HELLO = struct.Struct("!32sii")  # secret, rank, world size
+NONCE = 32  # bytes; a proof has as many
+HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
@@ -66,11 +73,11 @@ class Listener:
         connection.setblocking(False)
         return connection
 
-    def is_ours(self, secret: bytes) -> bool:
-        """Whether this is the secret that only our workers know."""
-        from hmac import compare_digest
+    def prove(self, role: bytes, said: bytes) -> bytes:
+        """Give the proof that this side, or a worker, knows the secret, over what both have said."""
+        from hmac import digest  # only functions need it
 
-        return compare_digest(secret, self._secret)
+        return digest(self._secret, role + said, "sha256")
 
     def close(self) -> None:
         """Accept no more connections."""
@@ -84,13 +91,16 @@ class WorkerConnection:
         self,
         connection: socket.socket,
         selector: selectors.BaseSelector,
-        call_for: Callable[[WorkerConnection, bytes, Hello], tuple[pickling.Payload, dict[str, Any]] | None],
+        call_for: Callable[[WorkerConnection, Hello], tuple[pickling.Payload, dict[str, Any]] | None],
+        prove: Callable[[bytes, bytes], bytes],
         result_limit: int,
     ) -> None:
-        """Take a connection; `call_for` gives the call for a worker with this secret and hello, None if it is not ours."""
+        """Take a connection; `call_for` gives the call for a worker, None for none, `prove` is that of the listener."""
         self._connection = connection
         self._selector = selector
         self._call_for = call_for
+        self._prove = prove
+        self._nonce = os.urandom(NONCE)
         self._result_limit = result_limit
         self._buffer = bytearray(HELLO.size)
         self._filled = 0
@@ -101,6 +111,8 @@ class WorkerConnection:
         self.reply: tuple[bytes, bytearray] | None = None
         self.open = True
         selector.register(connection, selectors.EVENT_READ, self._ready)
+        with suppress(OSError):  # it has closed already
+            connection.send(self._nonce)  # an empty socket takes it whole
 
     def close(self) -> None:
         """Close it."""
@@ -145,12 +157,16 @@ class WorkerConnection:
         return True
 
     def _take_hello(self) -> bool:
-        secret, rank, world_size = HELLO.unpack(self._buffer)
-        hello = Hello(rank=rank, world_size=world_size)
-        call = self._call_for(self, secret, hello)
+        from hmac import compare_digest
+
+        _, rank, world_size, proof = HELLO.unpack(self._buffer)
+        said = self._nonce + bytes(self._buffer[:-NONCE])
+        if not compare_digest(proof, self._prove(b"worker", said)) or not 0 <= rank < world_size:
+            return False
+        call = self._call_for(self, Hello(rank=rank, world_size=world_size))
         if call is None:
             return False
-        self._send(*call)
+        self._send(self._prove(b"caller", said), *call)
         return self._expect(ANSWER.size, self._take_head)
 
     def _take_head(self) -> bool:
@@ -164,13 +180,13 @@ class WorkerConnection:
 
     # --- to the worker
 
-    def _send(self, payload: pickling.Payload, more: dict[str, Any]) -> None:
+    def _send(self, proof: bytes, payload: pickling.Payload, more: dict[str, Any]) -> None:
         self._descriptors = payload.descriptors
         prepared = pickle.dumps({"preparation": payload.preparation, **more})
         head = CALL.pack(len(prepared), len(payload.pickle), len(payload.descriptors))
         groups = [payload.descriptors[at : at + AT_ONCE] for at in range(0, len(payload.descriptors), AT_ONCE)]
         self._queue = [
-            (memoryview(head), ()),
+            (memoryview(proof + head), ()),
             *((memoryview(b"."), group) for group in groups),
             (memoryview(prepared), ()),
             (memoryview(payload.pickle), ()),

@@ -1,11 +1,12 @@
 """Runs a function of another process as a worker: the program of the jobs of `ddplaunch.launch()`.
 
-The caller listens at an abstract Unix address, DDPLAUNCH_CALL. It sends one message: the preparation that multiprocessing's
-"spawn" sends to a child, and the pickled function with its arguments, with descriptors of shared memory. The answer is the
-result or the exception, by value. Standard library only. What the function raises goes to the caller and into the error file;
-it is not printed here, since the caller raises it.
+The caller listens at an abstract Unix address, DDPLAUNCH_CALL. When both have proved that they know the secret, it sends one
+message: the preparation that multiprocessing's "spawn" sends to a child, and the pickled function with its arguments, with
+descriptors of shared memory. The answer is the result or the exception, by value. Standard library only. What the function
+raises goes to the caller and into the error file; it is not printed here, since the caller raises it.
 """
 
+import hmac
 import io
 import os
 import pickle
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 # the same in functions/connection.py
-HELLO = struct.Struct("!32sii")  # secret, rank, world size
+NONCE = 32  # bytes; a proof has as many
+HELLO = struct.Struct("!32sii32s")  # nonce, rank, world size, proof
 CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, number of descriptors
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
@@ -37,9 +39,18 @@ class Caller:
         self.socket.connect("\0" + name)
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.geteuid():
-            raise ConnectionError("a process of another user listens at the address of the caller of launch()")
-        world_size = int(os.environ["WORLD_SIZE"])
-        self.socket.sendall(HELLO.pack(bytes.fromhex(secret), RANK, world_size))
+            sys.exit("a process of another user listens at the address of the caller of launch()")
+        self._introduce(bytes.fromhex(secret), int(os.environ["WORLD_SIZE"]))
+
+    def _introduce(self, secret: bytes, world_size: int) -> None:
+        """Prove that this is a worker of the caller's, and have it prove that it is the caller, before anything is unpickled."""
+        theirs = bytes(self._exactly(NONCE))
+        said = HELLO.pack(os.urandom(NONCE), RANK, world_size, b"")[:-NONCE]
+        self.socket.sendall(said + hmac.digest(secret, b"worker" + theirs + said, "sha256"))
+        if not hmac.compare_digest(
+            bytes(self._exactly(NONCE)), hmac.digest(secret, b"caller" + theirs + said, "sha256")
+        ):
+            sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
         """Wait for the call: the preparation, the pickle, the descriptors that belong to it."""

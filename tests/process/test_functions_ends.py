@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
 import subprocess
+import sys
 import textwrap
+from hmac import digest
+from pathlib import Path
 
 import pytest
 
+from ddplaunch.functions import connection, request
 from tests.conftest import PATIENCE, let_the_echo_die, until
 from tests.process.calling import Program
 from tests.process.terminal import CTRL_C, Terminal
@@ -129,6 +135,7 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
                 stranger.connect(b"\\0" + name.encode())
                 stranger.sendall(said)
                 if said == hello:
+                    assert len(stranger.recv(99)) == connection.NONCE
                     assert stranger.recv(1) == b""
                 kept.append(stranger)
             return len(kept)
@@ -143,6 +150,40 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     result = caller.run(script)
     assert result.out == "[3, 3]\n", result.err
     caller.nothing_left()
+
+
+class Mischief:
+    """What a pickle can do to who unpickles it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["impostor", "caller"])
+def test_a_worker_unpickles_nothing_before_the_caller_has_proved_that_it_knows_the_secret(tmp_path, knows):
+    secret, call = os.urandom(32), pickle.dumps(Mischief(tmp_path / "unpickled"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")  # the kernel chooses an abstract address
+        listener.listen()
+        address = f"{listener.getsockname()[1:].decode()} {secret.hex()}"
+        env = {**os.environ, "DDPLAUNCH_CALL": address, "RANK": "0", "WORLD_SIZE": "1"}
+        worker = subprocess.Popen([sys.executable, request.RUNNER], env=env, stderr=subprocess.PIPE, text=True)
+        with listener.accept()[0] as sock:
+            nonce = os.urandom(connection.NONCE)
+            sock.sendall(nonce)
+            hello = sock.recv(connection.HELLO.size, socket.MSG_WAITALL)
+            said = nonce + hello[: -connection.NONCE]
+            proof = digest(secret, b"caller" + said, "sha256") if knows else hello[-connection.NONCE :]
+            assert hello.endswith(digest(secret, b"worker" + said, "sha256"))
+            assert secret not in hello
+            sock.sendall(proof + connection.CALL.pack(len(call), 0, 0) + call)
+            _, err = worker.communicate(timeout=30)
+    assert worker.returncode == 1
+    assert (tmp_path / "unpickled").exists() is knows
+    assert ("another process listens at the address of the caller" in err) is not knows
 
 
 # --- where it is called from
