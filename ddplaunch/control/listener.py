@@ -6,6 +6,7 @@ import errno
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
@@ -131,7 +132,7 @@ class Listener:
         greeting = Greeting(sock, address, self._selector, Server(self._key), opened=opened, failed=failed)
         self._half_open[greeting] = self._clock() + HANDSHAKE_TIMEOUT
         if len(self._half_open) > self._max_half_open:
-            self._drop(next(iter(self._half_open)), "too many unauthenticated connections")
+            self._drop(crowding(list(self._half_open)), "too many unauthenticated connections")
 
     def _drop(self, greeting: Greeting, reason: str) -> None:
         del self._half_open[greeting]
@@ -143,3 +144,15 @@ class Listener:
         if (address, reason) not in self._reported and len(self._reported) < MAX_REFUSALS:
             self._reported.add((address, reason))
             self._refused(address, reason)
+
+
+def crowding(greetings: Sequence[Greeting]) -> Greeting:
+    """Give the oldest of those from where most come, so that one host cannot crowd out the others."""
+    origins = [_network(greeting.address) for greeting in greetings]
+    counts = Counter(origins)
+    return max(zip(greetings, origins, strict=True), key=lambda pair: counts[pair[1]])[0]
+
+
+def _network(address: str) -> str | bytes:
+    """What one host may have to itself: an IPv4 address, or 64 bits of an IPv6 one."""
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8] if ":" in address else address

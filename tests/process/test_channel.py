@@ -120,8 +120,8 @@ class Loop:
         self.until(lambda: theirs and ours)
         return theirs[0], ours[0]
 
-    def stranger(self, port: int, host: str = "127.0.0.1") -> socket.socket:
-        sock = socket.create_connection((host, port))
+    def stranger(self, port: int, host: str = "127.0.0.1", source: str = "") -> socket.socket:
+        sock = socket.create_connection((host, port), source_address=(source, 0))
         sock.settimeout(0)
         self.strangers.append(sock)
         return sock
@@ -376,6 +376,19 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     assert listener.deadline is None
     assert sum(loop.gone(sock) for sock in loop.strangers if loop.read(sock)) == 300
     loop.undisturbed(coordinator, agent)
+
+
+def test_one_host_that_opens_them_by_the_hundred_crowds_out_itself_alone(loop) -> None:
+    listener = loop.listen([], max_half_open=20)
+    others = [loop.stranger(listener.port, source=f"127.0.0.{number}") for number in range(2, 12)]
+    loop.until(lambda: len(listener._half_open) == 10)
+    for _ in range(100):
+        loop.stranger(listener.port, source="127.0.0.99")
+        loop.turn()
+    assert len(listener._half_open) == 20
+    assert loop.refusals == [("127.0.0.99", "too many unauthenticated connections")]
+    addresses = {greeting.address for greeting in listener._half_open}
+    assert addresses == {"127.0.0.99", *(sock.getsockname()[0] for sock in others)}
 
 
 def test_one_byte_a_second_is_too_slow(loop) -> None:
