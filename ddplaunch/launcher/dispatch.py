@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from functools import partial
 
@@ -13,11 +14,12 @@ from ddplaunch.cluster.discover import discover
 from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.record import replace
+from ddplaunch.report.run_folder import state_folder
 from ddplaunch.spec import JobSpec
 
 _UNAUTHENTICATED = (
-    "unauthenticated: any process that reaches node 0 and knows the job's name and port can join or stop the job; "
-    "to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
+    "unauthenticated: any process that listens where node 0 should, or that reaches node 0, can join, stop or take over the "
+    "job; to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
 
 
@@ -29,7 +31,7 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     """
     from ddplaunch.launcher import preview  # only this command needs it
 
-    return preview.show(spec, env, _allocation(spec, env), form)
+    return preview.show(spec, env, _allocation(spec, env)[0], form)
 
 
 def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) -> int:
@@ -43,7 +45,8 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     _prepare_stdio()
     to_caller = control is not None
     serve = partial(front.run, control=control) if to_caller else front.run
-    allocation = _allocation(spec, env)
+    allocation, env = _allocation(spec, env)
+    _warn(spec, env, allocation)
     if allocation.starter == "srun":
         from ddplaunch.slurm.step import run_step  # each of the three needs what the others do not
 
@@ -59,11 +62,24 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
 
 
-def _allocation(spec: JobSpec, env: Mapping[str, str]) -> Allocation:
+def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, Mapping[str, str]]:
+    """Give where the job runs, and the variables with a secret of its agents, if they can share one that nobody has given."""
     found = discover(spec, env, socket.gethostname(), read=_read)
-    if found.rendezvous is None or token.find(spec, env) is not None:
-        return found
-    return replace(found, notes=(*found.notes, _UNAUTHENTICATED))
+    if found.rendezvous is None or spec.no_control or token.find(spec, env) is not None:
+        return found, env
+    if found.identity and (state := state_folder(env)) is not None:
+        from ddplaunch.launcher import shared_token  # few jobs need it
+
+        on_one_host = found.task is not None and found.task.nnodes == 1
+        if (secret := shared_token.find(state, found.identity, on_one_host=on_one_host)) is not None:
+            return found, {**env, token.VARIABLE: secret}
+    return replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED)), env
+
+
+def _warn(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
+    if allocation.rendezvous is not None and spec.verbosity >= 0:
+        for weakness in token.weaknesses(spec, env):
+            sys.stderr.write(f"ddplaunch: warning: {weakness}\n")
 
 
 def _read(path: str) -> str:

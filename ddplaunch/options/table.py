@@ -205,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
            help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
            help="A file with the secret that authenticates the nodes, where you start ddplaunch on each yourself; "
-                "or the variable DDPLAUNCH_TOKEN. Over ssh and in Slurm one is made."),
+                "or the variable DDPLAUNCH_TOKEN. Over ssh and in Slurm one is made, for srun if the home is shared."),
     Option(name="no_control", group=_NODES, is_flag=True, parse=parsers.switch,
            help="No control channel between the nodes: a failure on one does not stop the others."),
 

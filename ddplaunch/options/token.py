@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 
 from ddplaunch.errors import LaunchError
@@ -13,6 +15,7 @@ RDZV_PORT = "DDPLAUNCH_RDZV_PORT"  # of the agents' rendezvous
 TASKS_PER_NODE = "DDPLAUNCH_TASKS_PER_NODE"  # of the batch script, which differ from the step's
 # and the name of a variable for the workers: may be secret, and ps shows arguments to everybody
 OF_WORKERS = "DDPLAUNCH_FOR_WORKERS_"
+_MIN_LENGTH = 16  # characters; a shorter one is warned of
 _MAX_SIZE = 4096  # bytes; a longer file is probably not a token
 
 
@@ -31,6 +34,27 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     if from_variable and from_variable != from_file and not origin.startswith("--"):
         raise LaunchError(f"{asked} and {VARIABLE} hold different secrets", hint="unset one of them")
     return from_file
+
+
+def weaknesses(spec: JobSpec, env: Mapping[str, str]) -> list[str]:
+    """Say what makes the secret easy to learn, one sentence each.
+
+    Raises:
+        LaunchError: as `find` does.
+    """
+    secret, found = find(spec, env), []
+    if secret is not None and len(secret) < _MIN_LENGTH:
+        found.append(
+            f"the token has {len(secret)} characters, and may be guessed: `openssl rand -hex 32` makes a better one"
+        )
+    if spec.token_file is not None and os.stat(spec.token_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        import shlex  # few jobs need it
+
+        asked = spec.asked("token_file", spec.token_file)
+        found.append(
+            f"{asked}: every user of this host has access to the file: chmod 600 {shlex.quote(spec.token_file)}"
+        )
+    return found
 
 
 def public(env: Mapping[str, str]) -> dict[str, str]:

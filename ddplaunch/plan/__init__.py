@@ -53,6 +53,7 @@ class Plan:
     interpreter: str | None  # that runs the program; None: it is no Python program
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
     preload: tuple[str, ...] | None = None  # what a fork server imports before workers; None: they are fresh processes
+    authenticated: bool = True  # the agents share a secret, or do not talk
     requeues: int = 0  # how often the cluster has started this job again
     reasons: Mapping[str, str] = NOTHING  # decided value -> why
     notes: tuple[str, ...] = ()  # what a reader of the plan should know

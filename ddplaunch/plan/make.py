@@ -123,6 +123,7 @@ def make_plan(
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
         preload=preload,
+        authenticated=allocation.authenticated,
         requeues=allocation.requeues,
         reasons={
             "workers": workers_reason,

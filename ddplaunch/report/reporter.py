@@ -151,8 +151,9 @@ class Reporter:
                 logs = self._who_has_the_terminal(where)
             if self._reports_job:
                 on = f" on {count(plan.nnodes, 'node')}" if plan.nnodes > 1 else ""
+                open_to_all = "" if plan.authenticated else ", unauthenticated"
                 backend = f"{plan.backend} ({plan.reasons['backend']})"
-                self.print(f"{count(plan.world_size, 'worker')}{on}, {backend}{logs}")
+                self.print(f"{count(plan.world_size, 'worker')}{on}{open_to_all}, {backend}{logs}")
             if folder.warning is not None:
                 self.print(f"warning: {folder.warning}")
         self.emit("generation_started", generation=number, master_addr=plan.master_addr, master_port=port)

@@ -176,6 +176,14 @@ def run_id_of(spec: JobSpec) -> str:
     return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
+def state_folder(env: Mapping[str, str]) -> str | None:
+    """Give the folder in which programs of this user keep what is to last; None if the user has no home."""
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return state if os.path.isabs(state) else None
+
+
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
     """Have the folder of this run made, or give one that keeps nothing, as was asked."""
     if spec.log_dir == os.devnull:  # torchrun's value for none
@@ -183,10 +191,8 @@ def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: File
     if spec.log_dir:
         name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
         return RunFolder(files, os.path.abspath(spec.log_dir), name, runs=None, torchrun_layout=True)
-    state = env.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # which the XDG standard says to ignore
-        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    if not os.path.isabs(state):
+    state = state_folder(env)
+    if state is None:
         return RunFolder.none("no logs are kept: HOME is not set, and this user has no home folder")
     runs = os.path.join(state, "ddplaunch", "runs")
     # homes are often shared, so each node has a folder of its own in that of the run

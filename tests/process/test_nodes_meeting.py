@@ -167,6 +167,39 @@ def test_a_node_with_another_token_is_told_so_and_the_job_does_not_mind(nodes, p
     nodes.nothing_left()
 
 
+def test_without_a_token_the_first_line_and_the_plan_say_that_nobody_is_kept_out(nodes, program):
+    nodes.static_nodes(2, program("place"))
+    assert nodes.statuses() == [0, 0]
+    for place, node in enumerate(nodes.started):
+        assert "ddplaunch: 2 workers on 2 nodes, unauthenticated, gloo (" in node.err
+        assert "unauthenticated: " in (nodes.folder_of(place) / "plan.json").read_text()
+
+
+def test_tasks_of_one_launcher_on_one_host_make_themselves_a_token(nodes, program):
+    job = {"PMIX_NAMESPACE": nodes.mark, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    for rank in "01":
+        env = {**job, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+        nodes.node(program("place"), env=env)
+    assert nodes.statuses() == [0, 0]
+    assert "unauthenticated" not in nodes.started[0].err
+    (file,) = (nodes.home / "state" / "ddplaunch" / "tokens").iterdir()
+    secret = file.read_text()
+    assert secret not in "".join(f"{nodes.place(rank)}" for rank in range(2))
+    written = [path for path in nodes.home.rglob("*") if path.is_file() and path != file]
+    assert not [path for path in written if secret.encode() in path.read_bytes()]
+
+
+def test_a_token_that_is_easy_to_learn_is_warned_of(nodes, program):
+    (nodes.home / "token").write_text("abc")
+    (nodes.home / "token").chmod(0o644)
+    for place in range(2):
+        nodes.node(*nodes.static(2, place), "--token-file", nodes.home / "token", program("place"))
+    assert nodes.statuses() == [0, 0]
+    for node in nodes.started:
+        assert node.err.startswith("ddplaunch: warning: the token has 3 characters, and may be guessed")
+        assert node.err.splitlines()[1].endswith(f"chmod 600 {nodes.home / 'token'}")
+
+
 def test_the_token_is_shown_to_nobody(nodes, program):
     for place in range(2):
         nodes.node(*nodes.static(2, place), program("behave"), "all=done_when_told", env=token(0))

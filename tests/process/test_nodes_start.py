@@ -139,7 +139,7 @@ def test_output_is_prefixed_by_the_rank_in_the_whole_job(nodes):
 def test_each_node_closes_with_a_line_about_the_whole_job(finished):
     for node in finished.started:
         first, last = node.err.splitlines()
-        assert first.startswith("ddplaunch: 4 workers on 2 nodes, gloo ")
+        assert first.startswith("ddplaunch: 4 workers on 2 nodes, unauthenticated, gloo ")
         assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
 
 

@@ -74,6 +74,22 @@ def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: bytes |
     assert caught.value.message == f"--token-file {tmp_path}/token: {said}"
 
 
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)])
+def test_a_file_that_every_user_has_access_to_is_warned_of(tmp_path: Path, mode: int, warned: bool) -> None:
+    file = tmp_path / "token"
+    file.write_text("x" * 16)
+    file.chmod(mode)
+    said = f"--token-file {file}: every user of this host has access to the file: chmod 600 {file}"
+    assert token.weaknesses(spec(f"--token-file {file}"), {}) == ([said] if warned else [])
+
+
+def test_a_short_secret_is_warned_of_and_not_shown() -> None:
+    assert token.weaknesses(spec(), {}) == token.weaknesses(spec(), {"DDPLAUNCH_TOKEN": "x" * 16}) == []
+    assert token.weaknesses(spec(), {"DDPLAUNCH_TOKEN": "abc"}) == [
+        "the token has 3 characters, and may be guessed: `openssl rand -hex 32` makes a better one"
+    ]
+
+
 def test_workers_may_see_all_variables_but_the_secret() -> None:
     assert token.public({"DDPLAUNCH_TOKEN": "abc", "HOME": "/h"}) == {"HOME": "/h"}
 
