@@ -11,8 +11,8 @@ from ddplaunch.errors import LaunchError
 class Reservation:
     """A port that is bound with SO_REUSEADDR but not listened on.
 
-    Other processes cannot bind it, nor get it as an ephemeral port, while the TCPStore of rank 0, which sets SO_REUSEADDR too,
-    still binds it and listens there (checked with torch 2.13, its libuv and its legacy server).
+    Other processes do not bind it by accident, nor get it as an ephemeral port. One that sets SO_REUSEADDR on purpose can, as the
+    TCPStore of rank 0 does, which listens there (checked with torch 2.13, its libuv and its legacy server).
     """
 
     def __init__(self, bound: socket.socket) -> None:
