@@ -145,8 +145,8 @@ class Generations:
         match action:
             case node.ForwardSignal(signum, ranks):
                 self.workers.forward(signum, ranks)
-            case node.StopWorkers(signum, ranks):
-                self.workers.end(signum, ranks, time.monotonic())
+            case node.StopWorkers(signum, ranks, by_cluster):
+                self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 self.workers.end(signal.SIGKILL, ranks, time.monotonic())
             case node.Suspend() | node.Resume():

@@ -47,6 +47,7 @@ class AgentJob:
     link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one does not escalate
+    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
     requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 
@@ -84,6 +85,7 @@ class Agent:
             one_fewer=self._expect_one_fewer,
             has_stopped=lambda: self._generations.have_stopped,
             end_within=job.policy.grace_period + END_MARGIN,
+            signals_all=job.signals_all,
         )
         if (why_ending := self._reporter.why_ending) is not None:
             self._reporter.why_ending = lambda: self._asked_cluster(why_ending)

@@ -27,6 +27,7 @@ from ddplaunch.agent.pipes import (
     STOPPED,
     FrontPipes,
 )
+from ddplaunch.record import replace
 from ddplaunch.supervise import node
 
 # passed on whatever the options: they end nothing by themselves
@@ -63,7 +64,7 @@ class SignalDeduplicator:
             self._last[signum] = at
         is_copy = self._is_copy(signum, at, direct)
         escalates = not (direct or is_copy or is_repeat or signum in self._plain)
-        return node.SignalReceived(signum, at, escalates=escalates)
+        return node.SignalReceived(signum, at, escalates=escalates, is_copy=is_copy)
 
     def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
         """Whether the other process has received it before this one, and nothing since."""
@@ -90,12 +91,14 @@ class SignalSource:
         one_fewer: Callable[[], None] = lambda: None,
         has_stopped: Callable[[], bool] = lambda: True,
         end_within: float,
+        signals_all: bool = False,
     ) -> None:
         """Prepare to take signals; `stops` are those that ask for the end, `sent_again` those that may come twice.
 
         `front_lost` is called once, when the front has ended, `one_fewer` for each node that, as the front knows, will not
         come, `has_stopped` after SIGTSTP until all that is to stop has. `end_within` are the seconds in which this process
-        ends after the front, or is killed.
+        ends after the front, or is killed. `signals_all`: where a cluster signals not the front alone but this process too,
+        which has a session of its own, it signals all processes of the job (Slurm's proctrack/linuxproc).
         """
         self._selector = selector
         self._from_front = pipes.signals[0]
@@ -110,6 +113,8 @@ class SignalSource:
         self._front_lost = front_lost
         self._one_fewer = one_fewer
         self._has_stopped = has_stopped
+        self._signals_all = signals_all
+        self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
 
@@ -123,7 +128,8 @@ class SignalSource:
             signal.signal(signum, _nothing)
         signal.signal(signal.SIGCONT, self._limit_end)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._signalled(os.read(ours, 256)))
+        self._direct = ours
+        self._selector.register(ours, selectors.EVENT_READ, self._signalled)
         self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
         self._selector.register(self._requests, selectors.EVENT_READ, self._requested)
 
@@ -157,15 +163,21 @@ class SignalSource:
         if self._from_front in self._selector.get_map():
             self._selector.modify(self._from_front, selectors.EVENT_READ, take)
 
-    def _signalled(self, numbers: bytes) -> None:
+    def _signalled(self) -> None:
+        try:
+            numbers = os.read(self._direct, 256)
+        except BlockingIOError:
+            return
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._child_ended()
             elif signum != signal.SIGCONT or os.getppid() == self._front:  # else the kernel's word of the front's end
-                self._received(signum, direct=True)
+                self._received(signum, direct=True, by_cluster=self._signals_all)
         self._let_front_stop()
 
     def _passed_on(self) -> None:
+        # Slurm signals a process before its parent, so that this one has had already what the front passes on then
+        self._signalled()
         numbers = os.read(self._from_front, 256)
         if not numbers:
             self._lose_front()
@@ -220,8 +232,9 @@ class SignalSource:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._end_within)
 
-    def _received(self, signum: int, *, direct: bool) -> None:
-        self._feed(self._deduplicator.take(signum, time.monotonic(), direct=direct))
+    def _received(self, signum: int, *, direct: bool, by_cluster: bool = False) -> None:
+        event = self._deduplicator.take(signum, time.monotonic(), direct=direct)
+        self._feed(replace(event, by_cluster=by_cluster))
 
     def _lose_front(self) -> None:
         self._selector.unregister(self._from_front)

@@ -29,6 +29,9 @@ from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 if TYPE_CHECKING:
     from ddplaunch.process.mps import Mps
 
+_LISTED_WITHIN = (
+    0.1  # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
+)
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -241,11 +244,16 @@ class Workers:
             if rank in self._running and self._running[rank].look() is None:
                 self._running[rank].signal(signum)
 
-    def end(self, signum: int, ranks: Iterable[int], at: float) -> None:
-        """Send the groups of these workers, dead or alive, a signal that is meant to end them."""
+    def end(self, signum: int, ranks: Iterable[int], at: float, *, by_cluster: bool = False) -> None:
+        """Send the groups of these workers, dead or alive, a signal that is meant to end them.
+
+        `by_cluster`: they have had it, but for those that have just started: who signals all processes lists them before.
+        """
         for rank in ranks:
             if rank in self._running:
-                self._running[rank].end(signum, at)
+                running = self._running[rank]
+                had_it = by_cluster and at - running.started_at > _LISTED_WITHIN
+                running.end(signum, at, had_it=had_it)
 
     def suspend(self, suspended: bool) -> None:
         """SIGSTOP or SIGCONT every group."""

@@ -49,6 +49,7 @@ class Allocation:
     rendezvous: Rendezvous | None = None  # None: one node, or agents that we start ourselves
     start: tuple[Host, ...] = ()  # hosts on which we start the agents ourselves, in rank order
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"
+    is_here: bool = False  # the only one of them is this host, where the agent could be this command's own
     task: Task | None = None
     nproc_per_node: int | None = None  # workers of this node as the cluster says, if it does
     tasks_per_node: int | None = None  # requested from the cluster: workers of a node without accelerators

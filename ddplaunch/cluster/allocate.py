@@ -21,12 +21,13 @@ def allocate(
     source: str,
     resolvable: bool = True,
     here: str | None = None,
+    in_step: bool = False,
     notes: Sequence[str] = (),
 ) -> Allocation:
     """Give the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
 
     `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
-    to ssh only; `here` is the cluster's name for this host.
+    to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
 
     Raises:
         LaunchError: the job asks for more than there is, or --node-rank is given.
@@ -41,7 +42,8 @@ def allocate(
     nnodes, chosen = _choose(spec, found, source)
     chosen = tuple(_with_workers(spec, host) for host in chosen)
     remarks = [*notes, *_unused(found[len(chosen) :], source)]
-    if len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname):
+    is_here = len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname)
+    if is_here and not in_step:
         return local.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
     port, port_reason = endpoints.port(spec)
     address, address_reason = _address(spec, chosen, source, resolvable=resolvable)
@@ -55,6 +57,7 @@ def allocate(
         port_reason=port_reason,
         start=chosen,
         starter=starter,
+        is_here=is_here,
         notes=(*remarks, *checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of agents that it starts")),
     )
 

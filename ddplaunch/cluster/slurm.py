@@ -20,6 +20,7 @@ from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.record import record, replace
+from ddplaunch.spec import JobSpec
 
 NEEDS = "SLURM_JOB_ID"
 
@@ -93,7 +94,11 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _outside(facts: ClusterFacts, job: int) -> Allocation:
-    """A batch script, or the shell of salloc: we start a step of our own, unless the job is this node alone."""
+    """A batch script, or the shell of salloc: we start a step of our own, on this node too.
+
+    When Slurm ends a job, the shell of its script ends at once, and where Slurm tracks processes by cgroups all that it has
+    started is killed without a signal before. The tasks of a step get SIGTERM, and time.
+    """
     return allocate.allocate(
         facts,
         "slurm",
@@ -101,8 +106,15 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
         starter="srun",
         source=f"Slurm job {job}",
         here=facts.value("SLURMD_NODENAME"),
+        in_step=not facts.spec.no_control,
         notes=_tasks_unused(facts),
     )
+
+
+def without_step(spec: JobSpec, found: Allocation) -> Allocation:
+    """Give the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
+    alone = local.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
+    return replace(alone, tasks_per_node=found.tasks_per_node, requeues=found.requeues, sent_again=found.sent_again)
 
 
 def _tasks_unused(facts: ClusterFacts) -> list[str]:
@@ -128,16 +140,17 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     )
     nnodes = checks.nnodes(facts.spec, number_of_nodes, step.name, hint=hint)
     node_rank = checks.node_rank(facts.spec, step.node, "SLURM_NODEID")
-    if step.tasks == 1:
+    port = facts.number(RDZV_PORT)
+    if step.tasks == 1 and port is None:
         return local.alone(facts.spec, step.hosts[0], cluster="slurm")
     once_per_node = set(step.per_node) == {1}
     if not once_per_node:
         checks.one_worker(facts.spec, step.name, hint="srun --ntasks-per-node 1, or leave --nproc-per-node out")
-    own = (step.hosts[0] if number_of_nodes > 1 else endpoints.LOOPBACK,)
+    # the command that has started this step may be on another host
+    own = (step.hosts[0] if number_of_nodes > 1 or port is not None else endpoints.LOOPBACK,)
     # tasks were placed in an order of the user's: only the coordinator itself knows that rank 0 is on its node
     anywhere = not once_per_node and facts.value("SLURM_DISTRIBUTION") == "arbitrary"
-    port = facts.number(RDZV_PORT)
-    return started_elsewhere(
+    found = started_elsewhere(
         facts.spec,
         cluster="slurm",
         nnodes=nnodes if once_per_node else (number_of_nodes, number_of_nodes),
@@ -150,6 +163,9 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
         task=None if once_per_node else _task(facts, step),
         identity=f"slurm {job}.{number}" if port is None else "",
     )
+    if number_of_nodes > 1 or facts.spec.master_addr:
+        return found
+    return replace(found, address=endpoints.LOOPBACK, address_reason="a single node")
 
 
 def _task(facts: ClusterFacts, step: _Step) -> Task:

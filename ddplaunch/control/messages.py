@@ -88,6 +88,7 @@ class Stopping(Struct, frozen=True, tag="stopping"):
 
     why: Literal["FAILED", "SIGNALLED", "FRONT_LOST"]
     signum: Annotated[int, Meta(ge=0, le=64)]
+    by_cluster: bool = False
 
 
 class Noticed(Struct, frozen=True, tag="noticed"):
@@ -117,6 +118,7 @@ class Stop(Struct, frozen=True, tag="stop"):
 
     signum: Signal
     time_is_up: bool = False
+    by_cluster: bool = False
 
 
 class Kill(Struct, frozen=True, tag="kill"):

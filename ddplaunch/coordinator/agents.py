@@ -134,8 +134,8 @@ class Agents:
     def _watcher_sent(self, message: messages.ToCoordinator) -> None:
         now = self._clock()
         match wire.decode_report(message, "", 0.0):
-            case node.ReportStopping(why, signum):
-                self._coordinator.feed(job.StopRequested(why, signum, now))
+            case node.ReportStopping(why, signum, by_cluster):
+                self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
             case node.Escalate(signum):
                 self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, now))
             case ForwardToAll(signum):

@@ -72,8 +72,8 @@ class Coordinator:
             return
         now = self._clock()
         match report:
-            case node.ReportStopping(why, signum):
-                self.feed(job.NodeStopping(id, why, signum, now))
+            case node.ReportStopping(why, signum, by_cluster):
+                self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
             case node.ReportNotice(signum):
                 self.feed(job.NodeNoticed(id, signum))
             case node.Escalate(signum):
@@ -117,9 +117,9 @@ class Coordinator:
         match action:
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
-            case job.StopNodes(ids, signum):
+            case job.StopNodes(ids, signum, by_cluster):
                 time_is_up = self._state.why is Why.TIMED_OUT
-                self._order(ids, node.StopOrdered(signum, self._clock(), time_is_up))
+                self._order(ids, node.StopOrdered(signum, self._clock(), time_is_up, by_cluster))
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._clock()))
             case job.Refuse(id, reason, status) if self._agents is not None:

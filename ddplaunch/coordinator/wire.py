@@ -26,8 +26,8 @@ _NAMES = {why: name for name, why in _WHYS.items()}  # the coordinator orders al
 def encode_report(report: Report) -> messages.ToCoordinator | None:
     """Give the message that a report is; None for what only the coordinator's own agent reports."""
     match report:
-        case node.ReportStopping(why, signum):
-            return messages.Stopping(_NAMES[why], signum)
+        case node.ReportStopping(why, signum, by_cluster):
+            return messages.Stopping(_NAMES[why], signum, by_cluster)
         case node.ReportNotice(signum):
             return messages.Noticed(signum)
         case node.Escalate(signum):
@@ -50,8 +50,8 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
 def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> Report | None:
     """Give the report of an agent on `host`, whose clock lacks `offset` seconds to ours; None if it is none."""
     match message:
-        case messages.Stopping(why, signum):
-            return node.ReportStopping(_WHYS[why], signum)
+        case messages.Stopping(why, signum, by_cluster):
+            return node.ReportStopping(_WHYS[why], signum, by_cluster)
         case messages.Noticed(signum):
             return node.ReportNotice(signum)
         case messages.Escalate(signum):
@@ -87,8 +87,8 @@ def encode_order(order: Order) -> messages.ToAgent:
             )
         case JobEnd(status, why, words, requeue, is_watched):
             return messages.Quit(status, why, text(words), requeue, is_watched)
-        case node.StopOrdered(signum, _, time_is_up):
-            return messages.Stop(signum, time_is_up)
+        case node.StopOrdered(signum, _, time_is_up, by_cluster):
+            return messages.Stop(signum, time_is_up, by_cluster)
         case node.KillOrdered():
             return messages.Kill()
         case node.SignalReceived(signum):
@@ -118,8 +118,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
             )
         case messages.Quit(status, why, words, requeue, is_watched):
             return JobEnd(status=status, why=why, text=words, requeue=requeue, is_watched=is_watched)
-        case messages.Stop(signum, time_is_up):
-            return node.StopOrdered(signum, at, time_is_up)
+        case messages.Stop(signum, time_is_up, by_cluster):
+            return node.StopOrdered(signum, at, time_is_up, by_cluster)
         case messages.Kill():
             return node.KillOrdered(at)
         case messages.Forward(signum):

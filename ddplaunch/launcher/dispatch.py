@@ -47,6 +47,10 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     serve = partial(front.run, control=control) if to_caller else front.run
     allocation, env = _allocation(spec, env)
     _warn(spec, env, allocation)
+    if allocation.starter == "srun" and allocation.is_here and _stays_here(env, to_caller=to_caller):
+        from ddplaunch.cluster.slurm import without_step
+
+        allocation = without_step(spec, allocation)
     if allocation.starter == "srun":
         from ddplaunch.slurm.step import run_step  # each of the three needs what the others do not
 
@@ -60,6 +64,15 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
     here = inspect(spec, token.public(env))
     return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
+
+
+def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
+    """Whether a job of this node alone needs this process, its terminal, or is in a container without srun."""
+    if to_caller or os.isatty(0):
+        return True
+    import shutil  # 5 ms, for jobs of Slurm only
+
+    return shutil.which("srun", path=env.get("PATH")) is None
 
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, Mapping[str, str]]:

@@ -95,6 +95,7 @@ def run(
         link=_link(spec, allocation, draft, env) if several else partial(coordinate_alone, spec, draft),
         signals=signals,
         sent_again=allocation.sent_again,
+        signals_all=allocation.cluster == "slurm",
         requeue=_requeue(spec, env, draft),
     )
     serve_agent = partial(serve, partial(loop.run, job), signals, spec.ending_signals, sent_again=allocation.sent_again)

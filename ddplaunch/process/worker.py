@@ -80,12 +80,14 @@ class RunningWorker:
         except PermissionError:
             pass  # all in the group have changed their user
 
-    def end(self, signum: int, at: float) -> None:
-        """Send a signal that is meant to end it, and note so if it still lives."""
+    def end(self, signum: int, at: float, *, had_it: bool = False) -> None:
+        """Send a signal that is meant to end it, unless it had that already, and note so if it still lives."""
         if self.look() is None:
             self.stopped_with = signum
             if self.stopped_at is None:
                 self.stopped_at = at
+        if had_it:
+            return
         self.signal(signum)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal

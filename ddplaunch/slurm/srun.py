@@ -1,11 +1,20 @@
-"""Starts srun for a step of agents; holds what the watcher needs to know about the step. Decides nothing."""
+"""Starts srun for a step of agents; holds what the watcher needs to know about the step. Decides nothing.
+
+srun gets a parent of its own, which has left the tree of processes that Slurm has started: where Slurm signals all that descends
+from a batch script (`proctrack/linuxproc`), srun would kill the workers at the first SIGTERM, in the time that they have to save.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+import socket
 from collections.abc import Mapping
+from typing import NoReturn
 
-from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
+from ddplaunch.exitcodes import BUG
+from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.slurm.requeue import SlurmRequeue
 
@@ -29,14 +38,82 @@ class StepJob:
     notices: frozenset[int]
     requeue: SlurmRequeue
     is_quiet: bool = False
+    reads_stdin: bool = False  # rank 0 reads what this command is given
 
 
-def start_step(job: StepJob) -> Child | StartError:
-    """Start srun, which starts the agents."""
-    devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # keyboard input is for the shell
+class Srun:
+    """srun, as its parent tells of it: `fd` is readable when it has ended."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.fd = connection.fileno()
+
+    def signal(self, signum: int) -> None:
+        """Send it a signal, if it still runs."""
+        try:
+            self._connection.send(bytes([signum]))
+        except OSError:
+            pass
+
+    def end(self) -> tuple[int, str]:
+        """Give its wait status, and the reason why it was never started; "" if it was."""
+        report = self._connection.recv(1000)
+        self._connection.close()
+        if not report:  # its parent was killed, and it with that
+            return signal.SIGKILL, ""
+        status, _, reason = report.decode(errors="replace").partition(" ")
+        return int(status), reason
+
+
+def start_step(job: StepJob) -> Srun:
+    """Start srun, which starts the agents. It ends when all processes that hold the value returned have.
+
+    It is to be called before this process becomes a subreaper: srun's parent is to become a child of process 1.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.fork() == 0:
+                ours.close()
+                _be_parent(job, theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.waitpid(pid, 0)
+    return Srun(ours)
+
+
+def _be_parent(job: StepJob, connection: socket.socket) -> NoReturn:
+    """Start srun, pass signals on to it, kill it if the connection ends, and report how it ended."""
     try:
-        return start(job.argv, job.env, Stdio(devnull, 1, 2), handled=handled_signals(), open_files=job.open_files)
-    except StartError as error:
-        return error
+        os.setsid()
+        for signum in job.signals:  # those for ddplaunch are not for this process
+            signal.signal(signum, signal.SIG_IGN)
+        connection.send(_run(job, connection).encode())
+    except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
+        os._exit(BUG)
     finally:
-        os.close(devnull)
+        os._exit(0)
+
+
+def _run(job: StepJob, connection: socket.socket) -> str:
+    # keyboard input is for the shell
+    stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        child = start(job.argv, job.env, Stdio(stdin, 1, 2), handled=tuple(job.signals), open_files=job.open_files)
+    except StartError as error:
+        return f"0 {error}"
+    os.close(stdin)
+    status = _wait(child, connection)
+    never = why_not_started(child, "srun")
+    return f"{status} {never}" if never else f"{status}"
+
+
+def _wait(child: Child, connection: socket.socket) -> int:
+    poll = select.poll()
+    for fd in (child.pidfd, connection.fileno()):
+        poll.register(fd, select.POLLIN)
+    while all(fd != child.pidfd for fd, _ in poll.poll()):
+        signal.pidfd_send_signal(child.pidfd, (connection.recv(1) or bytes([signal.SIGKILL]))[0])
+    return os.waitpid(child.pid, 0)[1]

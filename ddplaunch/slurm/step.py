@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import re
+import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from ddplaunch import exitcodes
 from ddplaunch.agent import front
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
@@ -19,7 +19,6 @@ from ddplaunch.errors import below, visible
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.process.start import StartError
 from ddplaunch.record import NOTHING, replace
 from ddplaunch.slurm import grants, srun
 from ddplaunch.slurm.quoting import escaped
@@ -71,9 +70,14 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         notices=frozenset(spec.requeue_on),
         requeue=SlurmRequeue(secret.public(env), spec.max_requeues),
         is_quiet=spec.verbosity < 0,
+        reads_stdin=allocation.is_here and _stdin_is_given(),
     )
     return front.run(
-        partial(run, job), signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=lambda: None
+        partial(run, job, srun.start_step(job)),
+        signals,
+        spec.ending_signals,
+        sent_again=allocation.sent_again,
+        meanwhile=lambda: None,
     )
 
 
@@ -100,8 +104,8 @@ def argv(
     sent = replace(spec, nnodes=allocation.nnodes)
     without = _NOT_SENT - {"nnodes"} if is_range else _NOT_SENT
     command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(to_argv(sent, without=without)))
-    if is_range:  # the step outlives a node as well
-        command = ("--no-kill", *command)
+    # the step outlives a node as well; of several nodes no worker reads what is typed
+    command = (*(("--no-kill",) if is_range else ()), "--input=0" if allocation.is_here else "--input=none", *command)
     if not components:
         return ("srun", *_on(hosts, gpus), *command)
     words: list[str] = []
@@ -125,7 +129,6 @@ def _on(hosts: Sequence[str], gpus: grants.Grants) -> tuple[str, ...]:
         "--mem-bind=none",
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--input=none",
         "--export=ALL",
     )
 
@@ -142,14 +145,16 @@ def _is_for_the_step(name: str) -> bool:
     return not _OF_SLURM.match(name) or bool(_FOR_THE_STEP.fullmatch(_OF_COMPONENT.sub("", name)))
 
 
-def run(job: srun.StepJob, pipes: FrontPipes) -> int:
-    """Run the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
-    child = srun.start_step(job)
+def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
+    """Watch the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
     from ddplaunch.slurm.watcher import Watcher  # takes about as long as srun does to start the agents
 
     gc.freeze()
     gc.enable()
-    watcher = Watcher(job, pipes)
-    if isinstance(child, StartError):
-        return watcher.fail(child, exitcodes.NOT_EXECUTABLE)
-    return watcher.run(child)
+    return Watcher(job, pipes).run(started)
+
+
+def _stdin_is_given() -> bool:
+    """Whether stdin is a file or a pipe, as rank 0 of a job of this node alone would read it."""
+    mode = os.fstat(0).st_mode
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)

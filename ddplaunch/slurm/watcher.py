@@ -21,10 +21,9 @@ from ddplaunch.control.handshake import key
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import LaunchError, below, visible
-from ddplaunch.process.start import Child, StartError, why_not_started
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
-from ddplaunch.slurm.srun import StepJob
+from ddplaunch.slurm.srun import Srun, StepJob
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import Why
@@ -48,9 +47,10 @@ class Watcher:
             stops=job.stops,
             sent_again=job.sent_again,
             feed=self.feed,
-            child_ended=lambda: None,  # the end of srun is seen by its pidfd
+            child_ended=lambda: None,  # there is none
             front_lost=self._queue.abandon,
             end_within=job.grace_period + END_MARGIN,
+            signals_all=True,
         )
         self._link = RemoteLink(
             self,
@@ -62,27 +62,29 @@ class Watcher:
             rdzv_timeout=FOREVER,  # the step may have to wait for others to end
             clock=time.monotonic,
         )
-        self._srun = -1
+        self._srun: Srun | None = None
+        self._never = ""  # why srun could not be started
         self._wait_status: int | None = None
         self._quit: JobEnd | None = None
         self._signum = 0  # the first signal to stop
+        self._by_cluster = False  # whether the cluster sends it to all processes of the job, the workers among them
         self._forwards: list[int] = []  # signals for the workers that were not sent to the coordinator yet
         self._stop_pending = False  # whether that signal was not sent to the coordinator yet
         self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, without a signal
         self._end_by: float | None = None
         self._is_ending = False  # whether srun has got SIGTERM
 
-    def run(self, srun: Child) -> int:
+    def run(self, srun: Srun) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
         self._signals.listen(self._job.signals)
-        self._srun = srun.pid
-        self._selector.register(srun.pidfd, selectors.EVENT_READ, self._ended)
+        self._srun = srun
+        self._selector.register(srun.fd, selectors.EVENT_READ, self._ended)
         self._link.aim((self._job.host,), self._job.ports)
         while self._wait_status is None:
             self._wait()
         self._link.close()
-        if (never := why_not_started(srun, "srun")) is not None:
-            return self.fail(never, exitcodes.NOT_FOUND)
+        if self._never:
+            return self._fail()
         if notice := self._notice():
             self._requeue(notice)
         return self._status()
@@ -105,8 +107,8 @@ class Watcher:
     def feed(self, event: node.Event) -> None:
         """Handle a signal of the user, or the loss of the front; the coordinator sends no other event here."""
         match event:
-            case node.SignalReceived(signum, _, escalates):
-                self._signalled(signum, escalates)
+            case node.SignalReceived() if not event.is_copy or event.signum in self._job.stops:
+                self._signalled(event)
             case node.FrontLost() if not self._signum:
                 self._why = Why.FRONT_LOST
                 self._stop(signal.SIGTERM)
@@ -131,13 +133,15 @@ class Watcher:
 
     # --- signals
 
-    def _signalled(self, signum: int, escalates: bool) -> None:
+    def _signalled(self, event: node.SignalReceived) -> None:
+        signum = event.signum
         if signum not in self._job.stops:
             self._forwards.append(signum)
             self._send_pending()
         elif not self._signum:
+            self._by_cluster = event.by_cluster
             self._stop(signum)
-        elif escalates:
+        elif event.escalates:
             self._kill()
 
     def _stop(self, signum: int) -> None:
@@ -156,7 +160,7 @@ class Watcher:
         self._forwards.clear()
         if self._stop_pending:
             self._stop_pending, self._end_by = False, None
-            self._link.send(node.ReportStopping(self._why, self._signum))
+            self._link.send(node.ReportStopping(self._why, self._signum, self._by_cluster))
             self._end_within(self._job.grace_period + QUIT_TIMEOUT)
 
     def _kill(self) -> None:
@@ -172,14 +176,17 @@ class Watcher:
 
     def _end_step(self) -> None:
         """Have srun end the step; the second time kill srun."""
-        os.kill(self._srun, signal.SIGKILL if self._is_ending else signal.SIGTERM)
+        assert self._srun is not None
+        self._srun.signal(signal.SIGKILL if self._is_ending else signal.SIGTERM)
         self._is_ending = True
         self._end_by = time.monotonic() + KILL_TIMEOUT
 
     # --- the end
 
     def _ended(self) -> None:
-        _, self._wait_status = os.waitpid(self._srun, 0)
+        assert self._srun is not None
+        self._selector.unregister(self._srun.fd)
+        self._wait_status, self._never = self._srun.end()
 
     def _notice(self) -> int:
         """The notice after which the job should be requeued, 0 if it should not."""
@@ -223,11 +230,10 @@ class Watcher:
         self._write(f"error: {ending.text}\n")
         return ending.outcome[0]
 
-    def fail(self, reason: StartError, status: int) -> int:
-        """Report that there is no step, and give the status."""
+    def _fail(self) -> int:
         hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
-        self._write(LaunchError(f"no step could be started: {reason}", hint=hint).render())
-        return status
+        self._write(LaunchError(f"no step could be started: {self._never}", hint=hint).render())
+        return exitcodes.NOT_FOUND
 
     def _write(self, text: str) -> None:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))

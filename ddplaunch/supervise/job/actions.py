@@ -20,6 +20,7 @@ class StopNodes:
 
     ids: tuple[int, ...]
     signum: int
+    by_cluster: bool = False  # the cluster sends the signal to all workers itself
 
 
 @record

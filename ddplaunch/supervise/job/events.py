@@ -39,6 +39,7 @@ class NodeStopping:
     why: Why
     signum: int
     at: float
+    by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
 @record
@@ -65,6 +66,7 @@ class StopRequested:
     why: Why
     signum: int
     at: float
+    by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
 @record

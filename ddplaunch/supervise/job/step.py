@@ -44,15 +44,15 @@ def step(state: State, event: events.Event) -> Result:
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
-        case events.NodeStopping(who, why, signum, at):
-            return _stopping(_noted(state, signum, why), who, why, signum, at) if who in state.members else (state, ())
+        case events.NodeStopping(who, why, signum):
+            return _stopping(_noted(state, signum, why), event) if who in state.members else (state, ())
         case events.NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
         case events.NodeEscalated(who, signum, _):
             others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
             return replace(_noted(state, signum), halted=True), (actions.KillNodes(others),) if others else ()
-        case events.StopRequested(why, signum, at):
-            return _job_stopping(_noted(state, signum, why), why, signum, at)
+        case events.StopRequested(why, signum, at, by_cluster):
+            return _job_stopping(_noted(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.NodeEnded(who, _, _, at):
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
         case events.BeginFailed(failure):
@@ -165,14 +165,15 @@ def _start(state: State, at: float) -> Result:
 # --- the end of a generation
 
 
-def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Result:
+def _stopping(state: State, event: events.NodeStopping) -> Result:
+    who, why, signum, at = event.id, event.why, event.signum, event.at
     leaves = why is Why.FRONT_LOST and who != OWN
     if leaves or (state.members[who].place is None and who != OWN):
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
         left, then = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
         return left, (*then, actions.Drop(who) if leaves else actions.Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
-        return _stop(state, why, signum or SIGTERM, at, but=who)
+        return _stop(state, why, signum or SIGTERM, at, but=who, by_cluster=event.by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
     if state.why is Why.NODE_JOINED:  # the workers are being stopped for nothing worse
@@ -180,9 +181,9 @@ def _stopping(state: State, who: int, why: Why, signum: int, at: float) -> Resul
     return replace(state, halted=state.halted or why is not Why.FAILED), ()
 
 
-def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
+def _job_stopping(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
     if state.phase is Phase.RUNNING:
-        return _stop(state, why, signum or SIGTERM, at)
+        return _stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
     if state.why is Why.NODE_JOINED:
@@ -190,11 +191,13 @@ def _job_stopping(state: State, why: Why, signum: int, at: float) -> Result:
     return replace(state, halted=True), ()
 
 
-def _stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None) -> Result:
+def _stop(
+    state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False
+) -> Result:
     ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
     stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
     ended, then = _all_ended(stopping, at)
-    return ended, (actions.StopNodes(ids, signum), *then) if ids else then
+    return ended, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
 
 
 def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:

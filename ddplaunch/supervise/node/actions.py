@@ -27,6 +27,7 @@ class StopWorkers:
 
     signum: int
     ranks: frozenset[int]
+    by_cluster: bool = False  # they have had the signal, and get no second one
 
 
 @record
@@ -74,6 +75,7 @@ class ReportStopping:
 
     why: Why
     signum: int
+    by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
 @record

@@ -46,6 +46,8 @@ class SignalReceived:
     signum: int
     at: float
     escalates: bool = True  # a second one kills; False for one that is no second request, such as a copy of the first
+    is_copy: bool = False  # the other process of ddplaunch had it before
+    by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
 
 
 @record
@@ -87,6 +89,7 @@ class StopOrdered:
     signum: int
     at: float
     time_is_up: bool = False
+    by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
 
 
 @record

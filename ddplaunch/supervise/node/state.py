@@ -54,6 +54,8 @@ class State:
     sparing: bool = False  # whether it left some time to those that clean up after others
     left: tuple[str, ...] = ()  # processes that the last sweep found
     generation_at: float = 0.0  # when this generation began
+    expected: int = 0  # the signal to stop that the cluster is about to send the workers
+    expected_by: float | None = None  # when we send it, if the cluster has not
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named
     suspended_at: float | None = None
@@ -67,7 +69,11 @@ class State:
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
         warns = self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger
-        return soonest(self.phase_deadline, self.warning_deadline if warns else None)
+        return soonest(
+            self.phase_deadline,
+            self.warning_deadline if warns else None,
+            self.expected_by if self.phase is Phase.STOPPING else None,
+        )
 
     @property
     def is_going(self) -> bool:

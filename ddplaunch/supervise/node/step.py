@@ -19,6 +19,7 @@ from ddplaunch.supervise.node.teardown import (
     Result,
     end,
     escalate,
+    expected,
     kill,
     resume,
     stop,
@@ -60,19 +61,22 @@ def step(state: State, event: events.Event) -> Result:
             return state, (*then, *released)
         case events.SignalReceived(signum):
             state, reported = _noted(state, signum)
+            had: tuple[actions.Action, ...] = ()
+            if event.by_cluster and state.phase is Phase.STOPPING and state.expected == signum:
+                state, had = expected(state, by_cluster=True)
             state, then = _signalled(state, event)
-            return state, (*reported, *then)
+            return state, (*reported, *had, *then)
         case events.FrontLost(at):
             return _front_lost(state, at)
         case events.GenerationBegun(generation, _, _) if state.why in _NO_FURTHER:
             return replace(state, generation=generation), (actions.ReportEnded(),)  # this crossed our report
         case events.GenerationBegun():
             return _start(state, event)
-        case events.StopOrdered(signum, at, time_is_up):
+        case events.StopOrdered(signum, at, time_is_up, by_cluster):
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
             why = Why.TIMED_OUT if time_is_up else Why.COORDINATOR
-            return stop(state, why, signum, at) if working else (state, ())
+            return stop(state, why, signum, at, by_cluster=by_cluster) if working else (state, ())
         case events.KillOrdered(at):
             return escalate(state, at)
         case events.JobEnded(status, at):
@@ -99,6 +103,8 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         raised=(),
         left=(),
         generation_at=begun.at,
+        expected=0,
+        expected_by=None,
         phase_deadline=None,
         warning_deadline=None,
     )
@@ -150,7 +156,8 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
     if signum == SIGINT and state.debugger:
         return state, (actions.ForwardSignal(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
-        return state, (actions.ForwardSignal(signum, state.alive),) if state.alive else ()
+        have_had_it = event.is_copy or event.by_cluster
+        return state, (actions.ForwardSignal(signum, state.alive),) if state.alive and not have_had_it else ()
     if state.is_going:
         if state.is_waiting and state.why is Why.SIGNALLED:
             if not event.escalates:
@@ -160,9 +167,9 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
             # the coordinator is elsewhere, and may not answer any more
             ended, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
             return ended, (actions.Escalate(signum), *then)
-        return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at)
+        return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at, by_cluster=event.by_cluster)
     if state.is_done_here:
-        return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum)
+        return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
     if state.has_finished_alone:
         return escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.signum:
@@ -204,6 +211,8 @@ def _deadline(state: State, at: float) -> Result:
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
+        case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:
+            return expected(state, by_cluster=False)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
             return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:

@@ -14,6 +14,7 @@ from ddplaunch.supervise.outcome import Why
 
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared memory ends 2 s after its users
+EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
@@ -21,17 +22,24 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
-def stop(state: State, why: Why, signum: int, at: float) -> Result:
-    """Ask the workers to end, with a grace period for all; without any, only report it."""
+def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
+    """Ask the workers to end, with a grace period for all; without any, only report it.
+
+    `by_cluster`: the cluster asks them itself, and has done so on this node if it was not an order that came first.
+    """
     ours = why not in _ORDERED
-    reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum),) if ours else ()
+    reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum, by_cluster),) if ours else ()
     state, resumed = resume(state, at)
     if state.is_waiting:
         return replace(state, why=why), (*reported, *resumed)
     state = replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
     held = state.debugger if why is Why.FAILED else frozenset()
-    then: tuple[actions.Action, ...] = (actions.StopWorkers(signum, state.policy.ranks - held), *reported, *resumed)
+    if by_cluster and not ours and state.alive:
+        expecting = replace(state, expected=signum, expected_by=at + EXPECTED_WITHIN, phase_deadline=deadline)
+        return expecting, resumed
+    stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
+    then: tuple[actions.Action, ...] = (stops, *reported, *resumed)
     if held:
         # the user of the debugger decides when it ends
         then = (*then, actions.Print(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
@@ -41,6 +49,12 @@ def stop(state: State, why: Why, signum: int, at: float) -> Result:
     return replace(state, phase_deadline=deadline), then
 
 
+def expected(state: State, *, by_cluster: bool) -> Result:
+    """Have the workers asked by the cluster, or by us in its place."""
+    stops = actions.StopWorkers(state.expected, state.policy.ranks, by_cluster)
+    return replace(state, expected=0, expected_by=None), (stops,)
+
+
 def _failed(state: State) -> str:
     first = state.failure
     if first is None:
@@ -48,9 +62,9 @@ def _failed(state: State) -> str:
     return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"
 
 
-def stop_others(state: State, why: Why, signum: int) -> Result:
+def stop_others(state: State, why: Why, signum: int, *, by_cluster: bool = False) -> Result:
     """Have the other nodes stop; here the workers have finished, and what they left behind is being ended already."""
-    return replace(state, why=why), (actions.ReportStopping(why, signum),)
+    return replace(state, why=why), (actions.ReportStopping(why, signum, by_cluster),)
 
 
 def sweep_if_ended(state: State, at: float) -> Result:
@@ -114,6 +128,7 @@ def resume(state: State, at: float) -> Result:
     state = replace(
         state,
         suspended_at=None,
+        expected_by=later(state.expected_by),
         phase_deadline=later(state.phase_deadline),
         warning_deadline=later(state.warning_deadline),
     )

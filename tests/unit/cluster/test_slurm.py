@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ddplaunch.cluster import Allocation, Task, endpoints
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.cluster.slurm import without_step
 from ddplaunch.errors import LaunchError
+from ddplaunch.spec import JobSpec, Program, ProgramKind
 from tests.unit.environments import captured, found
 
 NODES = ("node1", "node2", "node3")
@@ -110,10 +112,27 @@ def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
     assert (job.starter, job.hosts) == ("srun", NODES)
 
 
-def test_one_node_of_an_allocation_that_is_this_one_needs_no_step() -> None:
-    job = found(captured("slurm-batch"), nnodes=(1, 1))
-    assert (job.hosts, job.start, job.address, job.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
+def test_one_node_of_an_allocation_that_is_this_one_is_started_too() -> None:
+    asked = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
+    job = found(captured("slurm-batch", SLURM_RESTART_COUNT="2"), nnodes=(1, 1))
+    assert (job.start, job.starter, job.is_here, job.address) == ((Host(name="node1"),), "srun", True, "127.0.0.1")
     assert job.notes == ("node[2-3] of Slurm job 1 is not used: --nnodes asks for fewer",)
+    alone = without_step(asked, job)
+    assert (alone.hosts, alone.start, alone.address, alone.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
+    assert (alone.cluster, alone.requeues, alone.sent_again) == ("slurm", 2, frozenset({SIGTERM.value}))
+    assert alone.notes == job.notes
+
+
+def test_without_a_control_channel_there_is_no_step() -> None:
+    assert found(captured("slurm-batch"), nnodes=(1, 1), no_control=True).start == ()
+
+
+def test_the_agent_of_a_step_on_one_node_is_reached_by_the_command_that_has_started_it() -> None:
+    one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    node = found(captured("slurm-node-0", **one, SLURM_NODEID="0", SLURM_PROCID="0", DDPLAUNCH_RDZV_PORT="20000"))
+    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "a single node")
+    assert node.rendezvous is not None
+    assert (node.rendezvous.addresses, node.rendezvous.coordinator, node.rendezvous.listen) == (("node2",), True, None)
 
 
 def test_one_node_of_an_allocation_that_is_not_this_one_is_started() -> None:

@@ -69,7 +69,7 @@ ENDED = {
 TO_COORDINATOR: list[dict[str, Any]] = [
     HELLO,
     ENDED,
-    {"type": "stopping", "why": "FAILED", "signum": 15},
+    {"type": "stopping", "why": "FAILED", "signum": 15, "by_cluster": True},
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},
     {"type": "forward", "signum": 10},
@@ -78,7 +78,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
-    {"type": "stop", "signum": 15, "time_is_up": True},
+    {"type": "stop", "signum": 15, "time_is_up": True, "by_cluster": False},
     {"type": "kill"},
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},

@@ -51,52 +51,19 @@ def test_the_tasks_that_the_script_asked_for_are_told_in_another_way() -> None:
     assert secret.public(variables(SLURM_NTASKS_PER_NODE="4")) == {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SLURM_DEBUG",
-        "SLURMD_DEBUG",
-        "SLURM_STDOUTMODE",
-        "SLURM_STDERRMODE",
-        "SLURM_LABELIO",
-        "SLURM_OPEN_MODE",
-        "SLURM_REMOTE_CWD",
-        "SRUN_EXPORT_ENV",
-        "SLURM_EXPORT_ENV",
-        "SRUN_OUTPUT",
-        "SLURM_TIMELIMIT",
-        "SLURM_HOSTFILE",
-        "SLURM_BCAST",
-        "SLURM_CONTAINER",
-        "SLURM_SIGNAL",
-        "SLURM_STEP_ID",
-        "SLURM_NTASKS_HET_GROUP_0",
-        "SLURM_CPUS_PER_TASK_PACK_GROUP_1",
-        "SLURM_GPUS_HET_GROUP_0",
-    ],
-)
+OPTIONS_OF_SRUN = """SLURM_DEBUG SLURMD_DEBUG SLURM_STDOUTMODE SLURM_STDERRMODE SLURM_LABELIO SLURM_OPEN_MODE SLURM_REMOTE_CWD
+ SRUN_EXPORT_ENV SLURM_EXPORT_ENV SRUN_OUTPUT SLURM_TIMELIMIT SLURM_HOSTFILE SLURM_BCAST SLURM_CONTAINER SLURM_SIGNAL
+ SLURM_STEP_ID SLURM_NTASKS_HET_GROUP_0 SLURM_CPUS_PER_TASK_PACK_GROUP_1 SLURM_GPUS_HET_GROUP_0"""
+OF_THE_JOB = """SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_ID_HET_GROUP_1 SLURM_ARRAY_TASK_ID SLURM_HET_SIZE SLURM_RESTART_COUNT
+ SLURM_CONF SLURM_SUBMIT_DIR SLURM_MEM_PER_NODE SLURM_GPUS_PER_NODE SLURM_GPUS_PER_NODE_HET_GROUP_0 SLURMISH HOME"""
+
+
+@pytest.mark.parametrize("name", OPTIONS_OF_SRUN.split())
 def test_no_variable_is_an_option_of_srun(name: str) -> None:
     assert variables(**{name: "1"}) == variables()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "SLURM_JOB_ID",
-        "SLURM_JOB_NODELIST",
-        "SLURM_JOB_ID_HET_GROUP_1",
-        "SLURM_ARRAY_TASK_ID",
-        "SLURM_HET_SIZE",
-        "SLURM_RESTART_COUNT",
-        "SLURM_CONF",
-        "SLURM_SUBMIT_DIR",
-        "SLURM_MEM_PER_NODE",
-        "SLURM_GPUS_PER_NODE",
-        "SLURM_GPUS_PER_NODE_HET_GROUP_0",
-        "SLURMISH",
-        "HOME",
-    ],
-)
+@pytest.mark.parametrize("name", OF_THE_JOB.split())
 def test_what_describes_the_job_is_known_to_the_step(name: str) -> None:
     assert variables(**{name: "1"})[name] == "1"
 
