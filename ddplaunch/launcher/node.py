@@ -135,4 +135,4 @@ def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue
         return None
     from ddplaunch.slurm.requeue import SlurmRequeue  # few jobs need it
 
-    return SlurmRequeue(token.public(env), spec.max_requeues)
+    return SlurmRequeue(token.public(env), spec.max_requeues, spec.grace_period)

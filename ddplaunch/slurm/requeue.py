@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ddplaunch import exitcodes
 from ddplaunch.record import record
 from ddplaunch.slurm.job import ANSWER_TIMEOUT, JobRecord, JobStatus, job_id, query_job, restarts, status_of
-from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, scontrol
+from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, Unreachable, scontrol
 from ddplaunch.supervise.outcome import Intent
+
+RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
+
+_Reply = TypeVar("_Reply")
 
 
 def refusal(job: JobRecord, found: JobStatus) -> str | None:
@@ -40,6 +46,7 @@ class SlurmRequeue:
 
     env: Mapping[str, str]
     max_requeues: int
+    patience: float  # seconds for which slurmctld is asked again if it does not reply: the grace period
 
     def decide(self, signum: int) -> Intent:
         """Decide whether the job is requeued after the notice `signum`."""
@@ -54,7 +61,7 @@ class SlurmRequeue:
             return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
         before = restarts(self.env)
         try:
-            known = query_job(self.env)
+            known = self._patiently(lambda: query_job(self.env))
         except ScontrolMissing as error:
             line = manual_requeue(self.env, signal.Signals[notice])
             return (
@@ -74,13 +81,28 @@ class SlurmRequeue:
         """Requeue the job, which ends all its processes; give the reason in a sentence if that fails."""
         job = job_id(self.env)
         try:
-            scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT)
+            self._patiently(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))
         except ScontrolError as error:
             # Slurm ends all processes of a job that it requeues, and may have ended scontrol before its reply
             if query_restarts(self.env) > restarts(self.env):
                 return None
             return f"job {job} could not be requeued: {error}"
         return None
+
+    def _patiently(self, ask: Callable[[], _Reply]) -> _Reply:
+        """Ask slurmctld, which may be restarted just now, until it replies or our patience is at its end.
+
+        Raises:
+            ScontrolError: it does not reply, or refuses.
+        """
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                return ask()
+            except Unreachable:
+                if time.monotonic() + RETRY_AFTER >= until:
+                    raise
+            time.sleep(RETRY_AFTER)
 
 
 def query_restarts(env: Mapping[str, str]) -> int:

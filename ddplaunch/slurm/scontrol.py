@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 POLL_TIMEOUT = 60.0  # seconds for a reply that holds nothing up; scontrol itself retries a busy slurmctld
 
+# as Slurm 22.05 writes it; the second one of `scontrol requeue`
+_NO_REPLY = re.compile(r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes")
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
 
 
@@ -17,6 +19,10 @@ class ScontrolError(Exception):
 
 class ScontrolMissing(ScontrolError):
     """scontrol is not installed."""
+
+
+class Unreachable(ScontrolError):
+    """slurmctld does not reply: it is restarted, or very busy."""
 
 
 class UnknownJob(ScontrolError):
@@ -47,10 +53,11 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
     except OSError as error:
         raise ScontrolMissing(f"scontrol cannot be run ({error.strerror})") from None
     except subprocess.TimeoutExpired:
-        raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None
+        raise Unreachable(f"scontrol timed out after {timeout:g} s") from None
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ScontrolError(f"scontrol: {lines[-1]}" if lines else f"scontrol ended with status {done.returncode}")
+        reason = f"scontrol: {lines[-1]}" if lines else f"scontrol ended with status {done.returncode}"
+        raise Unreachable(reason) if _NO_REPLY.search(reason) else ScontrolError(reason)
     return done.stdout.decode(errors="surrogateescape")
 
 

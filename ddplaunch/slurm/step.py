@@ -68,7 +68,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         grace_period=spec.grace_period,
         open_files=raise_open_files(),
         notices=frozenset(spec.requeue_on),
-        requeue=SlurmRequeue(secret.public(env), spec.max_requeues),
+        requeue=SlurmRequeue(secret.public(env), spec.max_requeues, spec.grace_period),
         is_quiet=spec.verbosity < 0,
         reads_stdin=allocation.is_here and _stdin_is_given(),
     )

@@ -2,7 +2,7 @@
 
 slurm.conf says how it is set. What the daemons keep, their key and the GPUs (device nodes that are /dev/null in truth) lie in
 /run, which is each host's own; the machine's own Slurm, if it has one, is neither read nor touched. There is no database, so no
-sacct, and no cgroups. All ends with the process that made the cluster, as the bed does.
+sacct, and cgroups only where they are asked for. All ends with the process that made the cluster, as the bed does.
 """
 
 from __future__ import annotations
@@ -30,18 +30,33 @@ GPUS = 4  # of each node
 PORTS = (6817, 6818)  # slurmctld's, slurmd's
 MUNGE_KEY = "/run/munge/key"
 
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_CONF = f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={CGROUPS}\n"
+
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
+
+
+def no_cgroups() -> str | None:
+    """Why Slurm cannot track processes by cgroups here; None: it can."""
+    freezer = CGROUPS / "freezer"
+    if not os.access(freezer, os.W_OK):
+        return f"Slurm without systemd needs cgroups of version 1, and {freezer} cannot be written to"
+    return None
 
 
 class Cluster:
     """The controller and its nodes.
 
     settings: what slurm.conf says otherwise here, by its names.
+    cgroups: processes are tracked by the machine's cgroups, see `no_cgroups`; one such cluster at a time.
     """
 
-    def __init__(self, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, settings: Mapping[str, str] | None = None, cgroups: bool = False) -> None:
+        self._cgroups = cgroups
+        by_cgroups = {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup"} if cgroups else {}
         files: Files = {
-            "/etc/slurm/slurm.conf": (_conf(settings or {}), 0o644),
+            "/etc/slurm/slurm.conf": (_conf({**by_cgroups, **(settings or {})}), 0o644),
+            "/etc/slurm/cgroup.conf": (CGROUP_CONF, 0o644),
             "/etc/slurm/gres.conf": (f"Name=gpu File=/run/gpu[0-{GPUS - 1}]\n", 0o644),
             MUNGE_KEY: (secrets.token_hex(64), 0o600),
         }
@@ -69,6 +84,10 @@ class Cluster:
     def close(self) -> None:
         """Remove all of it."""
         self.bed.close()
+        if self._cgroups:
+            left = [*CGROUPS.glob("*/slurm_node*"), *CGROUPS.glob("*/slurm_node*/**/")]
+            for folder in sorted(set(left), reverse=True):
+                folder.rmdir()
 
     # --- what runs
 

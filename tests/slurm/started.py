@@ -56,9 +56,9 @@ def ready(job: SlurmJob, batch: Batch, number: int = RANKS) -> None:
 
 
 def front(job: SlurmJob, host: str = CTL, has: str = " -m ddplaunch ") -> int:
-    """The pid of the command that the user typed on a host, or with another `has` of a task there: it has no parent like it."""
+    """The pid of the command that the user typed on a host, or with another `has` of a task there: the parent of one like it."""
     found = [p.pid for p in job.cluster.bed.processes(host) if p.name.startswith("python") and has in p.command]
-    return next(pid for pid in found if parent(pid) not in found)
+    return next(pid for pid in map(parent, found) if pid in found)
 
 
 def agent(job: SlurmJob, host: str) -> int:

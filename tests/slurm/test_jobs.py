@@ -58,10 +58,20 @@ def test_the_shell_of_an_allocation_starts_them_too(job: SlurmJob) -> None:
 # --- how many nodes and workers
 
 
-def test_one_node_needs_no_step(job: SlurmJob) -> None:
+def test_one_node_gets_a_step_too_but_needs_none(job: SlurmJob) -> None:
     done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1"))
     assert seats(job) == expected(nodes=1)
+    assert {place["SLURM_STEP_ID"] for place in places(job)} == {"0"}
+    done(job.sbatch(f"PATH=/nowhere {job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1"))
+    assert seats(job) == expected(nodes=1)
     assert "SLURM_STEP_ID" not in places(job)[0]
+    job.nothing_left()
+
+
+def test_rank_0_of_one_node_reads_what_the_command_is_given(job: SlurmJob) -> None:
+    (job.home / "reads.py").write_text("import sys\nprint('read', sys.stdin.read())\n")
+    output = done(job.sbatch(f"echo this | {job.ddplaunch} --nproc-per-node 1 reads.py", "--nodes=1"))
+    assert "read this\n" in output
     job.nothing_left()
 
 

@@ -119,7 +119,7 @@ def test_one_node_of_an_allocation_that_is_this_one_is_started_too() -> None:
     assert job.notes == ("node[2-3] of Slurm job 1 is not used: --nnodes asks for fewer",)
     alone = without_step(asked, job)
     assert (alone.hosts, alone.start, alone.address, alone.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
-    assert (alone.cluster, alone.requeues, alone.sent_again) == ("slurm", 2, frozenset({SIGTERM.value}))
+    assert (alone.cluster, alone.requeues, alone.sent_again) == ("slurm", 2, frozenset({SIGTERM}))
     assert alone.notes == job.notes
 
 

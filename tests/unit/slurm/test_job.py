@@ -9,6 +9,7 @@ import pytest
 
 from ddplaunch.slurm import job as slurmjob
 from ddplaunch.slurm import scontrol as slurmctld
+from ddplaunch.record import replace
 from ddplaunch.slurm.job import JobStatus
 from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue
 
@@ -107,7 +108,7 @@ def scontrol(tmp_path: Path, said: str = "", *, requeue: str = "exit 0", env: di
         f"case $1 in show) cat said;; requeue) {requeue};; esac\n"
     )
     path.chmod(0o755)
-    return SlurmRequeue({**env, "PATH": str(tmp_path)}, 10)
+    return SlurmRequeue({**env, "PATH": str(tmp_path)}, 10, 0.0)
 
 
 def asked(tmp_path: Path) -> list[str]:
@@ -148,7 +149,7 @@ def test_a_job_goes_back_no_more_often_than_it_may(tmp_path: Path) -> None:
 
 
 def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> None:
-    intent = SlurmRequeue({**OURS, "PATH": str(tmp_path)}, 10).decide(SIGUSR1)
+    intent = SlurmRequeue({**OURS, "PATH": str(tmp_path)}, 10, 0.0).decide(SIGUSR1)
     assert not intent.requeues
     assert intent.text == (
         "job 7 should be requeued after SIGUSR1, but scontrol is not on PATH; put this after the command in "
@@ -161,7 +162,7 @@ def test_without_scontrol_it_is_said_what_the_script_can_do(tmp_path: Path) -> N
 
 
 def test_outside_of_slurm_a_job_is_not_requeued() -> None:
-    intent = SlurmRequeue({}, 10).decide(SIGUSR1)
+    intent = SlurmRequeue({}, 10, 0.0).decide(SIGUSR1)
     assert not intent.requeues
     assert intent.text.endswith("not inside a Slurm job (SLURM_JOB_ID is not set)")
 
@@ -188,3 +189,15 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> 
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     with pytest.raises(slurmctld.ScontrolError, match=r"scontrol timed out after 0\.1 s"):
         slurmjob.query_job(way.env, 0.1)
+
+
+NO_REPLY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_controller_that_is_restarted_is_asked_again_within_the_grace_period(patience: float, tmp_path: Path) -> None:
+    way = replace(
+        scontrol(tmp_path, requeue=f"[ -e tried ] || {{ touch tried; {NO_REPLY}; }}; exit 0"), patience=patience
+    )
+    assert (way.submit() is None) is bool(patience)
+    assert asked(tmp_path).count("C requeue 7") == (2 if patience else 1)
