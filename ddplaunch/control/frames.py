@@ -7,7 +7,8 @@ its length word alone, so that the buffer never grows beyond one frame.
 from __future__ import annotations
 
 LIMIT_UNAUTHENTICATED = 4 << 10  # bytes of payload that an unauthenticated peer may send
-LIMIT = 4 << 20  # bytes of payload that an authenticated peer may send
+LIMIT_UNKNOWN = 64 << 10  # bytes of payload that an authenticated peer may send before it takes part
+LIMIT = 4 << 20  # bytes of payload that it may send then
 SIGNATURE = 16  # bytes, of 32 that HMAC-SHA256 gives
 
 _WORD = 4  # bytes of the length word, big-endian
@@ -34,9 +35,9 @@ class Decoder:
         self._limit = LIMIT_UNAUTHENTICATED
         self._signature = 0
 
-    def trust(self) -> None:
-        """Take, from the next frame on, what an authenticated peer may send: long, signed frames."""
-        self._limit = LIMIT
+    def trust(self, limit: int = LIMIT) -> None:
+        """Take, from the next frame on, what an authenticated peer may send: signed frames of up to so many bytes of payload."""
+        self._limit = limit
         self._signature = SIGNATURE
 
     def feed(self, data: bytes) -> None:

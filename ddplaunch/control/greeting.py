@@ -9,8 +9,8 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from ddplaunch.control.frames import LIMIT_UNAUTHENTICATED, Decoder, FrameError, pack
-from ddplaunch.control.handshake import NOT_DDPLAUNCH, Handshake, Refused, Session
+from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, LIMIT_UNKNOWN, Decoder, FrameError, pack
+from ddplaunch.control.handshake import NOT_DDPLAUNCH, Handshake, Refused, Server, Session
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, Sockaddr, describe, host_of
 
@@ -80,7 +80,8 @@ class Greeting:
 
     def _open(self, session: Session) -> None:
         self._selector.unregister(self._sock)
-        self._decoder.trust()
+        # who connects to us may be one of many, and each frame is kept until it is whole
+        self._decoder.trust(LIMIT_UNKNOWN if isinstance(self._handshake, Server) else LIMIT)
         peer = Peer(self._sock, self.address, self._selector, session, self._decoder)
         self._opened(peer)
         peer.deliver()  # frames that were received together with the end of the handshake

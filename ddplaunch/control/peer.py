@@ -49,6 +49,10 @@ class Peer:
         """Whether the kernel has taken all that was sent."""
         return not self._queue
 
+    def admit(self) -> None:
+        """Take long frames from now on."""
+        self._decoder.trust()
+
     def send(self, payload: bytes) -> None:
         """Send a payload of at most `frames.LIMIT` bytes; drop it if the connection is broken or closed."""
         if self._broken or not self._open:

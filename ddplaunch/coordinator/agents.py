@@ -161,6 +161,8 @@ class Agents:
         seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
         self._ranks = {id: ranks_of(seats, place) for place, id in enumerate(order)}
         self._heard.clear()
+        for id in order:
+            self._connections.admit(id)
         return Agreed(
             run_id=self._terms.run_id,
             place=0,

@@ -71,6 +71,11 @@ class Connections:
         if (connection := self._connections.get(id)) is not None:
             connection.peer.send(payload)
 
+    def admit(self, id: int) -> None:
+        """Take long messages from a peer from now on."""
+        if (connection := self._connections.get(id)) is not None:
+            connection.peer.admit()
+
     def ping_all(self) -> None:
         """Ping all peers now."""
         if self._connections:

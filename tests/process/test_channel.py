@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.frames import LIMIT, Decoder, pack
+from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, Decoder, pack
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
 from ddplaunch.control.handshake import Client, Server, Session, key
 from ddplaunch.control.listener import Listener
@@ -480,7 +480,7 @@ def hold(loop: Loop, listener: Listener, handler: list[Ear]) -> tuple[socket.soc
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (lambda session: (1 << 30).to_bytes(4), "sent a frame of 1073741824 bytes, at most 4194304 are allowed"),
+        (lambda session: (1 << 30).to_bytes(4), "sent a frame of 1073741824 bytes, at most 65536 are allowed"),
         (lambda session: session.seal(b"stop")[:-1] + b"\0\0", "sent a frame with a wrong signature"),
         (lambda session: 2 * session.seal(b"first"), "sent a frame with a wrong signature"),
         (lambda session: pack(b"no signature", bytes(16)), "sent a frame with a wrong signature"),
@@ -503,10 +503,14 @@ def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: 
     loop.undisturbed(handler[0], ours[0])
 
 
-def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame(loop) -> None:
+def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame_and_little_of_who_takes_no_part(loop) -> None:
     handler: list[Ear] = []
     listener = loop.listen(handler)
     sock, session = loop.agent(listener.port)
+    loop.say(sock, session.seal(b"x" * LIMIT_UNKNOWN))
+    loop.until(lambda: handler[0].heard)
+    handler[0].heard.clear()
+    handler[0].peer.admit()
     sealed = session.seal(b"x" * LIMIT)
     loop.say(sock, sealed[:-1])
     buffer = handler[0].peer._decoder._buffer
