@@ -21,6 +21,10 @@ _UNAUTHENTICATED = (
     "unauthenticated: any process that listens where node 0 should, or that reaches node 0, can join, stop or take over the "
     "job; to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
 )
+_NOT_SIGNALLED = (
+    "started by {0}, not by Slurm itself: a signal of Slurm may reach {0} alone, and its end kills the workers; "
+    "`exec ddplaunch ...` lets them save"
+)
 
 
 def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
@@ -55,6 +59,8 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
         from ddplaunch.slurm.step import run_step  # each of the three needs what the others do not
 
         return run_step(spec, env, allocation)
+    if allocation.cluster == "slurm" and spec.requeue_on and (parent := _parent()) not in ("slurmstepd", ""):
+        sys.stderr.write(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n")
     if allocation.start:
         from ddplaunch.remote.start import run_over_ssh
 
@@ -64,6 +70,14 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
     here = inspect(spec, token.public(env))
     return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
+
+
+def _parent() -> str:
+    """The name of the process that has started this one; "" if it cannot be seen."""
+    try:
+        return _read(f"/proc/{os.getppid()}/comm").strip()
+    except OSError:
+        return ""
 
 
 def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:

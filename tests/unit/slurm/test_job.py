@@ -7,9 +7,9 @@ from signal import SIGTERM, SIGUSR1
 
 import pytest
 
+from ddplaunch.record import replace
 from ddplaunch.slurm import job as slurmjob
 from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.record import replace
 from ddplaunch.slurm.job import JobStatus
 from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue
 
