@@ -205,7 +205,7 @@ def test_a_heterogeneous_job_is_one_job_on_the_nodes_of_all_components(
 
 def test_a_task_for_each_rank_of_a_heterogeneous_job(job: SlurmJob) -> None:
     """Its components have different numbers of tasks."""
-    done(job.sbatch(f"srun --het-group=0,1 {job.ddplaunch} {PLACE}", *HETEROGENEOUS))
+    done(job.sbatch(f"srun --het-group=0,1 {job.ddplaunch} --backend gloo {PLACE}", *HETEROGENEOUS))
     places = [(host, rank, local_rank, node_rank) for host, rank, local_rank, node_rank, _, _ in seats(job)]
     first = [("node3", "0", "0", "0"), ("node3", "1", "1", "0")]
     assert places == [*first, ("node1", "2", "0", "1"), ("node2", "3", "0", "2")]

@@ -31,6 +31,7 @@ AGREED = Agreed(
 REPORTS: list[Report] = [
     node.ReportStopping(Why.FAILED, SIGTERM),
     node.ReportStopping(Why.FRONT_LOST, 0),
+    node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
     ForwardToAll(SIGUSR1),
@@ -48,6 +49,7 @@ ORDERS: list[Order] = [
     JobEnd(138, "signalled", "ddplaunch: stopped\n", SIGUSR1, True),
     node.StopOrdered(SIGTERM, NOW),
     node.StopOrdered(SIGTERM, NOW, time_is_up=True),
+    node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
     node.SignalReceived(SIGUSR1, NOW, escalates=False),
 ]
