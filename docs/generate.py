@@ -85,7 +85,7 @@ _VARIABLES = {
     "TORCHELASTIC_RESTART_COUNT": "how often the workers were started again: 0 at first; in Slurm every requeue of the job "
     "counts too (SLURM_RESTART_COUNT)",
     "TORCHELASTIC_MAX_RESTARTS": "what `--max-restarts` says",
-    "TORCHELASTIC_USE_AGENT_STORE": "`False`: rank 0 hosts the store at MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE": "`False`: no agent hosts the store at MASTER_PORT, a worker of node 0 does, mostly rank 0",
     "TORCHELASTIC_ERROR_FILE": "the file for the exception that ends the worker. ddplaunch's bootstrap writes it, and so "
     "does torch's `@record`; empty: there is no place for it",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1, unless you have set it",

@@ -16,10 +16,12 @@ TYPE_CHECKING = False  # typing's own would be an import too
 if TYPE_CHECKING:
     from typing import Any
 
+folder = os.path.dirname(__file__)
+
 
 def load(name: str) -> "dict[str, Any]":
     """Return the names that the file NAME.py beside this one defines."""
-    path = os.path.join(os.path.dirname(__file__), name + ".py")
+    path = os.path.join(folder, name + ".py")
     names: dict[str, Any] = {"__name__": name}
     loader = type(globals()["__loader__"])  # SourceFileLoader, without an import
     exec(loader(name, path).get_code(name), names)  # noqa: S102 - our own code
@@ -33,6 +35,7 @@ if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
+port = os.environ.get("MASTER_PORT", "")
 
 
 def record(error: BaseException) -> None:
@@ -50,14 +53,24 @@ def forget() -> None:
     error_file = ""
 
 
+def serve_store(distributed: "Any") -> None:
+    """Have the store at MASTER_PORT served as under torchrun."""
+    try:
+        load("store")["serve"](distributed, os.path.join(folder, "store_server.py"))
+    except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
+        pass
+
+
 os.register_at_fork(after_in_child=forget)
 
-if pinned or sharing:
+if pinned or sharing or port:
     settings = load("torch_settings")
     if pinned:
         settings["pin"](pinned)
     if sharing:
         settings["share"](sharing)
+    if port:
+        settings["when_imported"]("torch.distributed", serve_store)
 program = load("program")
 run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
 try:

@@ -39,7 +39,7 @@ def pin(device: str) -> None:
             pass
 
     name = f"torch.{kind}"
-    _when_imported(name, queue)
+    when_imported(name, queue)
 
 
 def share(strategy: str) -> None:
@@ -51,10 +51,11 @@ def share(strategy: str) -> None:
         except Exception:  # noqa: BLE001, S110 - a torch without it
             pass
 
-    _when_imported("torch.multiprocessing", choose)
+    when_imported("torch.multiprocessing", choose)
 
 
-def _when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
+def when_imported(name: str, then: "Callable[[ModuleType], None]") -> None:
+    """Call `then` with the module once the program has imported it."""
     if name in sys.modules:  # a .pth file or sitecustomize imported it
         then(sys.modules[name])
     else:
