@@ -60,7 +60,8 @@ class AgentSetup:
         self._inputs = inputs
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
-        self.files = FileQueue() if inputs.spec.log_dir == os.devnull else start_writer()
+        writes = inputs.spec.log_dir != os.devnull or inputs.draft.init_method.startswith("file:")
+        self.files = start_writer() if writes else FileQueue()
         self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:

@@ -295,10 +295,7 @@ class Workers:
         self._pumps.clear()
         path = init_file(self._setup.plan, self._generation)
         if path is not None and self._setup.plan.node_rank == 0:
-            try:
-                os.unlink(path)
-            except OSError:
-                pass
+            self._setup.folder.remove(path)
         return list(ends.values())
 
 

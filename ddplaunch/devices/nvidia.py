@@ -13,6 +13,7 @@ from ddplaunch.record import replace
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PROC = "/proc/driver/nvidia"
+_TIMEOUT = 60.0  # seconds; without persistence mode the first answer takes some for each GPU
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
@@ -22,7 +23,7 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
         LaunchError: CUDA_VISIBLE_DEVICES names a GPU that is lost.
     """
     try:
-        gpus = nvml.read()
+        gpus = _ask_driver()
         return through(gpus, env) if gpus else None
     except nvml.NvmlMissingError:
         gpus = in_proc(root)
@@ -31,6 +32,20 @@ def find(env: Mapping[str, str], root: Root) -> Hardware | None:
         gpus = in_proc(root)
         note = f"NVML does not work ({error}), so CUDA most likely does not either"
         return through(gpus, env, source=_PROC, notes=(note,)) if gpus else Hardware(device_source=f"NVML: {error}")
+
+
+def _ask_driver() -> tuple[Gpu, ...]:
+    """Read NVML in a child: who asks a driver that hangs is in uninterruptible sleep.
+
+    Raises:
+        NvmlError: it does not work, or does not answer.
+    """
+    from ddplaunch.process.ask import ask  # few machines need it
+
+    try:
+        return ask(nvml.read, _TIMEOUT)
+    except TimeoutError:
+        raise nvml.NvmlError(f"it does not answer for {_TIMEOUT:g} s") from None
 
 
 def in_proc(root: Root) -> tuple[Gpu, ...]:

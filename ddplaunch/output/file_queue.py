@@ -28,6 +28,7 @@ MISSING = b"d"  # so many bytes of a log were dropped
 CLOSE = b"c"
 EVENT = b"e"  # a line of events.jsonl
 REPLACE = b"r"  # a file as a whole: its name, a newline, its content
+REMOVE = b"u"  # a file elsewhere; its path
 END = b"."
 
 _BLOCK = 1 << 16  # bytes of small messages that wait together
@@ -210,6 +211,11 @@ class FileQueue:
 
     def _progress(self) -> bytes:
         return os.pread(self._shared, PROGRESS, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a process that takes what is put here."""
+        return self._sock is not None
 
     @property
     def keeps_logs(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.output.file_queue import CLOSE, END, EVENT, HEADER, MAKE, MISSING, OPEN, PROGRESS, REPLACE, WRITE
+from ddplaunch.output.file_queue import CLOSE, END, EVENT, HEADER, MAKE, MISSING, OPEN, PROGRESS, REMOVE, REPLACE, WRITE
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.report import folders
 
@@ -34,9 +34,8 @@ class _Writer:
         self._done = 0  # bytes
         self._steps = 0
         self._path = ""
-        self._folder = (
-            -1
-        )  # everything is done by this, never by a path: others may have put another folder in its place
+        # everything is done by this, never by a path: others may have put another folder in its place
+        self._folder = -1
         self._events = -1
         self._logs: dict[int, BoundedLog] = {}
 
@@ -77,6 +76,9 @@ class _Writer:
                 self._close_log(log)
             elif kind == EVENT:
                 self._append_event(data)
+            elif kind == REMOVE:
+                with suppress(OSError):
+                    os.unlink(data)
             elif kind == REPLACE:
                 name, _, content = data.partition(b"\n")
                 self._replace(name.decode(), content)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.output.file_queue import EVENT, MAKE, REPLACE, FileQueue, Log
+from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, FileQueue, Log
 from ddplaunch.plan import Plan
 from ddplaunch.process.linux import detach
 from ddplaunch.report.events import VERSION, Event
@@ -31,24 +31,24 @@ LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 def start_writer() -> FileQueue:
     """Fork the process that writes the files; give the queue to it. One that drops everything if there is no room for it."""
-    ours, its = socket.socketpair()
-    shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
-    os.pwrite(shared, bytes(16), 0)
     try:
+        ours, its = socket.socketpair()
+        shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
+        os.pwrite(shared, bytes(PROGRESS), 0)
         pid = os.fork()
-    except OSError:
-        os.close(shared)
-        ours.close()
-        its.close()
+    except OSError:  # what was opened goes with this process, which will not go far
         return FileQueue()
     if pid == 0:
         try:
-            detach(its.fileno(), shared)
-            from ddplaunch.report import file_writer  # only that process needs it
+            # a child of nobody here: what ends with the agent, even by SIGKILL, is written before the writer ends
+            if os.fork() == 0:
+                detach(its.fileno(), shared)
+                from ddplaunch.report import file_writer  # only that process needs it
 
-            file_writer.run(3, 4)
+                file_writer.run(3, 4)
         finally:
             os._exit(0)  # the agent sees that it has ended
+    os.waitpid(pid, 0)
     its.close()
     ours.setblocking(False)
     return FileQueue(ours, shared)
@@ -71,14 +71,17 @@ class RunFolder:
         self.warning: str | None = None  # about where it lies
         self._torchrun_layout = torchrun_layout
         self._told_of_hanging = False
-        if name:
+        if name and not files.is_open:
+            self.path, self.is_made = None, True
+            self.problem = "no logs are kept: there is no room for one more process"
+        elif name:
             files.replied = self._replied
             files.put(MAKE, json.dumps({"root": root, "name": name, "runs": runs, "kept": KEPT}).encode())
 
     @classmethod
-    def none(cls, problem: str | None = None) -> RunFolder:
+    def none(cls, files: FileQueue, problem: str | None = None) -> RunFolder:
         """Keep nothing."""
-        folder = cls(FileQueue(), runs=None, torchrun_layout=False)
+        folder = cls(files, runs=None, torchrun_layout=False)
         folder.problem = problem
         return folder
 
@@ -126,6 +129,10 @@ class RunFolder:
             own = f"attempt_{generation}/{local_rank}/error.json"
             name = own if self._torchrun_layout else f"errors/{generation}/{rank}.json"
             self.files.put(REPLACE, name.encode() + b"\n" + content)
+
+    def remove(self, path: str) -> None:
+        """Remove a file elsewhere, on a disk that may hang as well."""
+        self.files.put(REMOVE, os.fsencode(path))
 
     def log_names(self, generation: int, rank: int, local_rank: int) -> tuple[str, str]:
         """Give the names of a worker's stdout and stderr logs in the folder."""
@@ -187,13 +194,13 @@ def state_folder(env: Mapping[str, str]) -> str | None:
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
     """Have the folder of this run made, or give one that keeps nothing, as was asked."""
     if spec.log_dir == os.devnull:  # torchrun's value for none
-        return RunFolder.none()
+        return RunFolder.none(files)
     if spec.log_dir:
         name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
         return RunFolder(files, os.path.abspath(spec.log_dir), name, runs=None, torchrun_layout=True)
     state = state_folder(env)
     if state is None:
-        return RunFolder.none("no logs are kept: HOME is not set, and this user has no home folder")
+        return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
     runs = os.path.join(state, "ddplaunch", "runs")
     # homes are often shared, so each node has a folder of its own in that of the run
     node = None if len(plan.seats) == 1 else f"node-{plan.node_rank}"

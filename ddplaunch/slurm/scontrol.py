@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 POLL_TIMEOUT = 60.0  # seconds for a reply that holds nothing up; scontrol itself retries a busy slurmctld
 
+_MARGIN = 1.0  # seconds for its end, beyond the time that it has
 # as Slurm 22.05 writes it; the second one of `scontrol requeue`
 _NO_REPLY = re.compile(r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes")
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
@@ -35,6 +37,18 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
     Raises:
         ScontrolError: it fails, or does not reply in time.
     """
+    from ddplaunch.process.ask import ask  # few jobs need it
+
+    try:
+        # it may lie, or wait, on a file server that does not answer: then even SIGKILL does not end it
+        return ask(partial(_run, env, arguments, timeout), timeout + _MARGIN)
+    except TimeoutError:
+        raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None
+    except OSError as error:
+        raise ScontrolError(f"scontrol cannot be run ({error.strerror})") from None
+
+
+def _run(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -> str:
     import subprocess  # takes 10 ms, and few jobs need it
 
     try:
@@ -62,8 +76,9 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
 
 
 def _ignore_sigterm() -> None:
-    """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now."""
+    """Ignore SIGTERM in the child, since Slurm may send it to all processes of the job just now; take all others again."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def jobs(env: Mapping[str, str], job_id: str, cluster: str | None = None) -> tuple[Mapping[str, str], ...]:

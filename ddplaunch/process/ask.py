@@ -1,0 +1,67 @@
+"""Asks in a child what may never be answered: a driver that hangs, a command on a dead file server. Gives up in time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ddplaunch.process.linux import detach
+
+T = TypeVar("T")
+
+
+def ask(question: Callable[[], T], timeout: float) -> T:
+    """Give what `question` gives, or raise what it raises; that is called in a child, which takes no signal.
+
+    Raises:
+        TimeoutError: no answer came in so many seconds. A child in uninterruptible sleep is not waited for.
+    """
+    answers, answer = os.pipe2(os.O_CLOEXEC)
+    try:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _answer(question, answer)
+        finally:
+            os.close(answer)
+        received = _read(answers, time.monotonic() + timeout)
+    finally:
+        os.close(answers)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0 if received else os.WNOHANG)
+    if not received:
+        raise TimeoutError(f"no answer in {timeout:g} s")
+    found, error = pickle.loads(received)
+    if error is not None:
+        raise error
+    return found  # type: ignore[no-any-return]  # what `question` gave
+
+
+def _read(pipe: int, until: float) -> bytes:
+    """Read to the end; give nothing if that does not come in time."""
+    received = b""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        if not (data := os.read(pipe, 1 << 16)):
+            return received
+        received += data
+    return b""
+
+
+def _answer(question: Callable[[], object], pipe: int) -> None:
+    try:
+        detach(pipe)
+        try:
+            answer: tuple[object, BaseException | None] = (question(), None)
+        except Exception as error:  # noqa: BLE001 - it is raised in the parent
+            answer = (None, error)
+        with open(3, "wb") as file:
+            file.write(pickle.dumps(answer))
+    finally:
+        os._exit(0)
