@@ -73,7 +73,7 @@ def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
         assert own["TORCHELASTIC_USE_AGENT_STORE"] == "False"
         assert own["TORCHELASTIC_RUN_ID"] == own["DDPLAUNCH_RUN_ID"] == job.folder.name
         assert own["DDPLAUNCH_LOG_DIR"] == str(job.folder)
-        assert os.access(os.path.dirname(own["TORCHELASTIC_ERROR_FILE"]), os.W_OK)
+        assert own["TORCHELASTIC_ERROR_FILE"]  # it is gone with the job; the next test but one has it written
     job.nothing_left()
 
 
@@ -144,7 +144,8 @@ def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
 
 @needs("transformers", "accelerate")
 def test_a_transformers_trainer_trains_one_model_on_both_ranks(job, program):
-    args = ("--nproc-per-node", 2, program("torch_transformers"), job.home / "trained")
+    forked = ("--start-method", "forkserver")  # torch is imported once
+    args = ("--nproc-per-node", 2, *forked, program("torch_transformers"), job.home / "trained")
     result = job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")}, timeout=120)
     assert result.status == 0, result.err
     first, second = told(job, "facts")
