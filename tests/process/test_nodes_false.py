@@ -1,0 +1,144 @@
+"""An agent that has lost its mind, and a stranger in the place of node 0: who has the key may do no more than is his to do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from ddplaunch.control.handshake import Server
+from tests.conftest import until
+from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of
+
+# --- an agent that has lost its mind
+
+
+@pytest.fixture
+def member(nodes, program):
+    """The second agent of a job of 2 nodes is the test's own."""
+    flags = (program("behave"), "0=done_when_told", "1=done")
+    node = nodes.node(*nodes.static(2, 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    visitor.say(hello(1))
+    begin = visitor.hear("begin")
+    assert (begin["place"], begin["generation"]) == (1, 0)
+    (nodes.home / "signs" / "ready-1").touch()
+    nodes.sign("ready-0")
+    yield visitor
+    visitor.sock.close()
+    assert node.has_ended
+
+
+def test_the_end_of_another_generation_is_none(member, nodes):
+    member.say(ended(generation=1))
+    member.say(ended(generation=7))
+    (nodes.home / "signs" / "go").touch()
+    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
+    time.sleep(0.1)  # nothing is to happen
+    assert not nodes.events_of(0, "job_ended")
+    member.say(ended())
+    assert member.hear("quit")["status"] == 0
+    member.sock.close()
+    assert nodes.statuses() == [0]
+
+
+def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
+    member.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    for _ in range(20):
+        member.say(ended(exits=[END]))
+    (nodes.home / "signs" / "go").touch()
+    assert member.hear("quit")["status"] == 0
+    member.sock.close()
+    assert nodes.statuses() == [0]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (hello(1), "sent hello twice"),
+        (b"{", "sent a malformed message ("),
+        (b"\xff" * 1000, "sent a malformed message ("),
+        (ended(exits=[[0, *END[1:]]]), "sent a malformed message (the end of workers that are not its own)"),
+        (ended(exits=[END, END]), "sent a malformed message (the end of workers that are not its own)"),
+    ],
+    ids=["hello twice", "half a message", "random bytes", "the end of others", "two ends of one"],
+)
+def test_an_agent_that_talks_nonsense_is_a_node_lost(member, nodes, message, words):
+    member.say(message)
+    member.is_shown_out()
+    assert nodes.statuses() == [122]
+    assert f"error: node 1 (visitor) was lost: {words}" in nodes.started[0].err
+
+
+def test_an_altered_message_is_not_taken_for_the_agents(member, nodes):
+    sealed = bytearray(member.sealed(STOPPING))
+    sealed[10] ^= 1
+    member.sock.sendall(sealed)
+    member.is_shown_out()
+    assert nodes.statuses() == [122]
+    assert "error: node 1 (visitor) was lost: sent a frame with a wrong signature" in nodes.started[0].err
+
+
+def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
+    flags = ("--heartbeat-timeout", "1s", program("behave"), "0=done_when_told", "1=done")
+    nodes.node(*nodes.static(2, 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    visitor.say(hello(1))
+    visitor.hear("begin")
+    assert nodes.statuses() == [122]
+    visitor.sock.close()
+    assert "error: node 1 (visitor) was lost: silent for 1 s" in nodes.started[0].err
+
+
+# --- a stranger who listened where node 0 should have, in a job without a token
+
+
+def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "type": "begin",
+        "generation": 0,
+        "place": 1,
+        "seats": [{"host": "stranger", "workers": 1}, hello["seat"]],
+        "run_id": "run",
+        "address": "127.0.0.1",
+        "port": 4242,
+        "backend": "gloo",
+        "backend_reason": "",
+        "restarts": 0,
+        **fields,
+    }
+
+
+MANY = [{"host": "stranger", "workers": 1}, {"host": "stranger", "workers": 65536}]
+ORDERS = {
+    "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.run_id`"),
+    "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.run_id`"),
+    "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.address`"),
+    "workers of others": ([{"seats": MANY}], "place 1 is another node's"),
+    "another node's place": ([{"place": 0}], "place 0 is another node's"),
+    "no such place": ([{"place": 7}], "place 7 of 2 seats"),
+    "two generations at once": ([{}, {"generation": 1}], "generation 1 after 0"),
+}
+
+
+@pytest.mark.parametrize(("orders", "said"), ORDERS.values(), ids=ORDERS)
+def test_whoever_listens_first_cannot_make_an_agent_write_elsewhere_or_break_it(nodes, program, orders, said):
+    (nodes.home / "elsewhere").mkdir()
+    flags = (program("behave"), "all=done_when_told")
+    with socket.create_server(("127.0.0.1", nodes.port + 1)) as listener:
+        node = nodes.node(*nodes.static(2, 1), *flags)
+        connection, _ = listener.accept()
+        with connection:
+            stranger = Speaker(connection, Server(key_of(nodes, *flags)))
+            hello = stranger.hear("hello")
+            for order in orders:
+                stranger.say(begin(hello, **order))
+            stranger.is_shown_out()
+            nodes.ends()
+    assert nodes.statuses() == [122]
+    assert f"was lost: the coordinator sent a malformed message ({said})\n" in node.err
+    assert not list((nodes.home / "elsewhere").iterdir())
