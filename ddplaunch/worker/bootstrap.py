@@ -36,6 +36,7 @@ error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
+failed = False
 
 
 def record(error: BaseException) -> None:
@@ -53,9 +54,10 @@ def forget() -> None:
     error_file = ""
 
 
-def serve_store(distributed: "Any") -> None:
-    """Have the store at MASTER_PORT served as under torchrun."""
+def extend(distributed: "Any") -> None:
+    """Have the store at MASTER_PORT served as under torchrun, and what is left of the process group destroyed at the end."""
     try:
+        load("process_group")["destroy_at_exit"](distributed, lambda: failed)
         load("store")["serve"](distributed, os.path.join(folder, "store_server.py"))
     except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
         pass
@@ -70,12 +72,13 @@ if pinned or sharing or port:
     if sharing:
         settings["share"](sharing)
     if port:
-        settings["when_imported"]("torch.distributed", serve_store)
+        settings["when_imported"]("torch.distributed", extend)
 program = load("program")
 run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
 try:
     run(*globals().pop("arguments"))  # a reference of ours would keep the program's names from being finalised at exit
 except BaseException as error:
+    failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
     program["hide_first_frame"](error)
     record(error)
     raise

@@ -1,0 +1,67 @@
+"""The process group that a program has left: destroyed when it ends well, and only then, and never waited for long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's interpreter; it may be older than ours
+
+# as much of torch as the bootstrap knows of
+TORCH = """
+initialized = True
+def is_initialized(): return initialized
+def destroy_process_group():
+    global initialized
+    initialized = False
+    print("destroyed", flush=True)
+"""
+BEFORE = "import torch.distributed, atexit, os, sys, threading\n"
+
+
+def run(folder: Path, source: str) -> tuple[int, list[str]]:
+    """The exit status of the program, and what it printed."""
+    (folder / "torch").mkdir(exist_ok=True)
+    (folder / "torch" / "__init__.py").touch()
+    (folder / "torch" / "distributed.py").write_text(TORCH)
+    (folder / "program.py").write_text(BEFORE + source)
+    command = [PYTHON, str(ROOT / "ddplaunch" / "worker" / "bootstrap.py"), "script", str(folder / "program.py")]
+    env = {**os.environ, "MASTER_PORT": "29500"}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    return done.returncode, done.stdout.decode().splitlines()
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit()", "sys.exit(0)", "1 if os.fork() else sys.exit()\nos.wait()"])
+def test_after_a_good_end_it_is_destroyed_once(tmp_path: Path, end: str) -> None:
+    assert run(tmp_path, end) == (0, ["destroyed"])
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit(1)", "raise ValueError", "torch.distributed.destroy_process_group(); sys.exit(1)"]
+)
+def test_after_a_failure_torch_is_left_alone(tmp_path: Path, end: str) -> None:
+    status, printed = run(tmp_path, end)
+    assert (status, len(printed)) == (1, end.count("destroy"))
+
+
+def test_the_programs_own_functions_and_threads_come_first(tmp_path: Path) -> None:
+    source = """
+go = threading.Event()
+def work():
+    go.wait()
+    print("thread", torch.distributed.is_initialized(), flush=True)
+threading.Thread(target=work).start()
+atexit.register(lambda: print("atexit", torch.distributed.is_initialized(), flush=True))
+go.set()
+"""
+    assert run(tmp_path, source) == (0, ["thread True", "atexit True", "destroyed"])
+
+
+@pytest.mark.parametrize("broken", ["threading.Event().wait", "lambda: 1 / 0"])
+def test_a_group_that_cannot_be_destroyed_spoils_no_good_end(tmp_path: Path, broken: str) -> None:
+    assert run(tmp_path, f"torch.distributed.destroy_process_group = {broken}") == (0, [])
