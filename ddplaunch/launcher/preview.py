@@ -10,6 +10,7 @@ from ddplaunch.errors import visible
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
+from ddplaunch.plan.ranks import count_workers
 from ddplaunch.record import replace
 from ddplaunch.report import plan_view
 from ddplaunch.report.run_folder import run_id_of
@@ -40,15 +41,15 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         return here
     asked = [_for_host(spec, allocation, node_rank) for node_rank in range(len(here.seats))]
     nodes = [_at(spec, allocation, node, node_rank) for node_rank in range(len(asked))]
-    drafts = [
-        make_plan(one, replace(allocation, node_rank=node_rank), nodes[node_rank], run_id=run_id)
+    workers = [
+        count_workers(one, replace(allocation, node_rank=node_rank), nodes[node_rank])[0]
         for node_rank, one in enumerate(asked)
     ]
     agreed = Agreed(
         run_id=run_id,
         place=0,
         address=here.master_addr,
-        seats=tuple(Seat(seat.host, len(plan.workers)) for seat, plan in zip(here.seats, drafts, strict=True)),
+        seats=tuple(Seat(seat.host, number) for seat, number in zip(here.seats, workers, strict=True)),
         backend=here.backend,
         backend_reason=here.reasons["backend"],
     )
