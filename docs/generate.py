@@ -45,6 +45,7 @@ _EVENTS = {
     "swept": "after the workers' end, `ddplaunch` looked for what they left behind; empty `left`: nothing is there any more",
     "job_suspended": "Ctrl-Z: the workers were stopped",
     "job_resumed": "and continue",
+    "paused": "the agent did not run, though it should have woken: SIGSTOP, a frozen cgroup, a machine that slept",
     "front_lost": "the process that the user started was killed",
     "output_dropped": "output was not shown, because nobody read the command's stdout for seconds",
     "notice": "something that `ddplaunch` also said on stderr",

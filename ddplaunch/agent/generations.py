@@ -16,6 +16,7 @@ from ddplaunch.agent.starter import Starter
 from ddplaunch.agent.workers import CannotStart, Workers, WorkerSetup
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
+from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
@@ -81,7 +82,7 @@ class Generations:
                 self.output,
                 self._selector,
                 self._ended,
-                time.monotonic,
+                clock.now,
             )
         except LaunchError as error:
             self._fail(generation, error)
@@ -91,7 +92,7 @@ class Generations:
     def _fail(self, generation: Generation, error: LaunchError) -> None:
         host = self._setup.draft.workers[0].host
         failure = StartFailure(min(generation.ranks), host, error.message, error.status)
-        self._feed(node.StartFailed(failure, time.monotonic()))
+        self._feed(node.StartFailed(failure, clock.now()))
 
     @property
     def is_starting(self) -> bool:
@@ -108,10 +109,10 @@ class Generations:
             pid = self.workers.start(rank)
         except CannotStart as error:
             failure = StartFailure(rank, self.workers.host, str(error), error.status)
-            self._feed(node.StartFailed(failure, time.monotonic()))
+            self._feed(node.StartFailed(failure, clock.now()))
         else:
             self._reporter.worker_started(rank, pid)
-            self._feed(node.WorkerStarted(rank, time.monotonic()))
+            self._feed(node.WorkerStarted(rank, clock.now()))
         if not self.workers.waiting and self._setup.is_last_generation:
             self._starter.close()
 

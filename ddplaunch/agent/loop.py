@@ -21,6 +21,7 @@ from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.agent.workers import CannotStart
 from ddplaunch.coordinator.link import Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
+from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_process
 from ddplaunch.record import record, replace
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.link import LinkHandler
 
 STARTS_PER_ROUND = 8  # workers that are started between two waits for events: some 15 ms
-LONGEST_SLEEP = 1e6  # seconds; epoll takes no more than 2^31 ms
 
 
 @record(kw_only=True)
@@ -133,16 +133,18 @@ class Agent:
         """Wait for events and process them."""
         output = self._generations.output
         output.muted = self._backpressure.update(
-            self._generations.pause_output, output.is_kept, _now(), self._files.holds
+            self._generations.pause_output, output.is_kept, clock.now(), self._files.holds
         )
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         still = self._selector.get_map()
-        for key, _ in self._selector.select(self._timeout()):
+        ready = clock.select(self._selector, self._deadline)
+        self._reporter.paused(clock.OWN.pause)
+        for key, _ in ready:
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
                 key.data()
                 self._process_events()
-        now = _now()
+        now = clock.now()
         self._link.expire(now)
         self._files.expire(now)
         self._process_events()
@@ -153,14 +155,14 @@ class Agent:
             self.feed(node.DeadlineReached(now))
             self._process_events()
 
-    def _timeout(self) -> float | None:
-        """How long to sleep at most, in seconds."""
+    @property
+    def _deadline(self) -> float | None:
+        """When to wake at the latest."""
         if self._generations.is_starting:
-            return 0
+            return clock.now()
         output = self._generations.output.deadline
         deadlines = (output, self._backpressure.deadline, self._link.deadline, self._files.deadline)
-        deadline = soonest(self._state.deadline, *deadlines)
-        return None if deadline is None else min(max(0.0, deadline - _now()), LONGEST_SLEEP)
+        return soonest(self._state.deadline, *deadlines)
 
     def _child_ended(self) -> None:
         reap(keep=self._pids)
@@ -168,10 +170,10 @@ class Agent:
             self._report_left()
 
     def _worker_ended(self, rank: int) -> None:
-        workers, now = self._generations.workers, _now()
+        workers, now = self._generations.workers, clock.now()
         assert workers is not None
         try:
-            exit = workers.exit_of(rank, now)
+            exit = workers.exit_of(rank, time.monotonic())
         except CannotStart as error:
             self.feed(node.StartFailed(StartFailure(rank, workers.host, str(error), error.status), now))
             return
@@ -192,7 +194,7 @@ class Agent:
             for process in left:
                 if not (sparing and process.tidies_up):
                     signal_process(process, signum)
-        self.feed(node.Swept(tuple(map(str, left)), _now()))
+        self.feed(node.Swept(tuple(map(str, left)), clock.now()))
 
     @property
     def _pids(self) -> frozenset[int]:
@@ -227,7 +229,7 @@ class Agent:
     def begin(self, generation: Generation, address: str | None) -> None:
         """Start the workers, as the coordinator orders; `address` is that of this node as the others reach it."""
         self._generations.prepare(generation, address)
-        self.feed(node.GenerationBegun(generation.number, generation.ranks, _now(), generation.alone))
+        self.feed(node.GenerationBegun(generation.number, generation.ranks, clock.now(), generation.alone))
 
     def _asked_cluster(self, why_ending: Callable[[], ClusterEnding]) -> ClusterEnding:
         with self._signals.busy():
@@ -240,7 +242,7 @@ class Agent:
     def end(self, end: JobEnd) -> None:
         """End, as the coordinator orders."""
         self._end = end
-        self.feed(node.JobEnded(end.status, _now()))
+        self.feed(node.JobEnded(end.status, clock.now()))
 
     def _report_end(self, now: float) -> None:
         """Report to the coordinator how the workers of this node have ended."""
@@ -273,7 +275,6 @@ class Agent:
     # --- actions
 
     def _do(self, action: node.Action) -> None:
-        now = _now()
         match action:
             case node.StartWorkers():
                 self._generations.begin()
@@ -282,19 +283,19 @@ class Agent:
                     self._generations.dismiss_services()
                 self._report_left(signum, sparing)
             case node.ReportEnded():
-                self._report_end(now)
+                self._report_end(clock.now())
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.HoldTimeout():
                 self._link.send(action)
             case node.Suspend() | node.Resume():
                 self._link.send(action)
                 self._generations.do(action)
             case node.Exit():
-                self._exits = self._generations.reap(self._state, now) or self._exits
+                self._exits = self._generations.reap(self._state, clock.now()) or self._exits
                 self._reporter.output_dropped(self._generations.output.dropped)
                 if self._end is None:  # the coordinator did not answer, and the user does not wait for it
                     self._link.leave()
                     self._end = JobEnd(action.status, "signalled", self._reporter.stopped(self._state.signum))
-                self._shutdown.conclude(self._state, self._exits, self._end, now)
+                self._shutdown.conclude(self._state, self._exits, self._end, time.monotonic())
             case _:
                 self._generations.do(action)
 
@@ -307,7 +308,3 @@ class Agent:
                 return
             self._generations.start_next()
             self._process_events()
-
-
-def _now() -> float:
-    return time.monotonic()

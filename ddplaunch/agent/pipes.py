@@ -160,7 +160,7 @@ class Backpressure:
         self._held = False
         self._muted = False
         self._sent = 0
-        self.deadline: float | None = None  # when to look again, CLOCK_MONOTONIC seconds
+        self.deadline: float | None = None  # when to look again, by the clock of deadlines
 
     def update(self, pause: Callable[[bool], None], logged: bool, now: float, hold: bool = False) -> bool:
         """Adapt to how full the queue is; return whether output is now to be dropped from view.

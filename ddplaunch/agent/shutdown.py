@@ -10,6 +10,7 @@ from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, OutputQueue
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.output.file_queue import FileQueue
+from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
@@ -75,10 +76,9 @@ class Shutdown:
         """Wait until all files of the run are written, unless their disk hangs."""
         self._files.end()
         while self._files.is_busy:
-            deadline = self._files.deadline
-            for ready, _ in self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            for ready, _ in clock.select(self._selector, self._files.deadline):
                 ready.data()
-            self._files.expire(time.monotonic())
+            self._files.expire(clock.now())
         self._reporter.leave_folder()
 
     def hand_over(self, state: State) -> None:
@@ -89,14 +89,16 @@ class Shutdown:
             nonlocal stopped
             stopped = True
 
-        self._backpressure.update(_pause_nothing, True, time.monotonic())
+        self._backpressure.update(_pause_nothing, True, clock.now())
         self._signals.only_stops(stop)
+        sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT if stopped else None
         while self._queue.size:
-            ready = self._selector.select(UNREAD_TIMEOUT if stopped else None)
-            if not ready:
-                return
-            for key, _ in ready:
+            for key, _ in clock.select(self._selector, read_by):
                 key.data()
+            if stopped and (read_by is None or self._queue.sent != sent):
+                sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT
+            elif read_by is not None and clock.now() >= read_by:
+                return
 
     def _own_requeue(self, end: JobEnd) -> Requeue | None:
         """What queues the job again, if it is to be done from here."""

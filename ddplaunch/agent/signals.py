@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -27,6 +26,7 @@ from ddplaunch.agent.pipes import (
     STOPPED,
     FrontPipes,
 )
+from ddplaunch.process import clock
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
 
@@ -144,9 +144,9 @@ class SignalSource:
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            for ready, _ in self._selector.select(left):
+        until = clock.now() + seconds
+        while clock.now() < until:
+            for ready, _ in clock.select(self._selector, until):
                 ready.data()
 
     def only_stops(self, stopped: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class SignalSource:
         numbers = os.read(self._from_front, 256)
         if not numbers:
             self._lose_front()
-            self._feed(node.FrontLost(time.monotonic()))
+            self._feed(node.FrontLost(clock.now()))
         for signum in numbers:
             if signum not in _OF_FRONT:
                 self._received(signum, direct=False)
@@ -233,7 +233,7 @@ class SignalSource:
             signal.setitimer(signal.ITIMER_REAL, self._end_within)
 
     def _received(self, signum: int, *, direct: bool, by_cluster: bool = False) -> None:
-        event = self._deduplicator.take(signum, time.monotonic(), direct=direct)
+        event = self._deduplicator.take(signum, clock.now(), direct=direct)
         self._feed(replace(event, by_cluster=by_cluster))
 
     def _lose_front(self) -> None:

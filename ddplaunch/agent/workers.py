@@ -6,6 +6,7 @@ import errno
 import os
 import selectors
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -162,7 +163,7 @@ class Workers:
             pump.started()
             if not self._paused:
                 self._watch(worker.rank, stream, pump)
-        return RunningWorker(worker.rank, child, self._clock(), by_itself=self._setup.plan.interpreter is not None)
+        return RunningWorker(worker.rank, child, time.monotonic(), by_itself=self._setup.plan.interpreter is not None)
 
     # --- output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -12,6 +13,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.heartbeat import Heartbeat
 from ddplaunch.coordinator.terms import Terms
+from ddplaunch.process.clock import paused
 from ddplaunch.supervise.deadline import soonest
 
 
@@ -132,7 +134,7 @@ class Connections:
         peer.received = lambda payload: self._received(id, payload)
         peer.closed = lambda reason: self._closed(id, reason)
         connection.heartbeat.ping_sent()
-        peer.send(messages.encode(messages.Ping(self._clock())))
+        peer.send(messages.encode(messages.Ping(time.monotonic())))
         if self._beat_at is None:
             self._beat_at = self._clock() + self._beat
 
@@ -146,14 +148,15 @@ class Connections:
             return
         heartbeat.received()
         if isinstance(message, messages.Pong):
-            heartbeat.pong_received(message.sent, message.at, self._clock())
+            heartbeat.pong_received(message.sent, message.at, time.monotonic())
         else:
             self._received_message(id, message)
             connection.is_known = True
 
     def _closed(self, id: int, reason: str) -> None:
         del self._connections[id]
-        self._lost(id, reason)
+        when = paused(self._heartbeat_timeout)
+        self._lost(id, f"{reason} while the coordinator was {when}" if when else reason)
 
     # --- time
 
@@ -175,7 +178,7 @@ class Connections:
         """
         self._beat_at = now + self._beat if self._connections else None
         most = self._heartbeat_timeout / self._beat
-        ping = messages.encode(messages.Ping(now))
+        ping = messages.encode(messages.Ping(time.monotonic()))
         for id, connection in list(self._connections.items()):
             if connection.heartbeat.unanswered >= most:
                 self.expel(id, f"silent for {self._heartbeat_timeout:g} s")

@@ -7,7 +7,6 @@ import os
 import selectors
 import shlex
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,6 +30,7 @@ from ddplaunch.net.addresses import is_own
 from ddplaunch.options import token
 from ddplaunch.options.argv import to_argv
 from ddplaunch.plan import Plan
+from ddplaunch.process import clock
 from ddplaunch.record import record, replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
@@ -90,11 +90,11 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), time.monotonic)
+    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), clock.now)
     agents = _listen(request, coordinator, reporter, selector)
     if agents is not None:
         handler.listening(agents.port)
-        own = LocalLink(handler, coordinator, time.monotonic)
+        own = LocalLink(handler, coordinator, clock.now)
         coordinator.join(own, agents.join(_hello(request, request.rendezvous.addresses[0])), agents)
         return own
     link = RemoteLink(
@@ -105,7 +105,7 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
         source=request.rendezvous.source,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         rdzv_timeout=request.spec.rdzv_timeout,
-        clock=time.monotonic,
+        clock=clock.now,
     )
     link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link
@@ -125,7 +125,7 @@ def _listen(
     ports, key = rendezvous.ports, request.key
 
     def listen(ports: Sequence[int]) -> Agents:
-        return Agents(_terms(request, ports), coordinator, reporter.print, selector, time.monotonic)
+        return Agents(_terms(request, ports), coordinator, reporter.print, selector, clock.now)
 
     if rendezvous.coordinator:
         agents = listen(ports)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from selectors import BaseSelector
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.coordinator.coordinator import Coordinator, job_policy
 from ddplaunch.coordinator.link import Link, Report
 from ddplaunch.plan import Plan
+from ddplaunch.process import clock
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
@@ -62,7 +62,7 @@ def coordinate_alone(
     spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, _selector: BaseSelector
 ) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), time.monotonic)
-    link = LocalLink(handler, coordinator, time.monotonic)
+    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), clock.now)
+    link = LocalLink(handler, coordinator, clock.now)
     coordinator.join(link, Member(id=OWN, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
     return link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
 from ddplaunch.coordinator.sequence import OrderSequence
 from ddplaunch.net.resolver import Answer, Resolver
+from ddplaunch.process.clock import paused
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import ReportStopping
 
@@ -149,12 +151,16 @@ class RemoteLink(Link):
             return
         order = wire.decode_order(message, self._clock())
         if isinstance(message, messages.Ping) and self._peer is not None:
-            self._peer.send(messages.encode(messages.Pong(message.sent, self._clock())))
+            self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
         elif order is not None:
             self.take(order)
 
     def _closed(self, reason: str) -> None:
-        self._lose(reason)
+        # who was paused is lost to the others, and not they to it
+        if when := paused(self._heartbeat_timeout):
+            self._end_as_lost(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
+        else:
+            self._lose(reason)
 
     # --- losing it
 
@@ -193,8 +199,10 @@ class RemoteLink(Link):
         return f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
 
     def _lose(self, reason: str) -> None:
-        text = f"error: the coordinator (node 0) was lost: {reason}\n"
-        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=text))
+        self._end_as_lost(f"the coordinator (node 0) was lost: {reason}")
+
+    def _end_as_lost(self, error: str) -> None:
+        self.take(JobEnd(status=exitcodes.NODE_LOST, why="lost", text=f"error: {error}\n"))
 
     @property
     def is_reached(self) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections import Counter, deque
 from collections.abc import Callable
+
+from ddplaunch.process import clock
 
 HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
@@ -79,7 +80,7 @@ class FileQueue:
         self.hangs = False  # the disk: there was no progress for long
         self.has_hung = False  # ever
         self.fails = False  # a log could not be written
-        self.deadline: float | None = None  # when to look whether there is progress, CLOCK_MONOTONIC seconds
+        self.deadline: float | None = None  # when to look whether there is progress, by the clock of deadlines
 
     # --- what is written
 
@@ -130,10 +131,10 @@ class FileQueue:
             self.size += len(self._blocks[-1]) - before
             self._watch()
         if self.deadline is None and not self.hangs:
-            self.deadline = time.monotonic() + PATIENCE
+            self.deadline = clock.now() + PATIENCE
             self._seen = self._progress()
         elif self.hangs:
-            self._look(time.monotonic())
+            self._look(clock.now())
 
     def _flush(self) -> None:
         assert self._sock is not None
@@ -171,7 +172,7 @@ class FileQueue:
         if self._sock is not None and self._blocks:
             self._flush()
             if self.hangs:
-                self._look(time.monotonic())
+                self._look(clock.now())
         self._watch()
 
     def receive(self) -> None:
@@ -238,7 +239,7 @@ class FileQueue:
     def is_busy(self) -> bool:
         """Whether it has not, and the disk does not hang."""
         if self.hangs and self._sock is not None:
-            self._look(time.monotonic())
+            self._look(clock.now())
         return self._sock is not None and not self.hangs
 
     def leave(self) -> None:

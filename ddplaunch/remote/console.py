@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import selectors
-import time
 from collections.abc import Iterable
 
 from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.control import fields
 from ddplaunch.errors import below, visible
+from ddplaunch.process import clock
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 
@@ -27,7 +27,7 @@ class Console:
         self._reports_to_caller = reports_to_caller
         self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
         self._sent = 0  # bytes
-        self._sent_at = 0.0  # when that was last new, CLOCK_MONOTONIC seconds
+        self._sent_at = 0.0  # when that was last new, by the clock
         self._limits_wait = False
 
     @property
@@ -78,7 +78,7 @@ class Console:
         """From now on wait for the front only while it makes progress."""
         if not self._limits_wait:
             self._limits_wait = True
-            self._sent, self._sent_at = self._queue.sent, time.monotonic()
+            self._sent, self._sent_at = self._queue.sent, clock.now()
 
     def abandon(self) -> None:
         """Drop all output from now on."""
@@ -86,7 +86,7 @@ class Console:
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
         """Adapt to how much waits for the front."""
-        queue, now = self._queue, time.monotonic()
+        queue, now = self._queue, clock.now()
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now
         elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:

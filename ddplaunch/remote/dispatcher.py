@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gc
 import selectors
-import time
 from collections.abc import Mapping
 
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.fields import Malformed
+from ddplaunch.process import clock
 from ddplaunch.record import record
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
@@ -62,7 +62,7 @@ class Dispatcher:
     """The loop's state."""
 
     def __init__(self, job: RemoteJob, pipes: FrontPipes) -> None:
-        now = time.monotonic()
+        now = clock.now()
         self._job = job
         self._selector = selectors.DefaultSelector()
         self._console = Console(
@@ -129,10 +129,10 @@ class Dispatcher:
         )
         assert deadline is not None  # heartbeats go on to the end
         still = self._selector.get_map()
-        for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
+        for key, _ in clock.select(self._selector, deadline):
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
                 key.data()
-        self._expire(time.monotonic())
+        self._expire(clock.now())
 
     def _expire(self, now: float) -> None:
         if now >= self._heartbeat_at:
@@ -233,13 +233,13 @@ class Dispatcher:
                 self._statuses.has_begun = True
                 self._chaos.begun(world_size)
             case messages.Worker(rank, pid) if self._job.chaos:
-                self._chaos.started(rank, pid, time.monotonic())
+                self._chaos.started(rank, pid, clock.now())
             case messages.FailureText() | messages.Outcome():
                 self._console.forward(data)
             case messages.FinalReport(text) if host is self._hosts[0]:
                 self._final_report = text
             case messages.FinalReport(text):
-                self._loss_report, self._loss_report_at = text, time.monotonic() + self._job.heartbeat_timeout
+                self._loss_report, self._loss_report_at = text, clock.now() + self._job.heartbeat_timeout
             case messages.Refused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
             case messages.Ended(status):
@@ -297,4 +297,4 @@ class Dispatcher:
             return
         statuses.errors[node_rank] = error
         if self._settle_by is None:
-            self._settle_by = time.monotonic() + SETTLE_TIME
+            self._settle_by = clock.now() + SETTLE_TIME

@@ -10,17 +10,18 @@ import os
 import selectors
 import signal
 import socket
-import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
 from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes
 from ddplaunch.agent.signals import passed_on
+from ddplaunch.process import clock
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, FrameError
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
+from ddplaunch.supervise.deadline import soonest
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
@@ -37,7 +38,7 @@ class HostFront:
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
         self._host = host
-        self._lost_at = time.monotonic() + heartbeat_timeout
+        self._lost_at = clock.now() + heartbeat_timeout
         self._selector = selectors.DefaultSelector()
         self._selector.register(input_pipe, selectors.EVENT_READ, self._read_frames)
         self._agent: int | None = None
@@ -66,7 +67,7 @@ class HostFront:
         Raises:
             LaunchError: the machine has no room for the agent.
         """
-        self._lost_at = time.monotonic() + self._heartbeat_timeout  # no frame was read until now
+        self._lost_at = clock.now() + self._heartbeat_timeout  # no frame was read until now
         passed = passed_on(signals)
         self._stops = stops
         pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
@@ -94,12 +95,13 @@ class HostFront:
     def finish(self, report: Report) -> None:
         """Send the last report, and wait until all is sent; if the job was stopped, only while there is progress."""
         self.report(report)
-        self._lost_at = time.monotonic() + self._heartbeat_timeout
+        self._lost_at = clock.now() + self._heartbeat_timeout
+        sent, read_by = self._output.sent, clock.now() + UNREAD_TIMEOUT
         while self._output.size and not self._lost:
-            before = self._output.sent
-            at = time.monotonic()
-            self._wait(UNREAD_TIMEOUT)
-            if self._stopped and self._output.sent == before and time.monotonic() >= at + UNREAD_TIMEOUT:
+            self._wait(read_by)
+            if self._output.sent != sent or not self._stopped:
+                sent, read_by = self._output.sent, clock.now() + UNREAD_TIMEOUT
+            elif clock.now() >= read_by:
                 return
 
     def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
@@ -109,17 +111,14 @@ class HostFront:
 
     # --- the loop
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, until: float | None) -> None:
         if self._output.broken:
             self._disconnect()
         self._watch_output(bool(self._output.size))
         self._watch_agent(self._agent is not None and self._output.size < _FULL)
-        if not self._lost:
-            left = max(0.0, self._lost_at - time.monotonic())
-            timeout = left if timeout is None else min(timeout, left)
-        for key, _ in self._selector.select(timeout):
+        for key, _ in clock.select(self._selector, soonest(until, self._lost_at)):
             key.data()
-        if time.monotonic() >= self._lost_at:
+        if clock.now() >= self._lost_at:
             self._disconnect()
 
     def _watch_output(self, wanted: bool) -> None:
@@ -157,7 +156,7 @@ class HostFront:
         more = self._input.read()
         try:
             while (frame := self._input.take()) is not None:
-                self._lost_at = time.monotonic() + self._heartbeat_timeout
+                self._lost_at = clock.now() + self._heartbeat_timeout
                 self._received(*frame)
         except FrameError:
             more = False

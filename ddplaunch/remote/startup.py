@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ddplaunch.process import clock
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.diagnose import names
@@ -40,8 +40,8 @@ class Startup:
         self._quit_timeout = quit_timeout
         self._has_failed = has_failed
         self.is_stopped = False  # no more agents are started
-        self.connect_by: float | None = time.monotonic() + rdzv_timeout  # then `unconnected` is due
-        self.notice_at: float | None = time.monotonic() + NOTICE_AFTER  # then the hosts without a greeting are named
+        self.connect_by: float | None = clock.now() + rdzv_timeout  # then `unconnected` is due
+        self.notice_at: float | None = clock.now() + NOTICE_AFTER  # then the hosts without a greeting are named
         self.end_by: float | None = None  # then connections that are still open are killed
 
     @property
@@ -123,13 +123,13 @@ class Startup:
 
     def end_within(self, within: float) -> None:
         """Wait at most so many seconds for the connections to close, unless more output comes."""
-        by = time.monotonic() + within
+        by = clock.now() + within
         self.end_by = by if self.end_by is None else min(by, self.end_by)
 
     def extend_deadline(self) -> None:
         """Do not kill a connection in the middle of its output."""
         if self.end_by is not None:
-            self.end_by = max(self.end_by, time.monotonic() + QUIT_TIMEOUT)
+            self.end_by = max(self.end_by, clock.now() + QUIT_TIMEOUT)
 
     def _kill_remaining(self, notify: Callable[[str], None]) -> None:
         """Kill the connections that are still open."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
-import time
+import selectors
 from collections import deque
 
+from ddplaunch.process import clock
 from ddplaunch.remote.protocol import TO_HOST, Decoder, FrameError, greeting, pack
 
 _READ = 1 << 16  # bytes at a time
@@ -45,16 +45,15 @@ class InputPipe:
 
     def wait(self, timeout: float) -> tuple[bytes, bytes] | None:
         """Wait for a frame, `timeout` seconds at most; None if none came in time, or the stream has ended."""
-        deadline = time.monotonic() + timeout
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        try:
-            while (frame := self.take()) is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or not poll.poll(left * 1000) or not self.read():
-                    return None
-        except FrameError:
-            return None
+        deadline = clock.now() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            try:
+                while (frame := self.take()) is None:
+                    if clock.now() >= deadline or (clock.select(selector, deadline) and not self.read()):
+                        return None
+            except FrameError:
+                return None
         return frame
 
     def close(self) -> None:

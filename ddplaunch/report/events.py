@@ -45,6 +45,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "swept": {"signal": "integer", "left": "list of strings: processes that workers left behind"},
     "job_suspended": {},
     "job_resumed": {},
+    "paused": {"seconds": "number"},
     "front_lost": {},
     "output_dropped": {"bytes": "integer: not shown because the command's stdout was not read; the logs have them"},
     "notice": {"text": "string"},

@@ -11,12 +11,13 @@ from ddplaunch import __version__
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process import memory
+from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_stopped
 from ddplaunch.report.events import Event, Reader, of_action, of_event
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
-from ddplaunch.report.words import count, tilde
+from ddplaunch.report.words import count, duration, tilde
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
@@ -24,6 +25,7 @@ from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
 
+_LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that no other node reports
 
 
@@ -76,6 +78,7 @@ class Reporter:
         self._is_announced = False
         self._has_warned = False
         self._dropped = 0  # bytes reported
+        self._pause: Pause | None = None  # reported
         self._oom_kills_before = memory.oom_kills()
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
@@ -185,6 +188,15 @@ class Reporter:
         if new:
             self.emit("output_dropped", bytes=new)
             self.write(f"ddplaunch: {new:,} bytes are not shown here, since they were not read; the logs have them\n")
+
+    def paused(self, pause: Pause | None) -> None:
+        """Report, if it is another than before, that this node did not run for a while."""
+        if pause is None or pause is self._pause:
+            return
+        self._pause = pause
+        self.emit("paused", seconds=round(pause.seconds, 3))
+        if self._reports_job and pause.seconds >= _LONG:
+            self.print(f"paused for {duration(pause.seconds)}, in which no time limit has run")
 
     # --- the end
 

@@ -11,7 +11,6 @@ import os
 import select
 import selectors
 import signal
-import time
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
@@ -21,6 +20,7 @@ from ddplaunch.control.handshake import key
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.process import clock
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
 from ddplaunch.slurm.srun import Srun, StepJob
@@ -60,7 +60,7 @@ class Watcher:
             source=None,
             heartbeat_timeout=job.heartbeat_timeout,
             rdzv_timeout=FOREVER,  # the step may have to wait for others to end
-            clock=time.monotonic,
+            clock=clock.now,
         )
         self._srun: Srun | None = None
         self._never = ""  # why srun could not be started
@@ -92,12 +92,11 @@ class Watcher:
     def _wait(self) -> None:
         deadline = soonest(self._link.deadline, self._end_by)
         still = self._selector.get_map()
-        timeout = None if deadline is None or deadline == FOREVER else max(0.0, deadline - time.monotonic())
-        for ready, _ in self._selector.select(timeout):
+        for ready, _ in clock.select(self._selector, deadline):
             if still.get(ready.fd) is ready:
                 ready.data()
         self._send_pending()
-        now = time.monotonic()
+        now = clock.now()
         self._link.expire(now)
         if self._end_by is not None and now >= self._end_by:
             self._end_step()
@@ -171,7 +170,7 @@ class Watcher:
             self._end_within(QUIT_TIMEOUT)
 
     def _end_within(self, within: float) -> None:
-        by = time.monotonic() + within
+        by = clock.now() + within
         self._end_by = by if self._end_by is None else min(by, self._end_by)
 
     def _end_step(self) -> None:
@@ -179,7 +178,7 @@ class Watcher:
         assert self._srun is not None
         self._srun.signal(signal.SIGKILL if self._is_ending else signal.SIGTERM)
         self._is_ending = True
-        self._end_by = time.monotonic() + KILL_TIMEOUT
+        self._end_by = clock.now() + KILL_TIMEOUT
 
     # --- the end
 

@@ -1,4 +1,4 @@
-"""Deadlines and pauses as values: seconds of a monotonic clock, None for none. Pure; reads no clock."""
+"""Deadlines and pauses as values: seconds of one clock, None for none. Pure; reads no clock."""
 
 from __future__ import annotations
 

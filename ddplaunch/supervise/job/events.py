@@ -1,4 +1,4 @@
-"""What happened: the events that `step` takes, in their order. Times are CLOCK_MONOTONIC seconds of the coordinator's host."""
+"""What happened: the events that `step` takes, in their order. Times are seconds of its clock of deadlines."""
 
 from __future__ import annotations
 

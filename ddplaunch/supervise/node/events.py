@@ -1,4 +1,4 @@
-"""What happened: the events that `step` takes, in their order. Times are CLOCK_MONOTONIC seconds."""
+"""What happened: the events that `step` takes, in their order. Times are seconds of the agent's clock of deadlines."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""The clock of deadlines: it stands still while this process does not run. Decides nothing.
+
+A process that is stopped, frozen, or on a machine that sleeps hears nobody and ends nothing that is due; mostly its workers
+do not run either. So deadlines are times of this clock. A time that is shown, or compared with one of another process, is
+CLOCK_MONOTONIC's.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+from math import inf
+
+from ddplaunch.record import record
+
+BEAT = 0.25  # seconds that a sleep before a deadline lasts at most: so much of a pause is taken for time
+LATE = 0.25  # seconds between two looks at the clock, sleep aside, that count: more is a pause, or a call that hung
+_NOTABLE = 1.0  # seconds of a pause; a busy machine may make a process wait for less
+
+
+@record
+class Pause:
+    """A time in which this process did not run, though it should have woken."""
+
+    seconds: float
+    ended_at: float  # by the clock
+
+
+class Clock:
+    """CLOCK_BOOTTIME, which goes on while the machine sleeps, without the time in which this process did not run."""
+
+    def __init__(self, read: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)) -> None:
+        self._read = read
+        self._seen = read()
+        self._missed = 0.0  # seconds
+        self.pause: Pause | None = None  # the last one that was notable
+
+    def now(self) -> float:
+        """Give the time in seconds."""
+        return self._pass(0.0)
+
+    def select(
+        self, selector: selectors.BaseSelector, deadline: float | None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events, until the deadline and for BEAT at most; without a deadline, as long as it takes."""
+        if deadline is None or deadline == inf:
+            ready = selector.select()
+            self._pass(inf)
+            return ready
+        sleep = min(max(0.0, deadline - self.now()), BEAT)
+        began = self._seen
+        ready = selector.select(sleep)
+        now = self._pass(sleep)
+        if (missed := self._seen - began - sleep) > _NOTABLE:
+            self.pause = Pause(missed, now)
+        return ready
+
+    def _pass(self, sleep: float) -> float:
+        """Let the time pass since the last look, in which this process wanted to sleep so long, and give the time."""
+        at = self._read()
+        missed, self._seen = at - self._seen - sleep, at
+        if missed > LATE:
+            self._missed += missed
+        return at - self._missed
+
+    def paused(self, within: float) -> str:
+        """Say that this process had been paused if it was, until at most `within` seconds ago: "paused for 20 s"; else ""."""
+        if self.pause is None or self.now() - self.pause.ended_at >= within:
+            return ""
+        return f"paused for {self.pause.seconds:.0f} s"
+
+
+OWN = Clock()
+now, select, paused = OWN.now, OWN.select, OWN.paused
