@@ -159,7 +159,9 @@ def _policy(request: JoinRequest) -> job.Policy:
     min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
     return replace(
         job_policy(request.spec, min_nodes, max_nodes),
-        replaceable=not allocation.start,
+        # tasks of a step, or ranks of mpirun, are started once
+        replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
+        called=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
         command=_command_elsewhere(request),
     )

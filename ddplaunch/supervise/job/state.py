@@ -34,6 +34,7 @@ class Policy:
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
     replaceable: bool = False  # whether a lost node's agent may be started anew
+    called: bool = False  # whether the agents are on hosts where a command elsewhere has started them
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
@@ -102,6 +103,11 @@ class State:
         """Whether the job is to stop when its time is up."""
         is_ending = self.phase in (Phase.STOPPING, Phase.ENDED)
         return self.suspended_at is None and not is_ending and not self.is_debugged
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the job cannot go on when one of its nodes is lost, since it has no other and gets none."""
+        return self.policy.min_nodes == self.policy.max_nodes and not self.policy.replaceable
 
     @property
     def taking_part(self) -> tuple[Member, ...]:

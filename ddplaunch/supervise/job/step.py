@@ -100,6 +100,9 @@ def _joined(state: State, member: Member, at: float) -> Result:
 def _left(state: State, who: int, reason: str, at: float) -> Result:
     member = state.members[who]
     state = replace(state, members={id: other for id, other in state.members.items() if id != who})
+    if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
+        named = member if member.wanted is None else replace(member, place=member.wanted)
+        return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
     if state.phase is Phase.RENDEZVOUS:
         met, then = _start_if_complete(state, at, regrouping=state.generation >= 0)
         return met, (actions.Print(f"{member.host} has left: {reason}"), *then)
@@ -168,9 +171,10 @@ def _start(state: State, at: float) -> Result:
 def _stopping(state: State, event: events.NodeStopping) -> Result:
     who, why, signum, at = event.id, event.why, event.signum, event.at
     leaves = why is Why.FRONT_LOST and who != OWN
-    if leaves or (state.members[who].place is None and who != OWN):
+    may_come_back = state.members[who].place is None and who != OWN and not state.needs_all
+    if leaves or may_come_back:
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
-        left, then = _left(state, who, _OWN_END if state.policy.replaceable else _CUT_OFF, at)
+        left, then = _left(state, who, _CUT_OFF if state.policy.called else _OWN_END, at)
         return left, (*then, actions.Drop(who) if leaves else actions.Refuse(who, "", exitcodes.of_signal(signum)))
     if state.phase is Phase.RUNNING:
         return _stop(state, why, signum or SIGTERM, at, but=who, by_cluster=event.by_cluster)

@@ -262,9 +262,30 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [BeginGeneration(0, (0, 1), 0), StopNodes((0,), SIGTERM), ReportFailure(0.0), EndJob(130)],
     ),
     "who leaves before the start may come again": (
-        THREE,
+        replace(THREE, replaceable=True),
         [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3), Joined(member(3), 4), Joined(member(4), 5)],
         [Refuse(1, "", 130), BeginGeneration(0, (0, 3, 4), 0)],
+    ),
+    "a node that is gone before the start is waited for if it can come again": (
+        replace(THREE, replaceable=True),
+        [*met(2), Left(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
+        [BeginGeneration(0, (0, 3, 4), 0)],
+    ),
+    "and if others can come": (
+        ELASTIC,
+        [*met(2), Left(1, "connection closed", 3), Joined(member(3), 4), Joined(member(4), 5)],
+        [BeginGeneration(0, (0, 3, 4), 0)],
+    ),
+    "else the job ends at once": (THREE, [*met(2), Left(1, "connection closed", 3)], [EndJob(122)]),
+    "in the pause before a restart too": (
+        replace(THREE, max_restarts=1),
+        [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), Left(2, "connection closed", 3)],
+        [BeginGeneration(0, (0, 1, 2), 0), StopNodes((1, 2), SIGTERM), ReportFailure(0.0), EndJob(122)],
+    ),
+    "a signal to a node that has not started yet is one to the job if no other can come": (
+        THREE,
+        [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3)],
+        [EndJob(130)],
     ),
     "Ctrl-C at the coordinator before the start ends all": (
         THREE,
@@ -657,3 +678,9 @@ def test_a_worker_that_fails_after_a_notice_is_a_failure_like_any_other() -> Non
     state, actions = history(NOTICES, [*events, DeadlineReached(9.0)])
     assert silent(actions) == [BEGUN, StopNodes((0, 2), SIGTERM), ReportFailure(0.0), BeginGeneration(1, (0, 1, 2), 1)]
     assert state.notice == 0
+
+
+def test_a_node_that_is_gone_before_the_start_is_named() -> None:
+    joined: list[Event] = [Joined(member(0, 0), 0), Joined(member(1, 2), 1), Left(1, "connection closed", 2)]
+    assert history(THREE, joined)[0].lost == ("node 2 (b): connection closed",)
+    assert history(THREE, [*met(2), Left(1, "connection closed", 2)])[0].lost == ("b: connection closed",)
