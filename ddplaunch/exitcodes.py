@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OK = 0
+NOT_WRITTEN = 1
 USAGE = 2
 RENDEZVOUS = 121
 NODE_LOST = 122
@@ -13,7 +14,7 @@ NOT_FOUND = 127
 
 MEANINGS: dict[str, str] = {
     "0": "every worker exited with 0",
-    "1-120": "the first failing worker's own status",
+    "1-120": "the first failing worker's own status; 1 too if all workers exited with 0 and their output could not be written",
     str(USAGE): "wrong usage; nothing was started",
     str(RENDEZVOUS): "the rendezvous timed out: not enough nodes joined",
     str(NODE_LOST): "a node, or the agent on it, was lost",

@@ -7,12 +7,18 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.pipes import FrontPipes
+from ddplaunch.agent.pipes import ASKS, BUSY, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
 from ddplaunch.process.tree import descendants, reap, signal_process
+
+INTERVAL = 0.5  # seconds from one question to the next
+# questions are counted, not seconds, so that a pause of both processes gives nobody up
+_MOST_UNANSWERED = 4  # in a row: 2 s
+_MOST_WITHOUT_LOOP = 60  # in a row that only the handler has answered: 30 s, longer than any call should take
 
 
 def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple[int, FrontPipes]:
@@ -68,6 +74,44 @@ def kill(agent: int) -> None:
     """Kill the agent, which does not respond, and every process below it."""
     os.kill(agent, signal.SIGKILL)
     _kill_below(agent, keep=(agent,))
+
+
+class Question:
+    """Whether an agent that has to end runs: asked every INTERVAL seconds until its loop answers, or nobody does. Has no timer.
+
+    Its loop answers what comes through the pipe, and a handler of Python the signal, even while the loop is in a long call,
+    as of a sweep or a slow disk. So one that is stopped or in uninterruptible sleep is found at once, and a slow one has time.
+    """
+
+    def __init__(self, agent: int, pipes: FrontPipes, replies: Replies) -> None:
+        self._agent = agent
+        self._pipes = pipes
+        self._replies = replies
+        self._unanswered = 0
+        self._without_loop = 0
+        replies.forget(RUNS + LIVES)
+        self._ask()
+
+    def has_answer(self) -> bool:
+        """Whether the loop has come by, or is in a call that it has announced as long."""
+        self._replies.take()
+        return self._replies.has(RUNS + BUSY)
+
+    def repeat(self) -> bool:
+        """Ask again, INTERVAL seconds after the last time; False if the agent is to be given up."""
+        self._replies.take()
+        self._unanswered = 0 if self._replies.has(LIVES) else self._unanswered + 1
+        self._without_loop += 1
+        if self._unanswered >= _MOST_UNANSWERED or self._without_loop >= _MOST_WITHOUT_LOOP:
+            return False
+        self._replies.forget(LIVES)
+        self._ask()
+        return True
+
+    def _ask(self) -> None:
+        self._pipes.request(IS_RUNNING)
+        with suppress(ProcessLookupError):
+            os.kill(self._agent, ASKS)
 
 
 def _kill_below(root: int, *, keep: Collection[int]) -> None:

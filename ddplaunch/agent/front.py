@@ -6,6 +6,7 @@ that does not show that it runs when the user is impatient; all else is decided 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,28 +16,25 @@ from collections.abc import Callable, Collection, Iterable
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.pipes import (
-    BUSY,
     CONTROL,
     GOES_ON,
-    IDLE,
-    IS_RUNNING,
     MAY_STOP,
     MESSAGE,
-    RUNS,
     STDERR,
     STDOUT,
     STOPPED,
     UNREAD_TIMEOUT,
     FrontPipes,
+    Replies,
 )
-from ddplaunch.agent.signals import SignalDeduplicator, passed_on
+from ddplaunch.agent.signals import SignalDeduplicator, Source, passed_on
+from ddplaunch.process import clock
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
-from ddplaunch.supervise.deadline import soonest
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
-_REPLY_TIMEOUT = 2.0  # seconds that an agent which is to kill its workers at once may take to show that it runs
 _KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
+_READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal: no error of ours, and workers do not die of it
 
 
 def run(
@@ -67,7 +65,7 @@ def run(
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
     signal.signal(signal.SIGCHLD, front.child_ended)
-    signal.signal(signal.SIGALRM, front.time_is_up)
+    signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
         meanwhile()
@@ -93,7 +91,7 @@ def run(
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
     status, text = child.status_of(pid, wait_status)
     _print(text)
-    return status
+    return status or (exitcodes.NOT_WRITTEN if front.unwritten else exitcodes.OK)
 
 
 class _Unread(Exception):
@@ -112,19 +110,19 @@ class _Front:
         self._deduplicator = deduplicator
         self._stops = stops
         self._pipes = pipes
-        self._replies = pipes.replies[0]
+        self._replies = Replies(pipes.replies[0])
         self._suspending = False
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
         self.is_done = False
-        self._seen: set[int] = set()  # bytes that the agent has replied
-        self._reply_by: float | None = None  # when an agent that has not shown that it runs is given up
-        self._read_by: float | None = None  # when output that is not read is
+        self.unwritten: str | None = None  # why output could not be written
+        self._question: child.Question | None = None  # to an agent that is to kill its workers
+        self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
         self._written = 0  # bytes
-        self._written_before = 0  # _written, when the timer was set
+        self._written_before = 0  # _written, one interval ago
 
     def show(self, pipes: FrontPipes, control: int | None) -> None:
-        """Write what the agent sends until it ends. A closed stdout or stderr is dropped, and the rest goes on.
+        """Write what the agent sends until it ends. A stdout or stderr that takes nothing is dropped, and the rest goes on.
 
         Raises:
             _Unread: that was given up.
@@ -145,21 +143,22 @@ class _Front:
                     written = _write(fds[stream], data)
                     self._written += written
                     data = data[written:]
-            except OSError:
+            except OSError as error:
                 del fds[stream]
+                if stream != CONTROL and error.errno not in _READER_LEFT:
+                    self.unwritten = (error.strerror or str(error)).lower()
+                    _print(f"error: cannot write to {'stdout' if stream == STDOUT else 'stderr'}: {self.unwritten}\n")
 
     def note_stop(self, signum: int, _frame: object) -> None:
         """Note a signal to stop; the agent has received it already."""
         if signum not in self._stops or self.is_done:
             return
-        escalates = self._deduplicator.take(signum, time.monotonic(), direct=False).escalates
+        event = self._deduplicator.take(signum, time.monotonic(), Source.FRONT)
         if not self.stopped_by:
             self.stopped_by = signum
-        elif escalates and self._reply_by is None and not child.has_ended(self._agent):
-            self._forget(RUNS)
-            self._pipes.request(IS_RUNNING)
-            self._reply_by = time.monotonic() + _REPLY_TIMEOUT
-        self._limit_wait()
+        elif event.escalates and self._question is None:
+            self._question = child.Question(self._agent, self._pipes, self._replies)
+        self._watch_time()
 
     def suspend(self, _signum: int, _frame: object) -> None:
         """Stop as the terminal asked, once the agent, which received it too, has stopped the workers.
@@ -180,65 +179,41 @@ class _Front:
 
     def _may_stop(self) -> bool:
         """Wait until the workers have stopped: the shell takes its terminal when we do. No if they go on already."""
-        self._forget(STOPPED + GOES_ON)
+        self._replies.forget(STOPPED + GOES_ON)
         self._pipes.request(MAY_STOP)
-        until = time.monotonic() + _STOP_TIMEOUT
-        while not (self._seen & {*STOPPED, *GOES_ON}) and (left := until - time.monotonic()) > 0:
-            if not self._wait_reply(left):
-                break
-        return not (self._seen & {*GOES_ON})
-
-    def _wait_reply(self, seconds: float) -> bool:
-        """Take what the agent replies in this time; False if it has ended."""
-        poll = select.poll()
-        poll.register(self._replies, select.POLLIN)
-        poll.poll(seconds * 1000)
-        try:
-            replies = os.read(self._replies, 256)
-        except BlockingIOError:
-            return True
-        for reply in replies:
-            self._seen.add(reply)
-            if reply == IDLE[0]:
-                self._seen.discard(BUSY[0])
-        return bool(replies)
-
-    def _forget(self, replies: bytes) -> None:
-        """Drop replies to earlier requests, which came too late."""
-        self._wait_reply(0)
-        self._seen -= {*replies}
+        self._replies.wait(STOPPED + GOES_ON, clock.now() + _STOP_TIMEOUT)
+        return not self._replies.has(GOES_ON)
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
         if not self.is_done and child.has_ended(self._agent):
             child.sweep(self._agent)
-            self._limit_wait()
+            self._watch_time()
 
-    def _limit_wait(self) -> None:
-        if self.stopped_by and child.has_ended(self._agent):
-            self._reply_by = None
-            self._written_before = self._written
-            self._read_by = time.monotonic() + UNREAD_TIMEOUT
-        if (deadline := soonest(self._reply_by, self._read_by)) is not None:
-            signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
+    def _watch_time(self) -> None:
+        if self._question is not None or (self.stopped_by and child.has_ended(self._agent)):
+            signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
 
-    def time_is_up(self, _signum: int, _frame: object) -> None:
+    def interval_passed(self, _signum: int, _frame: object) -> None:
         """Give up an agent that does not run, and output that is not read: the end of a stopped job waits for neither.
 
         Raises:
             _Unresponsive: the agent is to be killed.
             _Unread: the rest of the output is not written.
         """
-        now = time.monotonic()
-        if self._reply_by is not None and now >= self._reply_by:
-            self._reply_by = None
-            self._wait_reply(0.1)  # after a pause of everything the agent needs a moment
-            if not (self._seen & {*RUNS, *BUSY}) and not child.has_ended(self._agent):
+        if child.has_ended(self._agent):
+            self._question = None
+            self._unread = self._unread + 1 if self._written == self._written_before else 0
+            self._written_before = self._written
+            if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
+                raise _Unread
+        elif self._question is not None:
+            if self._question.has_answer():
+                self._question = None
+            elif not self._question.repeat():
                 self.killed_agent = True
                 raise _Unresponsive
-        if self._read_by is not None and now >= self._read_by and self._written == self._written_before:
-            raise _Unread
-        self._limit_wait()
+        self._watch_time()
 
 
 def _write(fd: int, data: memoryview) -> int:

@@ -17,7 +17,7 @@ from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.shutdown import Shutdown
-from ddplaunch.agent.signals import END_MARGIN, SignalSource
+from ddplaunch.agent.signals import END_MARGIN, SignalSource, Source
 from ddplaunch.agent.workers import CannotStart
 from ddplaunch.coordinator.link import Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
@@ -68,6 +68,7 @@ class Agent:
 
     def __init__(self, job: AgentJob, pipes: FrontPipes) -> None:
         self._job = job
+        self._events: deque[node.Event] = deque()
         self._queue = OutputQueue(pipes.output[1])
         self._reporter = job.setup.reporter(self._queue)
         self._selector = selectors.DefaultSelector()
@@ -79,7 +80,7 @@ class Agent:
             pipes,
             stops=job.policy.stop_signals,
             sent_again=job.sent_again,
-            feed=self.feed,
+            feed=self._events.append,
             child_ended=self._child_ended,
             front_lost=self._queue.abandon,
             one_fewer=self._expect_one_fewer,
@@ -103,7 +104,6 @@ class Agent:
         )
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._state = node.begin(job.policy)
-        self._events: deque[node.Event] = deque()
         self._end: JobEnd | None = None
         self._own_link: Link | None = None  # until the coordinator is known
 
@@ -216,7 +216,10 @@ class Agent:
 
     def feed(self, event: node.Event) -> None:
         """Take an event; it is processed when the loop comes to it."""
-        self._events.append(event)
+        if isinstance(event, node.SignalReceived):
+            self._signals.received(event.signum, Source.COORDINATOR)
+        else:
+            self._events.append(event)
 
     def listening(self, port: int) -> None:
         """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""

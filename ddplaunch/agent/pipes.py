@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable
 
+from ddplaunch.process import clock
 from ddplaunch.record import record
 
 STDOUT = b"o"
@@ -26,11 +28,13 @@ PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalat
 ONE_FEWER = b"f"  # one node of the job will not join
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs
+ASKS = signal.SIGURG  # asks the same of a handler; by default it does nothing, so that it harms no agent at its start
 REQUEST = 2  # bytes
 # replies of the agent
 STOPPED = b"s"  # to MAY_STOP: all workers are stopped
 GOES_ON = b"c"  # to MAY_STOP: the workers are not stopped, or no longer
-RUNS = b"r"  # to IS_RUNNING
+RUNS = b"r"  # to IS_RUNNING, from the loop
+LIVES = b"l"  # to the signal ASKS, from its handler
 BUSY = b"b"  # without a request: a call that may take long begins, as to Slurm's controller
 IDLE = b"i"  # it has returned
 UNREAD_TIMEOUT = (
@@ -85,6 +89,44 @@ def _write(fd: int, data: bytes) -> None:
         os.write(fd, data)
     except OSError:  # the agent has ended, or so many wait that one more makes no difference
         pass
+
+
+class Replies:
+    """What the agent has replied, on the front's side."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seen: set[int] = set()
+
+    def has(self, any_of: bytes) -> bool:
+        """Whether one of these replies has been taken."""
+        return not self._seen.isdisjoint(any_of)
+
+    def forget(self, replies: bytes) -> None:
+        """Drop replies to earlier requests, which came too late."""
+        self.take()
+        self._seen -= {*replies}
+
+    def take(self) -> bool:
+        """Take what has come; False if the agent has ended."""
+        try:
+            replies = os.read(self._fd, 256)
+        except BlockingIOError:
+            return True
+        for reply in replies:
+            self._seen.add(reply)
+            if reply == IDLE[0]:
+                self._seen.discard(BUSY[0])
+        return bool(replies)
+
+    def wait(self, any_of: bytes, deadline: float) -> bool:
+        """Wait for one of these until this time of the clock of deadlines; False if none came, or the agent has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            while not self.has(any_of):
+                if clock.now() >= deadline or (clock.select(selector, deadline) and not self.take()):
+                    break
+        return self.has(any_of)
 
 
 class OutputQueue:

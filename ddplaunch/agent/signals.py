@@ -11,13 +11,16 @@ import selectors
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum, auto
 from math import inf
 
 from ddplaunch.agent.pipes import (
+    ASKS,
     BUSY,
     GOES_ON,
     IDLE,
     IS_RUNNING,
+    LIVES,
     MAY_STOP,
     ONE_FEWER,
     PLAIN_SIGNAL,
@@ -47,32 +50,38 @@ def passed_on(signals: Iterable[int]) -> frozenset[int]:
     return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
 
 
+class Source(Enum):
+    """Where a process got a signal from; what comes to several processes at once, as from `pkill -f`, comes from several."""
+
+    FRONT = auto()  # the command that the user started
+    HOST = auto()  # the front of this host, itself
+    PROCESS = auto()  # this process, itself
+    COORDINATOR = auto()
+
+
 class SignalDeduplicator:
-    """Distinguishes a signal to stop that was sent again from one that arrives twice. Pure: the time comes with the signal."""
+    """Distinguishes a signal that was sent again from one that arrives twice. Pure: the time comes with the signal."""
 
     def __init__(self, stops: frozenset[int], sent_again: frozenset[int] = frozenset()) -> None:
         """`sent_again` are signals that a scheduler sends more than once, without escalating."""
         self._stops = stops
         self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
         self._last: dict[int, float] = {}  # when each last came that was no repeat
-        self._single: dict[int, tuple[bool, float]] = {}  # those that have come to one process so far: direct, when
+        self._came: dict[int, tuple[float, set[Source]]] = {}  # since when the latest comes, and from where
 
-    def take(self, signum: int, at: float, *, direct: bool) -> node.SignalReceived:
-        """Give the event that this signal is; one that came `direct` to this process, perhaps a copy of the front's, is plain."""
+    def take(self, signum: int, at: float, source: Source) -> node.SignalReceived:
+        """Give the event that this signal is; only one that the user sent to the front escalates."""
         is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
         if signum in self._stops and not is_repeat:
             self._last[signum] = at
-        is_copy = self._is_copy(signum, at, direct)
-        escalates = not (direct or is_copy or is_repeat or signum in self._plain)
+        since, sources = self._came.get(signum, (-inf, set()))
+        is_copy = at - since < COPY_WINDOW and source not in sources
+        if is_copy:
+            sources.add(source)
+        else:
+            self._came[signum] = (at, {source})
+        escalates = source is Source.FRONT and not (is_copy or is_repeat or signum in self._plain)
         return node.SignalReceived(signum, at, escalates=escalates, is_copy=is_copy)
-
-    def _is_copy(self, signum: int, at: float, direct: bool) -> bool:
-        """Whether the other process has received it before this one, and nothing since."""
-        before = self._single.pop(signum, None)
-        if before is not None and before[0] is not direct and at - before[1] < COPY_WINDOW:
-            return True
-        self._single[signum] = (direct, at)
-        return False
 
 
 class SignalSource:
@@ -127,6 +136,7 @@ class SignalSource:
         for signum in (*signals, signal.SIGCHLD):
             signal.signal(signum, _nothing)
         signal.signal(signal.SIGCONT, self._limit_end)
+        signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._direct = ours
         self._selector.register(ours, selectors.EVENT_READ, self._signalled)
@@ -163,6 +173,10 @@ class SignalSource:
         if self._from_front in self._selector.get_map():
             self._selector.modify(self._from_front, selectors.EVENT_READ, take)
 
+    def received(self, signum: int, source: Source, *, by_cluster: bool = False) -> None:
+        """Take a signal that came from there."""
+        self._feed(replace(self._deduplicator.take(signum, clock.now(), source), by_cluster=by_cluster))
+
     def _signalled(self) -> None:
         try:
             numbers = os.read(self._direct, 256)
@@ -171,8 +185,10 @@ class SignalSource:
         for signum in numbers:
             if signum == signal.SIGCHLD:
                 self._child_ended()
-            elif signum != signal.SIGCONT or os.getppid() == self._front:  # else the kernel's word of the front's end
-                self._received(signum, direct=True, by_cluster=self._signals_all)
+            elif signum == signal.SIGCONT and os.getppid() != self._front:
+                pass  # the kernel's word of the front's end
+            elif signum != ASKS:
+                self.received(signum, Source.PROCESS, by_cluster=self._signals_all)
         self._let_front_stop()
 
     def _passed_on(self) -> None:
@@ -184,7 +200,7 @@ class SignalSource:
             self._feed(node.FrontLost(clock.now()))
         for signum in numbers:
             if signum not in _OF_FRONT:
-                self._received(signum, direct=False)
+                self.received(signum, Source.FRONT)
         self._note_pause(numbers)
         self._let_front_stop()
 
@@ -202,7 +218,7 @@ class SignalSource:
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
             if request == PLAIN_SIGNAL:
-                self._received(requests[at + 1], direct=True)
+                self.received(requests[at + 1], Source.HOST)
             elif request == ONE_FEWER:
                 self._one_fewer()
             elif request == MAY_STOP:
@@ -231,10 +247,6 @@ class SignalSource:
         if os.getppid() != self._front:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._end_within)
-
-    def _received(self, signum: int, *, direct: bool, by_cluster: bool = False) -> None:
-        event = self._deduplicator.take(signum, clock.now(), direct=direct)
-        self._feed(replace(event, by_cluster=by_cluster))
 
     def _lose_front(self) -> None:
         self._selector.unregister(self._from_front)

@@ -12,7 +12,7 @@ import click
 from ddplaunch import __version__
 from ddplaunch.cli.commands import FLAGS, SHELLS, VERBS, command, root
 from ddplaunch.errors import LaunchError, did_you_mean
-from ddplaunch.exitcodes import BUG, OK, USAGE, of_signal
+from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.output.streams import use_colour
@@ -217,7 +217,8 @@ def _print(text: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return of_signal(_SIGPIPE)
-        raise LaunchError(f"cannot write to stdout: {(error.strerror or str(error)).lower()}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise LaunchError(f"cannot write to stdout: {reason}", status=NOT_WRITTEN) from None
     return OK
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes
+from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.agent.signals import passed_on
+from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process import clock
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
@@ -23,6 +24,7 @@ from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, Fr
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 from ddplaunch.supervise.deadline import soonest
 
+_KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
@@ -46,6 +48,8 @@ class HostFront:
         self._stops: Collection[int] = ()
         self._stopped = False
         self._lost = False
+        self._question: child.Question | None = None  # to an agent that has to end
+        self._ask_at: float | None = None  # when to ask again
         self._flushes = False
         self._reads = False
 
@@ -79,7 +83,12 @@ class HostFront:
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
         meanwhile()
         while not child.has_ended(pid):
-            self._wait(None)
+            self._wait(self._ask_at)
+            if self._is_stuck():
+                child.kill(pid)
+                if not child.wait_ended(pid, _KILL_TIMEOUT):
+                    self._output.put(OURS, child.left_over().encode())
+                    return NODE_LOST
         self._selector.unregister(pidfd)
         os.close(pidfd)
         wait_status = child.reap_agent(pid)
@@ -103,6 +112,26 @@ class HostFront:
                 sent, read_by = self._output.sent, clock.now() + UNREAD_TIMEOUT
             elif clock.now() >= read_by:
                 return
+
+    # --- an agent that does not run
+
+    def _ask(self) -> None:
+        """Ask the agent whether it runs."""
+        if self._agent is not None and self._pipes is not None and self._question is None:
+            self._question = child.Question(self._agent, self._pipes, Replies(self._pipes.replies[0]))
+            self._ask_at = clock.now() + child.INTERVAL
+
+    def _is_stuck(self) -> bool:
+        """Whether the agent no longer answers; without the dispatcher it is asked until it ends."""
+        if self._question is None or self._ask_at is None or clock.now() < self._ask_at:
+            return False
+        self._ask_at = clock.now() + child.INTERVAL
+        if not self._question.has_answer():
+            return not self._question.repeat()
+        self._question = self._ask_at = None
+        if self._lost:
+            self._ask()
+        return False
 
     def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
         self._input.close()
@@ -167,6 +196,8 @@ class HostFront:
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
         elif tag in (SIGNAL, PLAIN_SIGNAL) and data:
+            if self._stopped and tag == SIGNAL and data[0] in self._stops:
+                self._ask()
             self._stopped = self._stopped or data[0] in self._stops
             if tag == PLAIN_SIGNAL:
                 self._pass_on_plain(data[0], None)
@@ -189,3 +220,4 @@ class HostFront:
         self._output.abandon()
         if self._pipes is not None:
             os.close(self._pipes.signals[1])
+            self._ask()

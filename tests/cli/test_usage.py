@@ -337,7 +337,7 @@ def test_a_reader_that_goes_away_is_no_error(job: Job) -> None:
 def test_a_full_disk_is_said(job: Job) -> None:
     with open("/dev/full", "w") as full:
         result = job.run("--help", stdout=full)
-    assert (result.status, result.err) == (2, "error: cannot write to stdout: no space left on device\n")
+    assert (result.status, result.err) == (1, "error: cannot write to stdout: no space left on device\n")
 
 
 def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

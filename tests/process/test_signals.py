@@ -9,6 +9,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 import pytest
 
 from tests.conftest import send_again, until
+from tests.process.terminal import child
 
 SLURM_JOB = {"SLURM_JOB_ID": "84", "SLURM_JOB_NODELIST": "localhost"}
 STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
@@ -132,6 +133,23 @@ def test_user_signals_are_forwarded_and_the_job_goes_on(job, start, signum):
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert got(job, 1) == [signum.name, "SIGTERM"]
+    job.nothing_left()
+
+
+@pytest.mark.parametrize("first", ["front", "agent"])
+def test_a_signal_to_front_and_agent_at_once_reaches_every_worker_once(job, start, first):
+    process = start("all=polite")
+    pids = [process.pid, child(process.pid)]
+    for pid in pids if first == "front" else reversed(pids):
+        os.kill(pid, SIGUSR1)
+    for rank in range(2):
+        until(lambda rank=rank: "SIGUSR1" in job.sign(f"got-{rank}"), "the signal")
+    process.send_signal(SIGUSR2)  # what comes after it shows that nothing came between
+    for rank in range(2):
+        until(lambda rank=rank: "SIGUSR2" in job.sign(f"got-{rank}"), "the next one")
+        assert job.sign(f"got-{rank}").split() == ["SIGUSR1", "SIGUSR2"]
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
     job.nothing_left()
 
 

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import sys
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, PIPE, Popen, run
 
 import pytest
 
@@ -131,6 +131,96 @@ def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_
         finally:
             process.kill()
     assert (process.returncode, out, err) == (7, "15\n", "")
+
+
+SLOW = ASKED.replace(
+    "print(event.signum, flush=True)",
+    """print(event.signum, flush=True)
+            busy = time.monotonic() + 3 * (len(received) - 1)
+            while time.monotonic() < busy:
+                pass""",
+)
+
+
+def test_the_front_waits_for_an_agent_that_is_slow_since_it_answers():
+    assert SLOW != ASKED
+    with Popen([sys.executable, "-c", SLOW], stdout=PIPE, stderr=PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == "2\n"
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (7, "15\n", "")
+
+
+AT_THE_END = """
+import selectors, signal
+from ddplaunch.agent import child
+from ddplaunch.agent.pipes import GOES_ON, MAY_STOP, STOPPED, Replies
+from ddplaunch.agent.signals import SignalSource
+from ddplaunch.process import clock
+
+def agent(pipes):
+    selector = selectors.DefaultSelector()
+    source = SignalSource(
+        selector, pipes, stops=frozenset({2}), feed=print, child_ended=print, front_lost=print, end_within=9
+    )
+    source.listen(())
+    source.only_stops(print)
+    while True:
+        for key, _ in selector.select():
+            key.data()
+
+pid, pipes = child.start(agent, ())
+replies = Replies(pipes.replies[0])
+for signum in (signal.SIGTSTP, signal.SIGCONT):
+    replies.forget(STOPPED + GOES_ON)
+    pipes.pass_on(signum)
+    pipes.request(MAY_STOP)
+    assert replies.wait(STOPPED + GOES_ON, clock.now() + 60)
+    print(replies.has(STOPPED), replies.has(GOES_ON))
+child.kill(pid)
+"""
+
+
+def test_an_agent_that_only_hands_its_output_over_still_knows_whether_the_front_may_stop():
+    done = run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("True False\nFalse True\n", "")
+
+
+CUT_OFF = """
+import os, selectors, signal, sys
+from ddplaunch.agent.signals import SignalSource
+from ddplaunch.remote.host_front import HostFront
+from ddplaunch.remote.stdio import InputPipe, OutputPipe
+
+def agent(pipes):
+    SignalSource(
+        selectors.DefaultSelector(), pipes, stops=frozenset(), feed=print, child_ended=print, front_lost=print, end_within=99
+    ).listen(())
+    os.write(2, b"ready\\n")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host").serve(agent, (), (), lambda: None))
+"""
+
+
+def test_a_host_that_is_cut_off_waits_for_no_agent_that_does_not_run():
+    with Popen([sys.executable, "-c", CUT_OFF], stdin=PIPE, stdout=DEVNULL, stderr=PIPE) as front:
+        try:
+            assert front.stderr is not None
+            assert front.stderr.readline() == b"ready\n"
+            agent = child(front.pid)
+            until(lambda: stat(agent)[0] == "T", "the agent to stop")
+            assert front.stdin is not None
+            front.stdin.close()
+            assert front.wait(30) == 122
+        finally:
+            front.kill()
 
 
 def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job, program):

@@ -145,6 +145,16 @@ def test_a_command_that_only_waits_for_its_reader_can_be_stopped(job, program, p
     job.nothing_left()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
+def test_output_that_cannot_be_written_is_said_and_makes_the_status_1_unless_the_job_has_one(job, program):
+    for own, status in (0, 1), (3, 3):
+        with open("/dev/full", "w") as full:
+            result = job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", f"echo; exit {own}", stdout=full)
+        assert result.status == status
+        assert result.err.count("error: cannot write to stdout: no space left on device\n") == 1
+    job.nothing_left()
+
+
 def test_a_stdout_that_somebody_made_non_blocking_loses_nothing(job, program, pipe):
     """The flag belongs to the open file, which the command shares with its caller."""
     reader, writer = pipe

@@ -46,7 +46,7 @@ class SignalReceived:
     signum: int
     at: float
     escalates: bool = True  # a second one kills; False for one that is no second request, such as a copy of the first
-    is_copy: bool = False  # the other process of ddplaunch had it before
+    is_copy: bool = False  # it came from another process of ddplaunch before
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
 
 

@@ -1,0 +1,87 @@
+"""What an agent has answered, and whether it is given up; pipes, but no agent and no time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from math import inf
+
+import pytest
+
+from ddplaunch.agent.child import Question
+from ddplaunch.agent.pipes import BUSY, GOES_ON, IDLE, LIVES, RUNS, STOPPED, FrontPipes, Replies
+from ddplaunch.process import clock
+
+
+@pytest.fixture
+def pipes() -> Iterator[FrontPipes]:
+    """Both sides in one process."""
+    pipes = FrontPipes.make()
+    yield pipes
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+        try:
+            os.close(fd)
+        except OSError:  # closed by the test
+            pass
+    for sock in pipes.output:
+        sock.close()
+
+
+@pytest.fixture
+def replies(pipes: FrontPipes) -> Replies:
+    return Replies(pipes.replies[0])
+
+
+@pytest.fixture
+def question(pipes: FrontPipes, replies: Replies) -> Question:
+    return Question(os.getpid(), pipes, replies)  # the signal means nothing here
+
+
+def test_an_agent_that_does_not_answer_is_given_up_after_some_questions(question):
+    assert not question.has_answer()
+    assert [question.repeat() for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("answer", [RUNS, BUSY])
+def test_one_answer_of_the_loop_is_enough(pipes, question, answer):
+    assert question.repeat()
+    os.write(pipes.replies[1], answer)
+    assert question.has_answer()
+
+
+def test_the_end_of_a_long_call_is_no_answer(pipes, question):
+    os.write(pipes.replies[1], BUSY + IDLE)
+    assert not question.has_answer()
+
+
+def test_an_agent_whose_handler_answers_has_time_but_not_for_ever(pipes, question):
+    questions = 0
+    while question.repeat():
+        os.write(pipes.replies[1], LIVES)
+        assert not question.has_answer()
+        questions += 1
+    assert questions == 59
+
+
+def test_an_answer_to_an_earlier_question_does_not_count(pipes, replies):
+    os.write(pipes.replies[1], RUNS)
+    assert not Question(os.getpid(), pipes, replies).has_answer()
+
+
+@pytest.mark.parametrize("reply", [STOPPED, GOES_ON])
+def test_a_reply_that_is_waited_for_is_given_at_once(pipes, replies, reply):
+    os.write(pipes.replies[1], RUNS + reply)
+    assert replies.wait(STOPPED + GOES_ON, clock.now() + 3600)
+    assert replies.has(reply)
+
+
+def test_no_reply_is_waited_for_when_the_agent_has_ended(pipes, replies):
+    os.close(pipes.replies[1])
+    began = clock.now()
+    assert not replies.wait(STOPPED + GOES_ON, began + 20)
+    assert clock.now() - began < 10
+
+
+def test_a_reply_is_waited_for_until_the_deadline_only(replies):
+    assert not replies.wait(STOPPED, clock.now())
+    assert not replies.wait(STOPPED, -inf)
