@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import signal
+import ddplaunch.interrupt  # noqa: F401 - before all else
 
-# until the agent takes signals over, Ctrl-C ends us as it ends any program: with no traceback from an import;
-# where the caller has it ignored (a background job of a script), it stays so
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# isort: split
+
+import gc
+
 gc.disable()  # nothing that is imported is garbage, and looking for it takes a tenth of the start
 
 import os  # noqa: E402 - the handler comes first

@@ -6,6 +6,9 @@ the socket that is our stdin; reports on the job go back there, a line of JSON e
 
 from __future__ import annotations
 
+import ddplaunch.interrupt  # noqa: F401 - before all else
+
+# isort: split
 import json
 import os
 import signal

@@ -5,6 +5,10 @@ Its order comes over stdin, its reports go over stdout; neither its arguments no
 
 from __future__ import annotations
 
+import ddplaunch.interrupt  # noqa: F401 - before all else
+
+# isort: split
+
 import os
 import sys
 from collections.abc import Collection

@@ -5,6 +5,10 @@ The arguments are complete: variables and files were read where the command was 
 
 from __future__ import annotations
 
+import ddplaunch.interrupt  # noqa: F401 - before all else
+
+# isort: split
+
 import gc
 
 gc.disable()  # imports make no garbage, and collecting takes a tenth of the start
