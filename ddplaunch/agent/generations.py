@@ -17,6 +17,7 @@ from ddplaunch.agent.workers import CannotStart, Workers, WorkerSetup
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
+from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
@@ -46,6 +47,9 @@ class Generations:
         self.output = setup.output(queue, setup.draft)
         self.workers: Workers | None = None
         self._starter = Starter(selector, reporter.print)
+        self._errors = FolderWatch()
+        if self._errors.fd >= 0:
+            selector.register(self._errors.fd, selectors.EVENT_READ, self._error_recorded)
 
     # --- its start
 
@@ -64,6 +68,7 @@ class Generations:
         else:
             self._reporter.use(setup.plan, setup.folder)
             self._starter.prepare(setup.plan, setup.env)
+            self._errors.begin(setup.error_files.folder)
             self._ready = generation, setup
 
     def go_on(self) -> None:
@@ -124,6 +129,10 @@ class Generations:
 
     # --- while it lives
 
+    def _error_recorded(self) -> None:
+        self._errors.drain()
+        self._feed(node.ErrorRecorded(clock.now()))
+
     @property
     def pids(self) -> frozenset[int]:
         """The processes of all workers, dead ones included until they are reaped."""
@@ -150,6 +159,9 @@ class Generations:
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 self.workers.end(signal.SIGKILL, ranks, time.monotonic())
+            case node.LookForRaised():
+                for rank, error in self.workers.lingering():
+                    self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
 

@@ -237,6 +237,10 @@ class Workers:
                 self._raised.add(rank)
                 yield rank, error
 
+    def lingering(self) -> Iterable[tuple[int, WorkerError]]:
+        """Give those exceptions that workers have recorded which have not ended since."""
+        return [(rank, error) for rank, error in self.newly_raised() if self._running[rank].look() is None]
+
     # --- signals
 
     def forward(self, signum: int, ranks: Iterable[int]) -> None:

@@ -22,6 +22,7 @@ OPEN_FILES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
+_IN_CLOSE_WRITE, _IN_MOVED_TO = 0x8, 0x80  # sys/inotify.h
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
@@ -70,6 +71,25 @@ def detach(*fds: int) -> None:
         os.dup2(fd, target)
     # another process may wait for the end of a pipe, or for a port
     os.closerange(len(high), os.sysconf("SC_OPEN_MAX"))
+
+
+class FolderWatch:
+    """A descriptor that is readable when a file in a folder was written: inotify(7); -1 if the system gives no more of them."""
+
+    def __init__(self) -> None:
+        self.fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def begin(self, folder: str) -> None:
+        """Watch this folder; a second time changes nothing."""
+        if self.fd >= 0:
+            _libc.inotify_add_watch(self.fd, os.fsencode(folder), _IN_CLOSE_WRITE | _IN_MOVED_TO)
+
+    def drain(self) -> None:
+        """Take note of what was written."""
+        try:
+            os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            pass
 
 
 def grow_pipe(fd: int, size: int) -> None:

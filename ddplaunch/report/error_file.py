@@ -27,11 +27,16 @@ class ErrorFiles:
         self._tmp = tmp
         self._folder: str | None = None
 
-    def path(self, generation: int, rank: int) -> str:
-        """Give the path of the file of a worker; "" if there is no place for it."""
+    @property
+    def folder(self) -> str:
+        """Where they are; "" if there is no place for them."""
         if self._folder is None:
             self._folder = self._make()
-        return f"{self._folder}/{generation}-{rank}.json" if self._folder else ""
+        return self._folder
+
+    def path(self, generation: int, rank: int) -> str:
+        """Give the path of the file of a worker; "" if there is no place for it."""
+        return f"{self.folder}/{generation}-{rank}.json" if self.folder else ""
 
     def _make(self) -> str:
         for place in (_SHM, self._tmp):

@@ -76,6 +76,13 @@ def test_of_two_workers_that_die_a_millisecond_apart_the_first_is_blamed(run):
         assert "rank 1 failed" in result.err
 
 
+def test_a_worker_that_has_raised_and_does_not_end_holds_the_job_for_seconds_only(run):
+    result = run("all=default", "1=raises_slowly")
+    assert result.status == 1
+    assert "ddplaunch: rank 1 has raised ValueError and does not end: " in result.err
+    assert "error: rank 1 failed: ValueError: boom of rank 1" in result.err
+
+
 def test_workers_get_the_stop_once(job, program):
     job.start("--nproc-per-node", 3, program(BEHAVE), "all=polite", "1=exit3")
     assert job.wait().status == 3

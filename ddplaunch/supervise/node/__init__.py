@@ -14,6 +14,7 @@ from ddplaunch.supervise.node.actions import (
     ForwardSignal,
     HoldTimeout,
     KillWorkers,
+    LookForRaised,
     Print,
     ReportEnded,
     ReportNotice,
@@ -26,6 +27,7 @@ from ddplaunch.supervise.node.actions import (
 )
 from ddplaunch.supervise.node.events import (
     DeadlineReached,
+    ErrorRecorded,
     Event,
     FrontLost,
     GenerationBegun,
@@ -40,17 +42,19 @@ from ddplaunch.supervise.node.events import (
     WorkerStarted,
 )
 from ddplaunch.supervise.node.state import Phase, Policy, State
-from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, begin, step
+from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, END_TIMEOUT, begin, step
 from ddplaunch.supervise.node.teardown import KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result
 
 __all__ = [
     "CAUSE_TIMEOUT",
     "EARLY_EXIT_WARNING",
+    "END_TIMEOUT",
     "KILL_TIMEOUT",
     "SWEEP_GRACE",
     "TIDY_TIMEOUT",
     "Action",
     "DeadlineReached",
+    "ErrorRecorded",
     "Escalate",
     "Event",
     "Exit",
@@ -61,6 +65,7 @@ __all__ = [
     "JobEnded",
     "KillOrdered",
     "KillWorkers",
+    "LookForRaised",
     "Phase",
     "Policy",
     "Print",

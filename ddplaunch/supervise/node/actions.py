@@ -46,6 +46,11 @@ class Sweep:
 
 
 @record
+class LookForRaised:
+    """Report each worker that has recorded an exception and still runs."""
+
+
+@record
 class Suspend:
     """SIGSTOP all workers' groups."""
 
@@ -110,6 +115,7 @@ Action = (
     | StopWorkers
     | KillWorkers
     | Sweep
+    | LookForRaised
     | Suspend
     | Resume
     | Print

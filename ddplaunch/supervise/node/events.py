@@ -29,6 +29,14 @@ class WorkerRaised:
     rank: int
     error: WorkerError
     at: float
+    lingers: bool = False  # it has had the time to end
+
+
+@record
+class ErrorRecorded:
+    """Some worker may have recorded an exception, and is about to end."""
+
+    at: float
 
 
 @record
@@ -111,6 +119,7 @@ Event = (
     WorkerStarted
     | StartFailed
     | WorkerRaised
+    | ErrorRecorded
     | WorkerExited
     | SignalReceived
     | FrontLost

@@ -58,6 +58,7 @@ class State:
     expected_by: float | None = None  # when we send it, if the cluster has not
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named
+    raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
     suspended_at: float | None = None
     front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
     halted: bool = False  # the coordinator knows that nothing is to be started again
@@ -72,6 +73,7 @@ class State:
         return soonest(
             self.phase_deadline,
             self.warning_deadline if warns else None,
+            self.raised_deadline if self.is_going else None,
             self.expected_by if self.phase is Phase.STOPPING else None,
         )
 

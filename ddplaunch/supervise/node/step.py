@@ -28,9 +28,10 @@ from ddplaunch.supervise.node.teardown import (
     sweep_if_ended,
     swept,
 )
-from ddplaunch.supervise.outcome import Why, WorkerExit
+from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
 
 CAUSE_TIMEOUT = 3.0  # seconds to wait for the end of the cause, which may have closed its connections long before
+END_TIMEOUT = 5.0  # seconds that a worker has to end once it has recorded the exception that ends it
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
@@ -47,8 +48,11 @@ def step(state: State, event: events.Event) -> Result:
         case events.WorkerStarted(rank, _):
             state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
             return state, (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
-        case events.WorkerRaised(rank, error, _):
-            return replace(state, raised=(*state.raised, (rank, error))), ()
+        case events.WorkerRaised(rank, error, at, lingers):
+            state = replace(state, raised=(*state.raised, (rank, error)))
+            return _lingering(state, rank, error, at) if lingers else (state, ())
+        case events.ErrorRecorded(at):
+            return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
         case events.StartFailed(failure, at):
             state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
             if not state.is_going:
@@ -107,8 +111,22 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         expected_by=None,
         phase_deadline=None,
         warning_deadline=None,
+        raised_deadline=None,
     )
     return state, (actions.StartWorkers(begun.generation),)
+
+
+def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
+    """Take the exception of a worker that does not end for its failure: others wait for it, and nobody says why.
+
+    Without a time it was recorded by torch's `@record`, which sees exceptions that the program may handle.
+    """
+    working = state.phase in (Phase.RUNNING, Phase.SETTLING)
+    if not working or rank not in state.alive - state.debugger or error.at is None:
+        return state, ()
+    word = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
+    state, then = stop(state, Why.FAILED, SIGTERM, at)
+    return state, (actions.Print(word), *then)
 
 
 def _exited(state: State, exit: WorkerExit, at: float) -> Result:
@@ -207,6 +225,8 @@ def _deadline(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
     match state.phase:
+        case Phase.RUNNING | Phase.SETTLING if state.raised_deadline is not None and at >= state.raised_deadline:
+            return replace(state, raised_deadline=None), (actions.LookForRaised(),)
         case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.SETTLING:

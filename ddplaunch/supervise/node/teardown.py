@@ -131,5 +131,6 @@ def resume(state: State, at: float) -> Result:
         expected_by=later(state.expected_by),
         phase_deadline=later(state.phase_deadline),
         warning_deadline=later(state.warning_deadline),
+        raised_deadline=later(state.raised_deadline),
     )
     return state, (actions.Resume(),)

@@ -14,10 +14,12 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.job import ReportFailure
 from ddplaunch.supervise.node import (
     DeadlineReached,
+    ErrorRecorded,
     Exit,
     ForwardSignal,
     FrontLost,
     KillWorkers,
+    LookForRaised,
     Phase,
     Print,
     Resume,
@@ -184,6 +186,50 @@ def test_a_culprit_that_has_raised_but_not_ended_is_not_waited_for():
     assert state.failure is not None
     assert state.failure.rank == 1
     assert actions == [Exit(1)]
+
+
+LINGERS = (*STARTED, ErrorRecorded(1.0), DeadlineReached(1.0 + node.END_TIMEOUT))
+
+
+def test_a_worker_that_has_raised_and_does_not_end_is_the_failure():
+    state, actions = one_node(*STARTED, ErrorRecorded(1.0), ErrorRecorded(2.0))
+    assert (actions, state.deadline) == ([], 1.0 + node.END_TIMEOUT)
+    assert one_node(*LINGERS)[1] == [LookForRaised()]
+    error = replace(OWN_ERROR, at=1.0)
+    history = (*LINGERS, WorkerRaised(1, error, 6.0, lingers=True))
+    word, *actions = one_node(*history)[1]
+    assert isinstance(word, Print)
+    assert word.text.startswith(f"rank 1 has raised {error.type} and does not end")
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    stopped = {"code": None, "signal": 15, "stopped_with": 15, "stopped_at": 6.0}
+    ends = (ended(0, 6.1, **stopped), ended(1, 6.1, error=error, **stopped), ended(2, 6.1, **stopped), NOTHING_LEFT)
+    state, actions = one_node(*history, *ends)
+    assert actions == [Exit(1)]
+    assert state.failure is not None
+    assert state.failure.rank == 1
+
+
+@pytest.mark.parametrize("others", [(), (ended(0, 1.5),)], ids=["all run", "one has finished"])
+def test_a_worker_that_ends_soon_after_it_raised_is_not_looked_for(others):
+    state, actions = one_node(*STARTED, ErrorRecorded(1.0), *others, ended(1, 2.0, code=1, error=OWN_ERROR))
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    assert state.deadline == 12.0
+
+
+def test_an_exception_that_the_program_may_handle_is_no_failure():
+    """torch's @record writes it down when it leaves the decorated function, and does not say when."""
+    assert one_node(*LINGERS, WorkerRaised(1, replace(OWN_ERROR, at=None), 6.0, lingers=True))[1] == []
+
+
+def test_who_is_debugged_may_stay_as_long_as_the_user_likes():
+    debugged = replace(POLICY, debug_rank=1)
+    history = (*LINGERS, WorkerRaised(1, replace(OWN_ERROR, at=1.0), 6.0, lingers=True))
+    assert one_node(*history, policy=debugged)[1] == []
+
+
+def test_a_suspended_job_gives_who_has_raised_its_time_later():
+    suspended = (*STARTED, ErrorRecorded(1.0), SignalReceived(SIGTSTP, 2.0), SignalReceived(SIGCONT, 50.0))
+    assert one_node(*suspended)[0].deadline == 49.0 + node.END_TIMEOUT
 
 
 def test_of_two_that_die_a_millisecond_apart_the_earlier_is_the_first():
@@ -445,7 +491,7 @@ def test_whoever_ends_the_job_ends_the_debugged_worker_too(event):
 def histories(draw: st.DrawFn) -> list[node.Event]:
     at = 0.0
     events: list[node.Event] = []
-    for kind in draw(st.lists(st.sampled_from("wxrsfdlnz"), max_size=30)):
+    for kind in draw(st.lists(st.sampled_from("wxresfdlnz"), max_size=30)):
         at += draw(st.floats(0.001, 20.0))
         rank = draw(st.sampled_from(sorted(ALL)))
         match kind:
@@ -455,7 +501,9 @@ def histories(draw: st.DrawFn) -> list[node.Event]:
                 code = draw(st.sampled_from([0, 1, 3]))
                 events.append(ended(rank, at, code=code, error=draw(st.sampled_from([None, LOST])) if code else None))
             case "r":
-                events.append(WorkerRaised(rank, replace(OWN_ERROR, at=at), at))
+                events.append(WorkerRaised(rank, replace(OWN_ERROR, at=at), at, lingers=draw(st.booleans())))
+            case "e":
+                events.append(ErrorRecorded(at))
             case "s":
                 signum = draw(st.sampled_from([SIGINT, SIGTERM, SIGUSR1, SIGTSTP, SIGCONT]))
                 events.append(SignalReceived(signum, at))
