@@ -93,6 +93,7 @@ def test_no_time_limit_runs_while_everything_is_paused(job, program):
     at = {event["event"]: event["mono"] for event in job.events()}
     assert at["stop_sent"] - at["job_started"] > 3 + 3
     assert at["kill_sent"] - at["stop_sent"] > 3 + 3
+    assert sum(event["seconds"] > 3 for event in job.events("paused")) == 2
     job.nothing_left()
 
 

@@ -198,6 +198,18 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     job.nothing_left()
 
 
+def test_a_signal_to_all_processes_of_ddplaunch_at_once_reaches_every_worker_once(job, start):
+    process = start("all=polite")
+    for pid in (process.pid for each in processes(job).values() for process in each):
+        os.kill(pid, SIGUSR1)
+    for rank in range(4):
+        until(lambda rank=rank: "SIGUSR1" in got(job, rank), "the signal")
+    process.send_signal(SIGTERM)
+    assert job.wait().status == 143
+    assert [got(job, rank) for rank in range(4)] == [["SIGUSR1", "SIGTERM"]] * 4
+    job.nothing_left()
+
+
 @pytest.mark.parametrize("order", [("front", "loop"), ("loop", "front")], ids=" before ".join)
 def test_a_signal_to_both_processes_that_were_typed_counts_once(job, start, order):
     """Nor are what the coordinator says to a node and what its own relay says two signals."""
