@@ -139,7 +139,7 @@ _READ = {
     "ZE_FLAT_DEVICE_HIERARCHY": "whether a tile of an Intel card counts as a device, or only the card",
     "OMP_NUM_THREADS": "passed on as it is, unless `--threads` is given",
     "XDG_STATE_HOME": "where the run folders are: in `ddplaunch/runs` below it; `~/.local/state` if it is not set",
-    "TMPDIR": "where the workers' exceptions are written if there is no run folder",
+    "TMPDIR": "where the workers' exceptions are written if there is no room in /dev/shm",
     "NO_COLOR": "no colours; wins over the next two",
     "FORCE_COLOR": "colours, even where the output is no terminal",
     "CLICOLOR_FORCE": "the same",
@@ -278,7 +278,7 @@ def _of_a_worker() -> Mapping[str, str]:
     plan = _example()
     worker = plan.workers[1]
     folder = f"~/.local/state/ddplaunch/runs/{plan.run_id}"
-    error_file = f"{folder}/errors/0/1.json"
+    error_file = f"/dev/shm/ddplaunch-{plan.run_id}-5c0ffee1/0-1.json"
     return environment({}, plan, worker, generation=0, port=43217, error_file=error_file, log_dir=folder)
 
 

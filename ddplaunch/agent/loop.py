@@ -57,6 +57,7 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
+    job.setup.start_writer()
     try:
         return Agent(job, pipes).run()
     finally:
@@ -90,15 +91,8 @@ class Agent:
         )
         if (why_ending := self._reporter.why_ending) is not None:
             self._reporter.why_ending = lambda: self._asked_cluster(why_ending)
-        self._shutdown = Shutdown(
-            self._queue,
-            self._selector,
-            self._signals,
-            self._backpressure,
-            self._files,
-            reporter=self._reporter,
-            requeue=job.requeue,
-        )
+        ends = (self._queue, self._selector, self._signals, self._backpressure, self._files)
+        self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue)
         self._generations = Generations(
             job.setup, self._queue, self._selector, self._reporter, feed=self.feed, ended=self._worker_ended
         )
@@ -205,7 +199,7 @@ class Agent:
     def _others(self) -> frozenset[int]:
         """Those of them that are no workers."""
         own = self._own_link.pids if self._own_link is not None else frozenset()
-        return own | self._generations.server_pids
+        return own | self._generations.server_pids | {self._files.pid}
 
     # --- what the link hands over
 

@@ -60,9 +60,16 @@ class AgentSetup:
         self._inputs = inputs
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
-        writes = inputs.spec.log_dir != os.devnull or inputs.draft.init_method.startswith("file:")
-        self.files = start_writer() if writes else FileQueue()
+        self.files = FileQueue()
         self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
+
+    def start_writer(self) -> None:
+        """Start what writes the files of the run, if there will be any; it makes the folder while all else is made ready."""
+        # a file:// rendezvous leaves something to be removed without a run folder, too
+        if self._inputs.spec.log_dir != os.devnull or self.draft.init_method.startswith("file:"):
+            self.files = start_writer()
+        if self._inputs.allocation.rendezvous is None or self._inputs.spec.no_control:
+            self.make_folder(self.draft)
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Give what workers are started with; `address` is that of this node as the others reach it.

@@ -81,8 +81,6 @@ def run(
             why_ending=_why_ending(spec, env, allocation),
         )
     )
-    if not several:
-        setup.make_folder(draft)
     job = loop.AgentJob(
         policy=Policy(
             ranks=draft.ranks,
@@ -98,9 +96,9 @@ def run(
         signals_all=allocation.cluster == "slurm",
         requeue=_requeue(spec, env, draft),
     )
-    serve_agent = partial(serve, partial(loop.run, job), signals, spec.ending_signals, sent_again=allocation.sent_again)
+    run_agent = partial(loop.run, job)
     try:
-        return serve_agent(meanwhile=setup.files.close)
+        return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=lambda: None)
     finally:
         setup.error_files.remove()  # an agent that was killed has left them
 

@@ -60,8 +60,9 @@ class Log:
 class FileQueue:
     """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
 
-    def __init__(self, sock: socket.socket | None = None, shared: int = -1) -> None:
+    def __init__(self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0) -> None:
         """`shared` is a file in memory: what the writer has done, and what is left for it when nobody waits for it any more."""
+        self.pid = pid  # of the writer; 0: there is none
         self._sock = sock
         self._shared = shared
         self._blocks: deque[bytearray] = deque()
@@ -250,18 +251,15 @@ class FileQueue:
         for block in self._blocks:
             at += os.pwrite(self._shared, memoryview(block)[self._sent_of_first :], at)
             self._sent_of_first = 0
-        self._close()
-
-    def close(self) -> None:
-        """Close our side in a process that does not use it."""
-        self._close()
+        self.close()
 
     def _lose_writer(self) -> None:
         if not self._ending:
             self.replied(b'{"problem":"the process that writes the logs has ended"}')
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close our side, which the writer sees."""
         if self._sock is None:
             return
         if self._selector is not None:
@@ -269,6 +267,7 @@ class FileQueue:
         self._sock.close()
         os.close(self._shared)
         self._sock, self.deadline, self.hangs = None, None, False
+        self.pid = 0
         self._blocks.clear()
         self.size = 0
 

@@ -36,22 +36,19 @@ def start_writer() -> FileQueue:
         shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
         os.pwrite(shared, bytes(PROGRESS), 0)
         pid = os.fork()
-    except OSError:  # what was opened goes with this process, which will not go far
+    except OSError:  # no worker will find room either
         return FileQueue()
     if pid == 0:
         try:
-            # a child of nobody here: what ends with the agent, even by SIGKILL, is written before the writer ends
-            if os.fork() == 0:
-                detach(its.fileno(), shared)
-                from ddplaunch.report import file_writer  # only that process needs it
+            detach(its.fileno(), shared)
+            from ddplaunch.report import file_writer  # only that process needs it
 
-                file_writer.run(3, 4)
+            file_writer.run(3, 4)
         finally:
             os._exit(0)  # the agent sees that it has ended
-    os.waitpid(pid, 0)
     its.close()
     ours.setblocking(False)
-    return FileQueue(ours, shared)
+    return FileQueue(ours, shared, pid)
 
 
 class RunFolder:
