@@ -122,7 +122,7 @@ class JobSpec:
     )
 
     # supervision
-    grace_period: float = 10.0  # seconds from stop to kill
+    grace_period: float = 30.0  # seconds from stop to kill
     max_restarts: int = 0
     timeout: float | None = None  # seconds the whole job may take
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
@@ -137,6 +137,7 @@ class JobSpec:
     log_line_prefix_template: str | None = None  # in place of the rank before each line; string.Template
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
+    timestamps: bool = False
     log_dir: str | None = None
     local_ranks_filter: frozenset[int] | None = None  # local ranks shown on the console; None: all
     duplicate_stdout_filters: tuple[str, ...] = ()

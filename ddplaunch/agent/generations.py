@@ -157,6 +157,8 @@ class Generations:
                 self.workers.forward(signum, ranks)
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.NameRunning(ranks, left):
+                self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
                 self.workers.end(signal.SIGKILL, ranks, time.monotonic())
             case node.LookForRaised():

@@ -127,6 +127,7 @@ class AgentSetup:
             terminal=set(inputs.screen.terminals),
             template=_template(spec),
             world_size=plan.world_size,
+            stamp=_time_of_day if spec.timestamps else None,
         )
         return Output(display, lambda stream, data: queue.put(_TAGS[stream], data))
 
@@ -149,6 +150,12 @@ class AgentSetup:
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
         )
+
+
+def _time_of_day(at: float) -> bytes:
+    """The time of day at a monotonic time, as it stands before a line."""
+    then = time.time() - time.monotonic() + at
+    return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
 
 
 def _notify(queue: OutputQueue, event: Event) -> None:

@@ -254,11 +254,17 @@ class Workers:
 
         `by_cluster`: they have had it, but for those that have just started: who signals all processes lists them before.
         """
+        if signum == signal.SIGINT:
+            self._output.interrupted()
         for rank in ranks:
             if rank in self._running:
                 running = self._running[rank]
                 had_it = by_cluster and at - running.started_at > _LISTED_WITHIN
                 running.end(signum, at, had_it=had_it)
+
+    def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:
+        """How many bytes each of these workers has written since it was asked to end."""
+        return {rank: self._running[rank].written_since_stop() for rank in ranks if rank in self._running}
 
     def suspend(self, suspended: bool) -> None:
         """SIGSTOP or SIGCONT every group."""

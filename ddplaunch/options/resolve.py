@@ -62,6 +62,11 @@ _CONFLICTS = (
         agree=lambda bind, numa: bool(bind == "none"),
     ),
     Conflict(names=("quiet", "verbose"), hint="leave one out"),
+    Conflict(
+        names=("timestamps", "output"),
+        hint="raw output is shown as it is: leave one out",
+        agree=lambda timestamps, output: bool(output != "raw"),
+    ),
     Conflict(names=("module", "no_python"), hint="a module is run by python: leave one out"),
     Conflict(names=("module", "run_path"), hint="SCRIPT is a module's name or a file's path: leave one out"),
     Conflict(names=("no_python", "python"), hint="a command is run without an interpreter: leave one out"),

@@ -119,6 +119,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", help="What the workers print is shown with the rank before each line (prefix), as it is "
            "(raw), equal lines once (collapse), of rank 0 only (rank0), not at all (none)."),
+    Option(name="timestamps", group=_OUTPUT, is_flag=True, parse=parsers.switch,
+           help="The time of day before each line that a worker prints."),
     Option(name="local_ranks_filter", group=_OUTPUT, metavar="LIST", pet=True, may_be_empty=True,
            parse=parsers.local_ranks, listed=True,
            write=lambda ranks: ",".join(map(str, sorted(ranks))), example="0,1",

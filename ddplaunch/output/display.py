@@ -6,15 +6,16 @@ beyond `deadline`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
-from ddplaunch.output.prefix import Prefixes, without_torchs
+from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
 from ddplaunch.output.streams import Chunks, ShownWorker, Stream
 
 if TYPE_CHECKING:
     from ddplaunch.output.collapse import Collapse, Group
+    from ddplaunch.output.interrupts import Interrupts
 
 __all__ = ["Display", "Stream"]
 
@@ -42,6 +43,7 @@ class _RawReader:
         return b"\n" if self._midline and self._close_line else b""
 
 
+_NO_PREFIX = Prefix(b"")
 _Writer = tuple[int, Stream]
 _Reader = Lines | LoneLines | _RawReader
 
@@ -67,11 +69,13 @@ class Display:
         terminal: Collection[Stream] = (),
         template: str | None = None,
         world_size: int | None = None,
+        stamp: Callable[[float], bytes] | None = None,
     ) -> None:
         """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
 
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
-        replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all.
+        replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
+        `stamp` gives what stands before lines that came at a time.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
@@ -80,11 +84,13 @@ class Display:
         self._terminal = terminal
         self._bare = mode in ("raw", "rank0")
         self._templated = bool(template)
+        self._stamp = stamp
         # other nodes may share the console, so a single worker of this node need not be the only one there
         here = world_size is None or len(ranks) >= world_size
-        self._alone = len(shown) == 1 and (mode == "rank0" or here)
+        self._alone = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
+        self._interrupts: Interrupts | None = None  # once the workers have been interrupted
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
             from ddplaunch.output.collapse import Collapse  # few jobs ask for it
@@ -114,9 +120,18 @@ class Display:
         del self._streams[rank, stream]  # a restarted worker gets a new one
         self._waiting.pop((rank, stream), None)
         chunks = self._show(rank, stream, reader.end(), at)
+        if self._interrupts is not None and stream is Stream.ERR:
+            chunks += self._put(rank, stream, self._interrupts.end(rank), at)
         if self._collapse is not None:
-            chunks += self._label(self._collapse.end(rank, stream, at))
+            chunks += self._label(self._collapse.end(rank, stream, at), at)
         return chunks
+
+    def interrupted(self) -> None:
+        """Note that the workers get Ctrl-C: of the tracebacks that this brings about, several of them, one line is shown."""
+        if self._interrupts is None and not self._alone and not self._bare:
+            from ddplaunch.output.interrupts import Interrupts  # most jobs end by themselves
+
+            self._interrupts = Interrupts()
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
@@ -131,7 +146,7 @@ class Display:
         for (rank, stream), reader in list(self._waiting.items()):
             chunks += self._show(rank, stream, reader.flush(at), at, reader)
         if self._collapse is not None:
-            chunks += self._label(self._collapse.flush(at))
+            chunks += self._label(self._collapse.flush(at), at)
         return chunks
 
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
@@ -159,11 +174,20 @@ class Display:
             return []
         if not self._bare and not self._templated:
             block = without_torchs(rank, block)
-        if self._collapse is not None:
-            return self._label(self._collapse.feed(rank, stream, block, at))
-        if self._alone or self._bare:
-            return [(stream, block)]
-        return [(stream, self._prefixes[stream].of((rank,)).add(block))]
+        if self._interrupts is not None and stream is Stream.ERR:
+            block = self._interrupts.feed(rank, block)
+        return self._put(rank, stream, block, at)
 
-    def _label(self, groups: list[Group]) -> Chunks:
-        return [(stream, self._prefixes[stream].of(ranks).add(block)) for stream, ranks, block in groups]
+    def _put(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
+        if not block:
+            return []
+        if self._collapse is not None:
+            return self._label(self._collapse.feed(rank, stream, block, at), at)
+        before = self._stamp(at) if self._stamp is not None else b""
+        if self._alone or self._bare:
+            return [(stream, _NO_PREFIX.add(block, before) if before else block)]
+        return [(stream, self._prefixes[stream].of((rank,)).add(block, before))]
+
+    def _label(self, groups: list[Group], at: float) -> Chunks:
+        before = self._stamp(at) if self._stamp is not None else b""
+        return [(stream, self._prefixes[stream].of(ranks).add(block, before)) for stream, ranks, block in groups]

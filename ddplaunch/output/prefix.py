@@ -31,8 +31,11 @@ class Prefix:
         self._next = b"\n" + self.text
         self.coloured = style is not None
 
-    def add(self, block: bytes) -> bytes:
-        """Put the prefix before each line of a block of whole lines; each ends with a newline."""
+    def add(self, block: bytes, before: bytes = b"") -> bytes:
+        """Put the prefix before each line of a block of whole lines, and `before` before that; each ends with a newline."""
+        if before:
+            block = self.add(block)[:-1]
+            return b"".join((before, block.replace(b"\n", b"\n" + before), b"\n"))
         if self.coloured and ESCAPE in block:
             # a colour that the worker left on would colour our next message or the shell's prompt
             lines = [line + RESET if ESCAPE in line else line for line in block[:-1].split(b"\n")]

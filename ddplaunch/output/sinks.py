@@ -59,6 +59,10 @@ class Output:
                 file.write(header.add(lines))
         self._show(self._display.feed(rank, stream, data, at))
 
+    def interrupted(self) -> None:
+        """Note that the workers get Ctrl-C."""
+        self._display.interrupted()
+
     def ended(self, rank: int, stream: Stream, at: float) -> None:
         """Note that the stream has ended."""
         if (rank, stream) in self._ended:

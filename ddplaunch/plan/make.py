@@ -245,6 +245,7 @@ def _has_terminal(spec: JobSpec, rank: int, world_size: int) -> bool:
         return rank == spec.debug_rank
     asked = (
         "output" in spec.origins
+        or spec.timestamps
         or spec.log_dir is not None
         or spec.local_ranks_filter is not None
         or any(choice.of(0) is not Streams.NONE for choice in (spec.redirects, spec.tee))

@@ -49,6 +49,7 @@ class RunningWorker:
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent
+        self._written_before = 0  # bytes, when it was asked to end
 
     def look(self) -> End | None:
         """Give how it ended, None while it lives; does not reap it."""
@@ -86,11 +87,16 @@ class RunningWorker:
             self.stopped_with = signum
             if self.stopped_at is None:
                 self.stopped_at = at
+                self._written_before = _written(self.pid)
         if had_it:
             return
         self.signal(signum)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
+
+    def written_since_stop(self) -> int:
+        """How many bytes it has written since it was asked to end, to files and pipes."""
+        return max(_written(self.pid) - self._written_before, 0)
 
     def reap(self) -> Usage:
         """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
@@ -100,3 +106,13 @@ class RunningWorker:
         if pid == 0:
             return Usage(0, 0.0)
         return Usage(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+
+
+def _written(pid: int) -> int:
+    """The bytes that a process has written so far, as /proc/PID/io counts them; 0 if that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            fields = file.read().split()
+        return int(fields[fields.index(b"wchar:") + 1])
+    except (OSError, ValueError):
+        return 0

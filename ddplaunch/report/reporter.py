@@ -17,7 +17,7 @@ from ddplaunch.report.events import Event, Reader, of_action, of_event
 from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
-from ddplaunch.report.words import count, duration, tilde
+from ddplaunch.report.words import count, duration, size, these_ranks, tilde
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
 
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
+_VISIBLE = 1 << 20  # bytes written since a stop that are more than farewells
 _OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that no other node reports
 
 
@@ -118,8 +119,15 @@ class Reporter:
                 stops = escalates and not is_first and signum in before.policy.stop_signals
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
+                elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
+                    self.print(self._stopping(signum, before.policy.grace_period))
             case node.Swept(left, _):
                 self.emit("swept", signal=before.swept_with, left=list(left))
+
+    def _stopping(self, signum: int, grace_period: float) -> str:
+        assert self._plan is not None
+        again = "; Ctrl-C again kills" if signum == signal.SIGINT else ""
+        return f"stopping {count(self._plan.world_size, 'worker')}, up to {duration(grace_period)}{again}"
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""
@@ -181,6 +189,13 @@ class Reporter:
         plan = self._plan
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
+
+    def still_running(self, written: Mapping[int, int], left: float) -> None:
+        """Report who still runs after a stop, with the bytes that each has written since: one that saves is to be waited for."""
+        rank, most = max(written.items(), key=lambda one: one[1], default=(0, 0))
+        saves = f"; rank {rank} has written {size(most)} since" if most >= _VISIBLE else ""
+        run = "runs" if len(written) == 1 else "run"
+        self.print(f"{these_ranks(sorted(written))} still {run}{saves}; up to {duration(left)} more")
 
     def output_dropped(self, size: int) -> None:
         """Report, if it is more than was reported before, that so many bytes of output in all were not shown."""

@@ -31,6 +31,14 @@ class StopWorkers:
 
 
 @record
+class NameRunning:
+    """Tell the user which workers still run though they were asked to end, and how long they may."""
+
+    ranks: frozenset[int]
+    left: float  # seconds until SIGKILL
+
+
+@record
 class KillWorkers:
     """SIGKILL these workers' groups."""
 
@@ -113,6 +121,7 @@ Action = (
     StartWorkers
     | ForwardSignal
     | StopWorkers
+    | NameRunning
     | KillWorkers
     | Sweep
     | LookForRaised

@@ -28,7 +28,7 @@ class Policy:
 
     ranks: frozenset[int]
     stop_signals: frozenset[int]
-    grace_period: float = 10.0  # seconds
+    grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
@@ -57,7 +57,7 @@ class State:
     expected: int = 0  # the signal to stop that the cluster is about to send the workers
     expected_by: float | None = None  # when we send it, if the cluster has not
     phase_deadline: float | None = None  # when this phase has waited long enough
-    warning_deadline: float | None = None  # when those that ended with 0 are named
+    warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
     suspended_at: float | None = None
     front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
@@ -69,7 +69,7 @@ class State:
         """When the agent should wake at the latest."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        warns = self.phase in (Phase.RUNNING, Phase.SETTLING) and not self.debugger
+        warns = self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING) and not self.debugger
         return soonest(
             self.phase_deadline,
             self.warning_deadline if warns else None,

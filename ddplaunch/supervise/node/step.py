@@ -14,6 +14,7 @@ from ddplaunch.supervise.node import actions, events
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
     KILL_TIMEOUT,
+    SLOW_STOP,
     SWEEP_GRACE,
     TIDY_TIMEOUT,
     Result,
@@ -233,6 +234,9 @@ def _deadline(state: State, at: float) -> Result:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:
             return expected(state, by_cluster=False)
+        case Phase.STOPPING if _is_warning_due(state, at) and at < (state.phase_deadline or at):
+            left = (state.phase_deadline or at) - at
+            return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, left),)
         case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
             return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
         case Phase.STOPPING:

@@ -15,6 +15,7 @@ from ddplaunch.supervise.outcome import Why
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared memory ends 2 s after its users
 EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
+SLOW_STOP = 5.0  # seconds of a long stop after which those that still run are named, and again
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
@@ -46,7 +47,8 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     if not state.alive:
         sweeping, sweeps = sweep(state, signum, deadline)
         return sweeping, (*then, *sweeps)
-    return replace(state, phase_deadline=deadline), then
+    warns = state.policy.grace_period > 2 * SLOW_STOP
+    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None), then
 
 
 def expected(state: State, *, by_cluster: bool) -> Result:

@@ -61,6 +61,20 @@ def test_the_rank_that_torch_puts_before_a_traceback_is_not_doubled() -> None:
     assert shown(display, 1, b"[rank1]: Error\n", ERR) == b"[0-1] Error\n"
 
 
+@pytest.mark.parametrize(
+    ("mode", "ranks", "expected"),
+    [
+        ("prefix", 2, b"at 5 [0] a\nat 5 [0] b\n"),
+        ("prefix", 1, b"at 5 [0] a\nat 5 [0] b\n"),
+        ("rank0", 2, b"at 5 a\nat 5 b\n"),
+        ("collapse", 1, b"at 5 [0] a\nat 5 [0] b\n"),
+    ],
+)
+def test_the_time_stands_before_each_line(mode: str, ranks: int, expected: bytes) -> None:
+    display = Display(mode=mode, ranks=workers(ranks), stamp=lambda at: b"at %d " % at)
+    assert b"".join(chunk for _, chunk in display.feed(0, OUT, b"a\nb\n", 5.0)) == expected
+
+
 def test_each_rank_has_a_colour_on_a_stream_that_has_colours() -> None:
     display = Display(mode="prefix", ranks=workers(2), colour={ERR})
     assert shown(display, 0, stream=ERR) == b"\x1b[0;36m[0] \x1b[ma\n"

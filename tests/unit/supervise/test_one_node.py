@@ -20,6 +20,7 @@ from ddplaunch.supervise.node import (
     FrontLost,
     KillWorkers,
     LookForRaised,
+    NameRunning,
     Phase,
     Print,
     Resume,
@@ -253,6 +254,15 @@ def test_what_workers_left_behind_is_stopped_then_killed_then_named():
     assert one_node(*history)[1] == [Sweep(SIGKILL, sparing=False)]
     end = one_node(*history, LEFT, DeadlineReached(2.0 + node.KILL_TIMEOUT))[1]
     assert end == [Print("could not be ended: pid 7 (sleep)"), Exit(0)]
+
+
+def test_who_still_runs_is_named_while_a_long_stop_goes_on():
+    patient = replace(POLICY, grace_period=30.0)
+    stopped = (*STARTED, SignalReceived(SIGINT, 1.0), ended(1, 2.0))
+    state, actions = one_node(*stopped, DeadlineReached(6.0), policy=patient)
+    assert (state.phase, actions, state.deadline) == (Phase.STOPPING, [NameRunning(frozenset({0, 2}), 25.0)], 11.0)
+    state, actions = one_node(*stopped, DeadlineReached(31.0), policy=patient)
+    assert (state.phase, actions) == (Phase.KILLING, [KillWorkers(ALL)])
 
 
 def test_after_a_stop_what_is_left_shares_the_one_grace_period():
