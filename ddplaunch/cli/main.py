@@ -11,7 +11,7 @@ import click
 
 from ddplaunch import __version__
 from ddplaunch.cli.commands import FLAGS, SHELLS, VERBS, command, root
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -83,6 +83,11 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
         return _completion(parsed["shell"], env)
     if shell := parsed["print_completion"]:
         return _completion((shell,), env)
+    if not parsed["program"] and len(argv) > 1 and argv[-1].endswith(".py"):
+        raise LaunchError(
+            f"there is no SCRIPT to run: {argv[-1]} is the value of {argv[-2]}",
+            hint="type the value of the option first, then the script",
+        )
     spec = resolve(parsed, env, working_directory())
     before = argv[: len(argv) - len(parsed["program"])]
     _check(spec, env, before)
@@ -126,6 +131,8 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
                 )
                 raise LaunchError(f"{target} does not exist", hint=meant)
     check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+    if spec.token_file is not None and not os.path.exists(spec.token_file):
+        raise LaunchError(f"{spec.asked('token_file', spec.token_file)}: no such file or directory")
 
 
 def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iterator[str]:
@@ -191,9 +198,7 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
                 return wrong
             if words := mistakes.quoted_option(argv[at]):
                 return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
-            known = [flag.removeprefix("--") for flag in FLAGS if flag.startswith("--")]
-            close = did_you_mean(typed.lstrip("-").partition("=")[0], known, cutoff=0.7)
-            meant = close and f"--{close}"
+            meant = mistakes.option_meant(typed.replace("_", "-"), FLAGS)
             order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
             return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
         case click.BadOptionUsage(option_name=name):

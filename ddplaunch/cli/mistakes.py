@@ -7,6 +7,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.option import Option
@@ -35,7 +36,15 @@ _LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
     "horovodrun": _MPIRUN,
 }
 _IN_FRONT = ("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")  # they run any command
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+# what people call our options
+_WORDS_FOR = {
+    "nprocs": _NUMBER, "ngpus": _NUMBER, "num-workers": _NUMBER, "workers": _NUMBER, "world-size": _NUMBER,
+    "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
+    "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
+    "no-color": "NO_COLOR=1 ddplaunch",
+}  # fmt: skip
 # no training script has these by chance
 _OURS_ALONE = frozenset({
     "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
@@ -67,15 +76,21 @@ def in_place_of(
         words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    if re.fullmatch(r"[A-Za-z_]\w*=.*", target) and "/" not in target.partition("=")[0]:
-        return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, "--env", target], rest))
+    if _ASSIGNMENT.fullmatch(target):
+        assigned = [target, *takewhile(_ASSIGNMENT.fullmatch, rest)]
+        behind = rest[len(assigned) - 1 :]
+        if not target.partition("=")[0].isupper():
+            hint = _type(before, [*behind[:1], *assigned, *behind[1:]] if behind else [])
+            return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
+        env = [word for one in assigned for word in ("--env", one)]
+        return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
     if error := not_typed(target, before, rest):
         return error
     words = target.split()
     if len(words) > 1 and (words[0].startswith("-") or os.path.isfile(words[0]) or words[0] in ("python", "ddplaunch")):
-        unquoted = words[1:] if words[0] == "ddplaunch" else words
+        unquoted = words[1:] if words[0] in ("python", "ddplaunch") else words
         return LaunchError(
             f"{shlex.quote(target)} is one word to the shell",
             hint=_type(before, [*unquoted, *rest], "without the quotes: "),
@@ -98,6 +113,18 @@ def quoted_option(argument: str) -> str | None:
     """What to type in place of an option that was quoted together with its value; None: it was not."""
     words = argument.split()
     return " ".join(words) if len(words) > 1 and argument.startswith("-") else None
+
+
+def option_meant(typed: str, flags: Mapping[str, Option | None]) -> str | None:
+    """What was probably meant by a name that is no option."""
+    name = typed.lstrip("-").partition("=")[0].lower()
+    if name in _WORDS_FOR:
+        return _WORDS_FOR[name]
+    known = [
+        flag[2:] for flag, option in flags.items() if flag.startswith("--") and (not option or option.flag == flag)
+    ]
+    close = did_you_mean(name, [*known, "json"], cutoff=0.7)
+    return close and f"--{close}"
 
 
 def verb_meant(word: str, verbs: Sequence[str]) -> str | None:

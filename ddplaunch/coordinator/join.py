@@ -177,6 +177,8 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
     words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id", *secret}))
     if "--env-file" in origin:
         words.insert(0, "--env-file=...")
+    if spec.master_addr is None and not spec.rdzv_endpoint:
+        words.insert(0, f"--master-addr={request.allocation.address or socket.gethostname()}")
     return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
 
 

@@ -9,6 +9,7 @@ import warnings
 from ddplaunch.errors import LaunchError
 
 _SETTINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
+_TEXTS = (".csv", ".tsv", ".md", ".rst", ".log", ".html", ".xml")
 _SHELL = re.compile(rb"#!.*\b(ba|da|k|z|fi)?sh\b")
 _ELF = b"\x7fELF"
 _COMPILED_PYTHON = b"\r\n"  # third and fourth byte, of any version
@@ -37,6 +38,8 @@ def _other(target: str, content: bytes) -> tuple[str, str] | None:
         )
     if suffix in _SETTINGS:
         return "configuration file", f"the script comes first: `ddplaunch train.py {target}`"
+    if suffix in _TEXTS:
+        return "text file", "name the script, such as train.py"
     if b"\n#SBATCH" in content:
         return "batch script", f"type `sbatch {target}`"
     if suffix in (".sh", ".bash", ".zsh") or _SHELL.match(content):

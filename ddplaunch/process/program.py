@@ -65,7 +65,9 @@ def _check_script(target: str, path: str | None, *, ours: bool) -> None:
             language.check(target, head, compiled=ours and len(head) < _LOOKED_AT)
         return
     if archive.find_spec("__main__") is None:
-        raise LaunchError(f"{target} is a zip file without __main__.py")
+        raise LaunchError(
+            f"{target} is a zip file without __main__.py", hint="python runs a zip file by the __main__.py in it"
+        )
 
 
 def _missing(target: str) -> str:

@@ -80,7 +80,7 @@ SCRIPTS = [
     ("dangling.py", "dangling.py is a link to gone.py, which does not exist"),
     ("scripts", "scripts is a directory without __main__.py\n\nhint: name the script in it, such as scripts/main.py"),
     ("empty", "empty is a directory without __main__.py\n\nhint: python runs a directory by the __main__.py in it"),
-    ("bad.zip", "bad.zip is a zip file without __main__.py"),
+    ("bad.zip", "bad.zip is a zip file without __main__.py\n\nhint: python runs a zip file by the __main__.py in it"),
     ("pipe", "pipe is not a file that every worker can read from its beginning\n\nhint: write it to a file"),
     ("-", "a script cannot come from standard input: every worker would need all of it\n\nhint: write it to a file"),
     ("", "the name of the script is empty\n\nhint: looked in {folder}"),
