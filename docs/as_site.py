@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+FRONT = "README.md"  # the page with the ways in, before which the site has the beginning of the project's README
+_FRONT_ENDS = "## On one machine"
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(?=[)#])")
 _MARK = re.compile(r"^(```console) wrong$", re.MULTILINE)  # commands that a test is not to take for right ones
@@ -26,7 +28,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files that pages link to."""
     from mkdocs.structure.files import File
 
-    linked = {path for page in files.documentation_pages() for path in _outside(page.content_string, page.src_uri)}
+    pages = files.documentation_pages()
+    linked = {path for page in pages for path in _outside(_text(page.content_string, page.src_uri), page.src_uri)}
     for path in sorted(linked):
         text = (ROOT / path).read_text(encoding="utf-8")  # a page that links to no file is an error
         files.append(File.generated(config, _copy_of(path), content=text))
@@ -36,12 +39,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Let the links lead to the copies, and leave the marks out."""
     here = page.file.src_uri
+    markdown = _text(markdown, here)
 
     def lead(match: re.Match[str]) -> str:
         path = _target(match[1], here)
         return match[1] if path is None else os.path.relpath(_copy_of(path), os.path.dirname(here) or ".")
 
     return _MARK.sub(r"\1", _LINK.sub(lead, markdown))
+
+
+def _text(markdown: str, page: str) -> str:
+    """What stands on a page of the site."""
+    if page != FRONT:
+        return markdown
+    front = (ROOT / "README.md").read_text(encoding="utf-8").partition(_FRONT_ENDS)[0]
+    # links of the README begin at the repository, those of the page in docs/
+    front = re.sub(r"(?<=\]\()(?!https?:)([^)#\s]+)", lambda link: os.path.relpath(link[1], "docs"), front)
+    return f"{front}\n## Where to go on\n\n{markdown.partition('# Documentation')[2].strip()}\n"
 
 
 def _outside(markdown: str, page: str) -> Iterator[str]:
