@@ -24,6 +24,7 @@ from ddplaunch.supervise.job.seating import why_refused
 from ddplaunch.supervise.outcome import Why
 
 _NO_MEMBER = -1  # no member's id
+_MAX_HELLOS = 10_000  # in one job; each is logged
 
 
 class Agents:
@@ -46,6 +47,7 @@ class Agents:
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
         self._heard: dict[int, set[messages.ToCoordinator]] = {}  # in this generation, by connection
+        self._said_hello = 0  # agents, those that are gone included
         self._told: set[str] = set()  # which agents were refused
         self._end: JobEnd | None = None
         self._connections = Connections(
@@ -67,7 +69,10 @@ class Agents:
         match message:
             case _ if id in self._watchers:
                 self._watcher_sent(message)
+            case messages.Hello() if self._said_hello == _MAX_HELLOS:
+                self._connections.expel(id, "too many agents have come and gone")
             case messages.Hello() if id not in self._hellos:
+                self._said_hello += 1
                 self._hellos[id] = message
                 self._admit(member_of(id, message))
             case messages.Watch() if not self._terms.has_front or self._watchers:
