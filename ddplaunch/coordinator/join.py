@@ -55,11 +55,7 @@ class JoinRequest:
 
 
 def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
-    """Settle how this agent finds the others; may look a name up.
-
-    Raises:
-        LaunchError: the token cannot be read.
-    """
+    """Settle how this agent finds the others; may look a name up. The secret, if there is one, is in `env`."""
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
     # without a token only this distinguishes a job from another with the same rendezvous host; agents that we start have one
@@ -72,7 +68,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
         allocation=allocation,
         draft=draft,
         rendezvous=rendezvous,
-        key=key(token.find(spec, env), name),
+        key=key(env.get(token.VARIABLE, "").strip() or None, name),
         facts=messages.NodeFacts(
             ddplaunch=__version__,
             python=python_version(),

@@ -49,8 +49,11 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     _prepare_stdio()
     to_caller = control is not None
     serve = partial(front.run, control=control) if to_caller else front.run
-    allocation, env = _allocation(spec, env)
-    _warn(spec, env, allocation)
+    allocation, secret = _allocation(spec, env)
+    if secret is not None:
+        env = {**env, token.VARIABLE: secret}
+        for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
+            sys.stderr.write(f"ddplaunch: warning: {weakness}\n")
     if allocation.starter == "srun" and allocation.is_here and _stays_here(env, to_caller=to_caller):
         from ddplaunch.cluster.slurm import without_step
 
@@ -89,24 +92,24 @@ def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
     return shutil.which("srun", path=env.get("PATH")) is None
 
 
-def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, Mapping[str, str]]:
-    """Give where the job runs, and the variables with a secret of its agents, if they can share one that nobody has given."""
+def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
+    """Give where the job runs, and the secret of its agents where they are not ours to start; None if they have none."""
     found = discover(spec, env, socket.gethostname(), read=_read)
-    if found.rendezvous is None or spec.no_control or token.find(spec, env) is not None:
-        return found, env
-    if found.identity and (state := state_folder(env)) is not None:
-        from ddplaunch.launcher import shared_token  # few jobs need it
-
-        on_one_host = found.task is not None and found.task.nnodes == 1
-        if (secret := shared_token.find(state, found.identity, on_one_host=on_one_host)) is not None:
-            return found, {**env, token.VARIABLE: secret}
-    return replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED)), env
+    if found.rendezvous is None or spec.no_control:
+        return found, None
+    secret = token.find(spec, env) or _shared_token(found, env)
+    if secret is None:
+        found = replace(found, authenticated=False, notes=(*found.notes, _UNAUTHENTICATED))
+    return found, secret
 
 
-def _warn(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> None:
-    if allocation.rendezvous is not None and spec.verbosity >= 0:
-        for weakness in token.weaknesses(spec, env):
-            sys.stderr.write(f"ddplaunch: warning: {weakness}\n")
+def _shared_token(allocation: Allocation, env: Mapping[str, str]) -> str | None:
+    if not allocation.identity or (state := state_folder(env)) is None:
+        return None
+    from ddplaunch.launcher import shared_token  # few jobs need it
+
+    on_one_host = allocation.task is not None and allocation.task.nnodes == 1
+    return shared_token.find(state, allocation.identity, on_one_host=on_one_host)
 
 
 def _read(path: str) -> str:

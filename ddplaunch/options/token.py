@@ -22,6 +22,8 @@ _MAX_SIZE = 4096  # bytes; a longer file is probably not a token
 def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     """Give the secret of --token-file or DDPLAUNCH_TOKEN, None if there is none; the nearer to the command line wins.
 
+    A file is read once, for it may be a pipe.
+
     Raises:
         LaunchError: the file cannot be read or holds no secret, or file and variable hold different ones.
     """
@@ -36,18 +38,14 @@ def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
     return from_file
 
 
-def weaknesses(spec: JobSpec, env: Mapping[str, str]) -> list[str]:
-    """Say what makes the secret easy to learn, one sentence each.
-
-    Raises:
-        LaunchError: as `find` does.
-    """
-    secret, found = find(spec, env), []
-    if secret is not None and len(secret) < _MIN_LENGTH:
+def weaknesses(spec: JobSpec, secret: str) -> list[str]:
+    """Say what makes the secret easy to learn, one sentence each."""
+    found = []
+    if len(secret) < _MIN_LENGTH:
         found.append(
             f"the token has {len(secret)} characters, and may be guessed: `openssl rand -hex 32` makes a better one"
         )
-    if spec.token_file is not None and os.stat(spec.token_file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+    if spec.token_file is not None and _is_open_to_all(spec.token_file):
         import shlex  # few jobs need it
 
         asked = spec.asked("token_file", spec.token_file)
@@ -66,6 +64,13 @@ def public(env: Mapping[str, str]) -> dict[str, str]:
 def hidden(spec: JobSpec) -> dict[str, str]:
     """Give the variables by which an agent is told those of --env, --env-file and files for the workers."""
     return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
+
+
+def _is_open_to_all(path: str) -> bool:
+    try:
+        return bool(os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH))
+    except OSError:  # removed meanwhile
+        return False
 
 
 def _read(path: str, asked: str) -> str:

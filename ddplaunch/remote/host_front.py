@@ -195,7 +195,7 @@ class HostFront:
     def _received(self, tag: bytes, data: bytes) -> None:
         if tag == HEARTBEAT and not self._output.size:  # else the output that waits serves as a heartbeat
             self._output.put(HEARTBEAT, b"")
-        elif tag in (SIGNAL, PLAIN_SIGNAL) and data:
+        elif tag in (SIGNAL, PLAIN_SIGNAL) and data and 0 < data[0] < signal.NSIG:
             if self._stopped and tag == SIGNAL and data[0] in self._stops:
                 self._ask()
             self._stopped = self._stopped or data[0] in self._stops
