@@ -10,7 +10,6 @@ from ddplaunch.devices.sysfs import Root, exists, read_cpulist
 from ddplaunch.record import replace
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
 _AMD = "/sys/class/kfd"
 _INTEL = "/sys/class/drm"  # cards of other vendors are listed there too
@@ -69,7 +68,9 @@ def _near(root: Root, device: Device) -> tuple[int, ...]:
 
 def _granted(env: Mapping[str, str]) -> str:
     """The variable that grants accelerators; "" if none does, or if one hides them all, which is how a user says so."""
-    given = [name for name in (*_VARIABLES, *_SLURM) if name in env]
+    # a step may have fewer than its job, or none
+    of_slurm = "SLURM_STEP_GPUS" if "SLURM_STEP_ID" in env else "SLURM_JOB_GPUS"
+    given = [name for name in (*_VARIABLES, of_slurm) if name in env]
     if not given:
         return ""
     from ddplaunch.devices.visible import NOTHING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -72,6 +73,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         is_quiet=spec.verbosity < 0,
         reads_stdin=allocation.is_here and _stdin_is_given(),
     )
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # what comes from now on is for the front, when that is ready
     return front.run(
         partial(run, job, srun.start_step(job)),
         signals,

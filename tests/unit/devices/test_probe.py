@@ -179,7 +179,9 @@ def test_slurms_variables_for_all_vendors_do_not_hide_the_one_that_is_there(inte
     [
         ({}, ""),
         (SLURM, "CUDA_VISIBLE_DEVICES=0,1"),
-        ({"SLURM_JOB_GPUS": "0", "SLURM_STEP_GPUS": "2"}, "SLURM_STEP_GPUS=2"),
+        ({"SLURM_JOB_GPUS": "0"}, "SLURM_JOB_GPUS=0"),
+        ({"SLURM_JOB_GPUS": "0", "SLURM_STEP_ID": "1", "SLURM_STEP_GPUS": "2"}, "SLURM_STEP_GPUS=2"),
+        ({"SLURM_JOB_GPUS": "0", "SLURM_STEP_ID": "1"}, ""),
         ({"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "-1"}, ""),
         ({**SLURM, "CUDA_VISIBLE_DEVICES": ""}, ""),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
