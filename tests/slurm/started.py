@@ -23,6 +23,7 @@ WAYS = {
     "a step of its own": ("", f"--nproc-per-node {EACH}", 4),
 }
 TASK = " -m ddplaunch.launcher.task "  # how a task of the step that ddplaunch starts looks
+WORKER = "/worker/bootstrap.py "  # how a worker looks
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
@@ -62,9 +63,8 @@ def front(job: SlurmJob, host: str = CTL, has: str = " -m ddplaunch ") -> int:
 
 
 def agent(job: SlurmJob, host: str) -> int:
-    """The pid of the agent of a task on a host: the child of its front."""
-    found = [p.pid for p in job.cluster.bed.processes(host) if p.name.startswith("python") and TASK in p.command]
-    return next(pid for pid in found if parent(pid) in found)
+    """The pid of the agent of a task on a host: the parent of its workers."""
+    return next(parent(p.pid) for p in job.cluster.bed.processes(host) if WORKER in p.command)
 
 
 def parent(pid: int) -> int:
