@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import Job, until
-from tests.torch.example import EXAMPLES, LIGHT, LONG, launched, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, LONG, QUICK, launched, needs_torch_and_digits
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def interrupt(job: Job, after: int) -> None:
     printed = job.home / "printed"
     words = ("--nproc-per-node", 2, EXAMPLE, "--checkpoint", "digits.pt", *SHORT)
     with printed.open("wb") as out:
-        process = job.start(*words, env=LIGHT, stdout=out, stderr=out)
+        process = job.start(*words, env=QUICK, stdout=out, stderr=out)
         until(lambda: f"epoch {after:2}: accuracy" in printed.read_text(), f"the end of epoch {after}", LONG)
         process.send_signal(signal.SIGUSR1)
         result = job.wait(LONG)

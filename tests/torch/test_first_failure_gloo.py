@@ -13,6 +13,7 @@ from tests.torch.example import AFTER_EXCEPTION
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
+TWO = ("--nproc-per-node", 2, "--start-method", "forkserver")  # torch is imported once
 RAISED = "rank 1 failed: ValueError: rank 1 has seen a NaN"
 
 
@@ -22,7 +23,7 @@ def fail(job, program, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def fail(how: str, *options: object):
-        result = job.run("--nproc-per-node", 2, *options, program("torch_fail"), how)
+        result = job.run(*TWO, *options, program("torch_fail"), how)
         job.nothing_left()
         return result, result.err.rpartition("error: ")[2]
 
@@ -65,7 +66,7 @@ def test_of_a_rank_that_ended_well_too_early_the_victim_and_that_end_are_told(fa
 
 def test_the_processes_of_data_loaders_are_gone_with_their_workers(job, program):
     """Those of the rank that failed, too."""
-    result = job.run("--nproc-per-node", 2, program("torch_loaders"))
+    result = job.run(*TWO, program("torch_loaders"))
     for folder in (job.home / "tmp").glob(
         "pymp-*"
     ):  # multiprocessing's own; a Python that SIGTERM ends leaves it anywhere

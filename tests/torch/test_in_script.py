@@ -18,6 +18,7 @@ from tests.torch.example import AFTER_EXCEPTION
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 TWO = ("--nproc-per-node", "2")
+FORKED = (*TWO, "--start-method", "forkserver")  # torch is imported once
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_the_same_script_runs_under_ddplaunch(job, program):
     ],
 )
 def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words, status):
-    process = job.start(*TWO, "--init-method", f"file:{job.home / 'meet'}", program("saves_together"), *words)
+    process = job.start(*FORKED, "--init-method", f"file:{job.home / 'meet'}", program("saves_together"), *words)
     job.signs("ready", 2)
     process.send_signal(signum)
     result = job.wait()
@@ -105,7 +106,7 @@ def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words
 
 
 def test_with_should_stop_in_use_a_failure_ends_the_others_at_once(job, program):
-    result = job.run(*TWO, program("saves_together"), "fail")
+    result = job.run(*FORKED, program("saves_together"), "fail")
     job.nothing_left()
     assert result.status in AFTER_EXCEPTION
     assert re.search(r"^error: rank 1 failed: ValueError: rank 1 has seen a NaN", result.err, re.MULTILINE)
