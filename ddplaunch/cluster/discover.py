@@ -7,6 +7,7 @@ part of, and a job started by it is another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from ddplaunch.cluster import Allocation, checks, local
 from ddplaunch.cluster.facts import ClusterFacts
@@ -91,37 +92,9 @@ def _forced(facts: ClusterFacts, name: str) -> Allocation:
 
 
 def _recogniser(name: str) -> tuple[Recogniser, str]:
-    """Give the function that recognises this kind of cluster, and by what."""
-    match name:
-        case "static":
-            from ddplaunch.cluster import static
-
-            return static.discover, static.NEEDS
-        case "ssh":
-            from ddplaunch.cluster import ssh
-
-            return ssh.discover, ssh.NEEDS
-        case "slurm":
-            from ddplaunch.cluster import slurm
-
-            return slurm.discover, slurm.NEEDS
-        case "kubernetes":
-            from ddplaunch.cluster import kubernetes
-
-            return kubernetes.discover, kubernetes.NEEDS
-        case "mpi":
-            from ddplaunch.cluster import mpi
-
-            return mpi.discover, mpi.NEEDS
-        case "pbs":
-            from ddplaunch.cluster import pbs
-
-            return pbs.discover, pbs.NEEDS
-        case "lsf":
-            from ddplaunch.cluster import lsf
-
-            return lsf.discover, lsf.NEEDS
-    raise AssertionError(name)
+    """Give the function that recognises this kind of cluster, and by what: each kind is the module of that name."""
+    kind = import_module(f"ddplaunch.cluster.{name}")
+    return kind.discover, kind.NEEDS
 
 
 def _unused_index(facts: ClusterFacts) -> list[str]:
