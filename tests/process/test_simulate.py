@@ -45,9 +45,9 @@ def events(job, node: int, *names: str) -> list[dict[str, object]]:
 def processes(job) -> dict[str, list[psutil.Process]]:
     """The processes of ddplaunch itself, by what they do."""
     front = psutil.Process(job.process.pid)
-    (loop,) = front.children()
+    loop = next(child for child in front.children() if child.children())  # the others write files
     relays = loop.children()
-    agents = [next(child for child in relay.children() if child.children()) for relay in relays]  # one writes files
+    agents = [next(child for child in relay.children() if child.children()) for relay in relays]
     return {"front": [front], "loop": [loop], "relay": relays, "agent": agents}
 
 

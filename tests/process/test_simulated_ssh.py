@@ -52,6 +52,11 @@ def pids(ssh: Path, host: str) -> tuple[int, int]:
     return int(client), int(shell)
 
 
+def loop_of(process) -> psutil.Process:
+    """The child that the connections belong to; others write files."""
+    return next(child for child in psutil.Process(process.pid).children() if child.children())
+
+
 def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
     start(job, env, program("place"), hosts="127.0.0.1,127.0.0.2,127.0.0.3")
     result = job.wait()
@@ -227,7 +232,7 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program
 def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, env, program, who):
     process = start(job, env, "--grace-period", "0.2", program("behave"), "all=stubborn")
     job.signs("ready", 4)
-    (loop,) = psutil.Process(process.pid).children()
+    loop = loop_of(process)
     os.kill(process.pid if who == "front" else loop.pid, SIGKILL)
     assert job.wait().status == (-SIGKILL if who == "front" else 122)
     job.nothing_left(patience=20)
@@ -291,7 +296,7 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
     """As when the network is gone, and nobody says so."""
     process = start(job, env, "--heartbeat-timeout", "1s", program("behave"))
     workers = [int(pid) for pid in job.signs("ready", 4)]
-    (loop,) = psutil.Process(process.pid).children()
+    loop = loop_of(process)
     loop.send_signal(signal.SIGSTOP)
     until(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the end of the workers")
     loop.send_signal(signal.SIGCONT)
