@@ -22,6 +22,7 @@ VERBS = {
     "run": "Start a job; may be left out.",
     "plan": "Show what would be started, and why; start nothing.",
     "submit": "Queue the job in Slurm.",
+    "shim": "Write a torchrun that is ddplaunch into a folder.",
     "completion": "Print what makes bash, zsh or fish complete our options.",
 }
 FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
@@ -50,6 +51,8 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
     if verb == "completion":
         shell = click.Argument(["shell"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_shell)
         return _Verb(verb, params=[shell, *_help_and_version(show)])
+    if verb == "shim":
+        return _Verb(verb, params=[click.Argument(["folder"]), *_help_and_version(show)])
     if verb == "submit":
         flags = [click.Option([name], is_flag=True, help=text) for name, text in SUBMIT_OPTIONS]
         argv = click.Argument(["job"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)

@@ -18,6 +18,7 @@ USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
     "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
     "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
+    "shim": "ddplaunch shim FOLDER",
     "completion": "ddplaunch completion [bash|zsh|fish]",
 }
 _ABOUT = {
@@ -27,6 +28,9 @@ _ABOUT = {
     "came from. Starts nothing. Takes the options of `ddplaunch --help-all`.",
     "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to "
     "sbatch, but for those below; what follows it are the arguments of `ddplaunch` on one machine.",
+    "shim": "Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m "
+    "torch.distributed.run, themselves, and prints the line that puts FOLDER first in PATH and PYTHONPATH of your shell. "
+    "Nothing else is changed: without that line, torchrun stays torch's.",
     "completion": "Prints the script that makes a shell complete our options. Put the line of your shell into its file.",
 }
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
@@ -66,6 +70,7 @@ _SHELLS = (
     ('eval "$(ddplaunch completion zsh)"', "in ~/.zshrc, after `autoload -Uz compinit && compinit`"),
     ("ddplaunch completion fish | source", "in ~/.config/fish/config.fish"),
 )
+_SHIM = (('eval "$(ddplaunch shim ~/torchrun-shim)"', "in this shell"),)
 _DEFAULTS = (
     "An option may also be set in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
     "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
@@ -139,6 +144,8 @@ def of(verb: str, *, full: bool, colour: bool) -> str:
             page.paragraph(SUBMIT_DEFAULTS)
         case "completion":
             page.examples(_SHELLS)
+        case "shim":
+            page.examples(_SHIM)
         case _:
             _job(page, full)
     return page.getvalue()

@@ -81,6 +81,10 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
         return exited.exit_code
     if verb == "completion":
         return _completion(parsed["shell"], env)
+    if verb == "shim":
+        from ddplaunch.cli import shim  # no other verb needs it
+
+        return _print(shim.make(parsed["folder"]))
     if shell := parsed["print_completion"]:
         return _completion((shell,), env)
     if not parsed["program"] and len(argv) > 1 and argv[-1].endswith(".py"):

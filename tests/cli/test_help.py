@@ -91,7 +91,7 @@ def test_without_a_word_it_says_what_it_is_and_four_commands(capsys: pytest.Capt
     assert err.count("\n  ddplaunch ") == 4
 
 
-@pytest.mark.parametrize("verb", ["plan", "submit", "completion"])
+@pytest.mark.parametrize("verb", ["plan", "submit", "shim", "completion"])
 def test_verbs_have_a_help_of_their_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert shown(capsys, verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
     assert shown(capsys, "help", verb) == shown(capsys, verb, "--help")
@@ -119,7 +119,7 @@ def test_completion_takes_the_callers_shell(
 
 
 COMPLETIONS = [
-    ("", {"plain,run", "plain,plan", "plain,submit", "plain,completion", "file,"}),
+    ("", {"plain,run", "plain,plan", "plain,shim", "plain,submit", "plain,completion", "file,"}),
     ("pl", {"plain,plan", "file,pl"}),
     ("--nn", {"plain,--nnodes"}),
     ("--cluster s", {"plain,static", "plain,slurm", "plain,ssh"}),

@@ -66,7 +66,7 @@ class Place:
     def is_planned(self) -> bool:
         """Whether the plan stands for the run: it needs what is not here."""
         words = set(self.command.words)
-        if words & {"plan", "submit", "completion"}:
+        if words & {"plan", "submit", "shim", "completion"}:
             return False
         if "--simulate" in words:
             return False

@@ -67,7 +67,7 @@ def understood(words: list[str]) -> None:
         parsed = parse(verb, rest)
     except click.exceptions.Exit:  # --help
         return
-    if verb != "completion":
+    if verb not in ("completion", "shim"):
         files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
         resolve(files_need_not_exist, {}, None)
 

@@ -1,0 +1,79 @@
+"""A folder with a torchrun that is ddplaunch: what it writes, what it refuses to, and what its torchrun does differently."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Job
+
+SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('WORLD_SIZE'))\n"
+
+
+@pytest.fixture
+def shimmed(job: Job) -> Job:
+    """A job's home with a shim and a script in it."""
+    (job.home / "show.py").write_text(SHOW)
+    made = job.run("shim", "shim of mine", cwd=job.home)
+    folder = f"'{job.home}/shim of mine'"
+    line = f'export PATH={folder}:"$PATH" PYTHONPATH={folder}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+    assert (made.status, made.out, made.err) == (0, line, "")
+    return job
+
+
+def typed(job: Job, line: str, **env: str) -> tuple[int, list[str]]:
+    """The status and sorted output of a line in a shell that uses the shim."""
+    shell = 'eval "$(cat line)"; ' + line
+    (job.home / "line").write_text(job.run("shim", "shim of mine", cwd=job.home).out)
+    done = subprocess.run(
+        ["sh", "-c", shell], cwd=job.home, env={**job.env, **env}, stdout=subprocess.PIPE, check=False
+    )
+    return done.returncode, sorted(done.stdout.decode().splitlines())
+
+
+PYTHON = sys.executable
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("torchrun show.py", ["[] 1"]),
+        ("torchrun --standalone --nproc_per_node=2 show.py --help", ["[0] ['--help'] 2", "[1] ['--help'] 2"]),
+        (f"{PYTHON} -u -W ignore -m torch.distributed.run -m show a", ["['a'] 1"]),
+        (f"{PYTHON} -m torch.distributed.launch show.py a", ["['--local-rank=0', 'a'] 1"]),
+        (f"{PYTHON} -m torch.distributed.launch --use_env show.py a", ["['a'] 1"]),
+        (f"{PYTHON} show.py -m torch.distributed.run", ["['-m', 'torch.distributed.run'] None"]),
+    ],
+)
+def test_what_starts_torchrun_starts_ddplaunch(shimmed: Job, line: str, shown: list[str]) -> None:
+    assert typed(shimmed, line) == (0, shown)
+
+
+def test_the_number_of_workers_is_one_unless_something_says_more(shimmed: Job) -> None:
+    assert typed(shimmed, "torchrun show.py", PET_NPROC_PER_NODE="2")[1] == ["[0] [] 2", "[1] [] 2"]
+
+
+def test_its_help_says_what_it_is(shimmed: Job) -> None:
+    status, lines = typed(shimmed, "torchrun --nproc-per-node 2 --help")
+    assert status == 0
+    assert any(line.startswith("This torchrun is ddplaunch, by `ddplaunch shim`.") for line in lines)
+
+
+def test_a_sitecustomize_that_was_there_is_imported(shimmed: Job) -> None:
+    (shimmed.home / "site").mkdir()
+    (shimmed.home / "site" / "sitecustomize.py").write_text("print('theirs')\n")
+    assert typed(shimmed, f"{PYTHON} -c pass", PYTHONPATH=str(shimmed.home / "site")) == (0, ["theirs"])
+
+
+def test_a_torchrun_that_is_not_ours_stays(job: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "torchrun").write_text("torch's\n")
+    refused = job.run("shim", str(folder))
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.startswith(f"error: {folder}/torchrun exists and is not ours\n")
+    assert os.listdir(folder) == ["torchrun"]
