@@ -242,7 +242,7 @@ def processes_of(nodes: Nodes) -> list[int]:
 def test_on_one_node_nothing_listens(nodes, program):
     nodes.node("--nproc-per-node", 2, program("behave"), "all=done_when_told")
     nodes.signs("ready", 2)
-    assert [listening(pid) for pid in processes_of(nodes)] == [[]] * 4
+    assert not any(map(listening, processes_of(nodes)))
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses() == [0]
 
