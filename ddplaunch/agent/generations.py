@@ -108,6 +108,9 @@ class Generations:
 
     def start_next(self) -> None:
         """Start one worker more."""
+        if self._ready is not None:  # the place of the logs has become known since the last `go_on`
+            self.go_on()
+            return
         assert self.workers is not None
         rank = self.workers.waiting.popleft()
         try:
