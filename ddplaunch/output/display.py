@@ -55,7 +55,7 @@ class Display:
     | --- | --- | --- |
     | prefix | whole lines, each with its rank before it | the same, but a progress bar stays a bar |
     | collapse | the same, equal lines of several ranks once | as prefix |
-    | raw | whole lines as they are | every byte as it comes |
+    | raw | whole lines as they are, a progress bar as it comes | every byte as it comes |
     | rank0 | | rank 0, every byte as it comes |
     | none | | |
     """
@@ -156,7 +156,8 @@ class Display:
         reader = self._streams.get((rank, stream))
         if reader is None:
             if not self._alone:
-                reader = Lines()
+                passes = self._bare and self._stamp is None
+                reader = LoneLines(_NO_PREFIX) if passes else Lines()
             elif self._bare:
                 reader = _RawReader(terminal=stream in self._terminal)
             else:

@@ -7,6 +7,7 @@ from ddplaunch.output.screen import Screen, moves, split_unfinished
 from ddplaunch.supervise.deadline import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
+FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown at all
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 
@@ -15,10 +16,10 @@ class Lines:
     """One stream among several on the same console: gives out whole lines only.
 
     Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
-    has not ended is shown as a line each UPDATE_INTERVAL at most, if it moves.
+    has not ended is shown as a line after FIRST_UPDATE, then each UPDATE_INTERVAL at most, if it moves.
     """
 
-    __slots__ = ("_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
+    __slots__ = ("_has_updated", "_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
 
     def __init__(self) -> None:
         self._rest = bytearray()  # of the line that has not ended
@@ -26,6 +27,7 @@ class Lines:
         self._screen: Screen | None = None  # only while the worker redraws
         self._settle_at: float | None = None
         self._update_at: float | None = None
+        self._has_updated = False
 
     @property
     def deadline(self) -> float | None:
@@ -62,7 +64,7 @@ class Lines:
         if not screen.drawing:
             self._update_at = None
         elif self._update_at is None:
-            self._update_at = at + UPDATE_INTERVAL
+            self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
         self._keep(screen)
         return block
 
@@ -82,6 +84,7 @@ class Lines:
             if not self._screen.drawing:
                 self._update_at = None
         if self._update_at is not None and at >= self._update_at:
+            self._has_updated = True
             self._update_at = None  # until the bar moves: one that does not is shown once
             block += self._screen.snapshot()
         self._keep(self._screen)
