@@ -77,6 +77,7 @@ class Reporter:
         )
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self._is_announced = False
+        self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
@@ -143,7 +144,8 @@ class Reporter:
         plan, folder = self._plan, self._folder
         assert plan is not None
         assert folder is not None
-        if not self._is_announced or plan.nnodes > 1:
+        if plan is not self._kept_plan:  # the nodes may have agreed on another one
+            self._kept_plan = plan
             folder.write("plan.json", {**plan_data(plan, self._origins), "agent_pid": os.getpid()})
         if not self._is_announced:
             self._is_announced = True

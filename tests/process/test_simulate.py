@@ -384,7 +384,7 @@ def test_a_slow_worker_stops_and_goes_on(job, start):
 
 
 def test_an_elastic_job_goes_on_without_a_node_that_is_lost(job, program):
-    words = ("--nnodes", "2:3", "--nproc-per-node", 1, "--simulate", "--chaos", "node:2@100ms")
+    words = ("--nnodes", "1:2", "--nproc-per-node", 2, "--simulate", "--chaos", "node:1@100ms")
     process = job.start(*words, program("behave"), "all=polite")
     until(lambda: Path(job.home / "state").exists() and _generations(job) == [0, 1], "a second generation")
     sizes = json.loads((job.folder / "node-0" / "plan.json").read_text())["world_size"]
