@@ -44,7 +44,7 @@ class Node:
     def agent(self) -> int:
         """The pid of its agent."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return int(until(lambda: children.read_text().split(), "an agent")[0])
+        return int(until(lambda: children.read_text().split(), "an agent")[-1])
 
     @property
     def has_ended(self) -> bool:

@@ -107,8 +107,8 @@ class Shell(Terminal):
 
 
 def child(pid: int) -> int:
-    """The only child of a process, as soon as that is there."""
-    return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child"))
+    """The agent of a front, as soon as that is there: its last child, after what writes the files of the run."""
+    return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child").split()[-1])
 
 
 @contextmanager

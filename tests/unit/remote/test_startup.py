@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import selectors
-import time
 from typing import cast
 
+from ddplaunch.process import clock
 from ddplaunch.remote.connection import AgentStart, ConnectionHandler, HostConnection, HostPhase
 from ddplaunch.remote.startup import NOTICE_AFTER, Startup
 
@@ -25,10 +25,10 @@ def startup(*phases: HostPhase) -> Startup:
 
 def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
     told: list[str] = []
-    before = time.monotonic()
+    before = clock.now()
     start = startup(HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.STARTING, HostPhase.CLOSED, HostPhase.WAITING)
     assert start.deadline is not None
-    assert before + NOTICE_AFTER <= start.deadline <= time.monotonic() + NOTICE_AFTER
+    assert before + NOTICE_AFTER <= start.deadline <= clock.now() + NOTICE_AFTER
     start.expire(before, told.append, is_read=True)
     assert told == []
     start.expire(start.deadline, told.append, is_read=True)
@@ -41,5 +41,5 @@ def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
 
 def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
     told: list[str] = []
-    startup(HostPhase.CONNECTED, HostPhase.CLOSED).expire(time.monotonic() + NOTICE_AFTER, told.append, is_read=True)
+    startup(HostPhase.CONNECTED, HostPhase.CLOSED).expire(clock.now() + NOTICE_AFTER, told.append, is_read=True)
     assert told == []
