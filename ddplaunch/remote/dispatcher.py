@@ -162,7 +162,7 @@ class Dispatcher:
 
     def _on_event(self, event: node.Event) -> None:
         match event:
-            case node.SignalReceived(signum, _, escalates):
+            case node.SignalReceived(signum, _, escalates) if not event.is_copy:
                 self._forward(signum, escalates)
             case node.FrontLost():
                 self._front_lost = True
