@@ -22,41 +22,40 @@ class ErrorFiles:
     """Where the workers of this node write their exceptions: in memory, so that neither they nor we wait for a disk."""
 
     def __init__(self, run_id: str, tmp: str) -> None:
-        """Files of this run, in `tmp` where there is no shared memory."""
-        self._name = f"ddplaunch-{run_id}-{os.urandom(4).hex()}"
-        self._tmp = tmp
-        self._folder: str | None = None
+        """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
+        self._place = f"{_SHM if _has_room(_SHM) else tmp}/ddplaunch-{run_id}-{os.urandom(4).hex()}"
+        self._made: str | None = None
 
     @property
     def folder(self) -> str:
         """Where they are; "" if there is no place for them."""
-        if self._folder is None:
-            self._folder = self._make()
-        return self._folder
+        if self._made is None:
+            try:
+                os.mkdir(self._place, 0o700)
+                self._made = self._place
+            except OSError:
+                self._made = ""
+        return self._made
 
     def path(self, generation: int, rank: int) -> str:
         """Give the path of the file of a worker; "" if there is no place for it."""
         return f"{self.folder}/{generation}-{rank}.json" if self.folder else ""
 
-    def _make(self) -> str:
-        for place in (_SHM, self._tmp):
-            try:
-                stat = os.statvfs(place)
-                if stat.f_bavail * stat.f_frsize >= _ROOM or place == self._tmp:
-                    os.mkdir(f"{place}/{self._name}", 0o700)
-                    return f"{place}/{self._name}"
-            except OSError:
-                pass
-        return ""
-
     def remove(self) -> None:
-        """Remove them all."""
-        if self._folder:
-            with suppress(OSError):
-                for name in os.listdir(self._folder):
-                    with suppress(OSError):
-                        os.unlink(f"{self._folder}/{name}")
-                os.rmdir(self._folder)
+        """Remove them all, whichever process has made them."""
+        with suppress(OSError):
+            for name in os.listdir(self._place):
+                with suppress(OSError):
+                    os.unlink(f"{self._place}/{name}")
+            os.rmdir(self._place)
+
+
+def _has_room(place: str) -> bool:
+    try:
+        stat = os.statvfs(place)
+    except OSError:
+        return False
+    return stat.f_bavail * stat.f_frsize >= _ROOM and os.access(place, os.W_OK | os.X_OK)
 
 
 def read(path: str) -> WorkerError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
@@ -259,6 +260,7 @@ def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, sta
     result = job.wait()
     assert result.status == 122
     assert "was killed by SIGKILL" in result.err
+    assert not list(Path("/dev/shm").glob(f"ddplaunch-{job.folder.name}-*"))
     job.nothing_left()
 
 
