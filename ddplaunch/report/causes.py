@@ -227,9 +227,14 @@ CAUSES: tuple[Row, ...] = (
     ),
     # waiting for others; such failures follow another one too, and are reported only where no other worker failed
     Row(
+        "nobody hosts the store",
+        matches(r"client socket has timed out"),
+        "rank 0 hosts it from init_process_group() on, or any worker of node 0 that connects to MASTER_PORT: none did in time",
+    ),
+    Row(
         "not all workers arrived",
         matches(
-            r"waiting for clients\. \d+/\d+ clients joined|client socket has timed out|initializing process group"
+            r"waiting for clients\. \d+/\d+ clients joined|initializing process group"
             r"|store->get\('[^']{1,99}'\) got error: .{0,999}[Tt]imeout"
         ),
         "some rank did not call init_process_group in time: it ended early, or was busy for longer than the timeout",

@@ -251,7 +251,7 @@ ROWS = [
         Evidence(),
     ),
     (
-        "not all workers arrived",
+        "nobody hosts the store",
         raised(
             "torch.distributed.DistNetworkError",
             "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",
