@@ -23,8 +23,9 @@ OURS = (
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
-# requests of a front: one of these bytes and another, the number of a signal for PLAIN_SIGNAL
+# requests of a front: one of these bytes and another, the number of a signal for the first two
 PLAIN_SIGNAL = b"p"  # pass this signal on; even the second one does not escalate
+HOST_SIGNAL = b"h"  # the same, but it was sent to the front of this host itself
 ONE_FEWER = b"f"  # one node of the job will not join
 MAY_STOP = b"t"  # SIGTSTP has come, and the front stops last: has everything else, or does it go on already?
 IS_RUNNING = b"r"  # reply, if the loop runs

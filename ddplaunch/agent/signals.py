@@ -18,6 +18,7 @@ from ddplaunch.agent.pipes import (
     ASKS,
     BUSY,
     GOES_ON,
+    HOST_SIGNAL,
     IDLE,
     IS_RUNNING,
     LIVES,
@@ -69,8 +70,8 @@ class SignalDeduplicator:
         self._last: dict[int, float] = {}  # when each last came that was no repeat
         self._came: dict[int, tuple[float, set[Source]]] = {}  # since when the latest comes, and from where
 
-    def take(self, signum: int, at: float, source: Source) -> node.SignalReceived:
-        """Give the event that this signal is; only one that the user sent to the front escalates."""
+    def take(self, signum: int, at: float, source: Source, *, plain: bool = False) -> node.SignalReceived:
+        """Give the event that this signal is; only one that the user sent to the front escalates, and no `plain` one."""
         is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
         if signum in self._stops and not is_repeat:
             self._last[signum] = at
@@ -80,7 +81,7 @@ class SignalDeduplicator:
             sources.add(source)
         else:
             self._came[signum] = (at, {source})
-        escalates = source is Source.FRONT and not (is_copy or is_repeat or signum in self._plain)
+        escalates = source is Source.FRONT and not (plain or is_copy or is_repeat or signum in self._plain)
         return node.SignalReceived(signum, at, escalates=escalates, is_copy=is_copy)
 
 
@@ -173,9 +174,10 @@ class SignalSource:
         if self._from_front in self._selector.get_map():
             self._selector.modify(self._from_front, selectors.EVENT_READ, take)
 
-    def received(self, signum: int, source: Source, *, by_cluster: bool = False) -> None:
+    def received(self, signum: int, source: Source, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""
-        self._feed(replace(self._deduplicator.take(signum, clock.now(), source), by_cluster=by_cluster))
+        event = self._deduplicator.take(signum, clock.now(), source, plain=plain)
+        self._feed(replace(event, by_cluster=by_cluster))
 
     def _signalled(self) -> None:
         try:
@@ -218,6 +220,8 @@ class SignalSource:
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
             if request == PLAIN_SIGNAL:
+                self.received(requests[at + 1], Source.FRONT, plain=True)
+            elif request == HOST_SIGNAL:
                 self.received(requests[at + 1], Source.HOST)
             elif request == ONE_FEWER:
                 self._one_fewer()

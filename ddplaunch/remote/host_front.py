@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
+from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process import clock
@@ -77,7 +77,7 @@ class HostFront:
         pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
-            signal.signal(signum, self._pass_on_plain)
+            signal.signal(signum, self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         pidfd = os.pidfd_open(pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
@@ -200,15 +200,18 @@ class HostFront:
                 self._ask()
             self._stopped = self._stopped or data[0] in self._stops
             if tag == PLAIN_SIGNAL:
-                self._pass_on_plain(data[0], None)
+                self._request(pipes.PLAIN_SIGNAL, data[0])
             elif self._pipes is not None:
                 self._pipes.pass_on(data[0])
-        elif tag == FEWER and self._pipes is not None:
-            self._pipes.request(ONE_FEWER)
+        elif tag == FEWER:
+            self._request(ONE_FEWER)
 
-    def _pass_on_plain(self, signum: int, _frame: object) -> None:
+    def _signalled(self, signum: int, _frame: object) -> None:
+        self._request(HOST_SIGNAL, signum)
+
+    def _request(self, kind: bytes, signum: int = 0) -> None:
         if self._pipes is not None:
-            self._pipes.request(pipes.PLAIN_SIGNAL, signum)
+            self._pipes.request(kind, signum)
 
     def _disconnect(self) -> None:
         """Handle the loss of the dispatcher: close the agent's signal pipe."""

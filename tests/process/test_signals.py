@@ -12,7 +12,16 @@ import pytest
 from tests.conftest import send_again, until
 from tests.process.terminal import child
 
-SLURM_JOB = {"SLURM_JOB_ID": "84", "SLURM_JOB_NODELIST": "localhost"}
+# of the only task of a step, as Slurm sets them: outside of a step the command would start one
+SLURM_STEP = {
+    "SLURM_JOB_ID": "84",
+    "SLURM_JOB_NODELIST": "localhost",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
 STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
 
 
@@ -84,7 +93,7 @@ def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
 
 def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, start):
     """As at the end of the grace time of a preemption; a node alone in its job needs no Slurm to be tried."""
-    process = start("all=slow", options=("--grace-period", "600"), env=SLURM_JOB)
+    process = start("all=slow", options=("--grace-period", "600"), env=SLURM_STEP)
     process.send_signal(SIGTERM)
     for rank in range(3):
         job.sign(f"saving-{rank}")
@@ -98,7 +107,7 @@ def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, 
 
 
 def test_a_ctrl_c_after_a_sigterm_in_a_slurm_job_kills_at_once(job, start):
-    process = start("all=stubborn", options=("--grace-period", "600"), env=SLURM_JOB)
+    process = start("all=stubborn", options=("--grace-period", "600"), env=SLURM_STEP)
     process.send_signal(SIGTERM)
     for rank in range(3):
         job.sign(f"got-{rank}")

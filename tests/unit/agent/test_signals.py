@@ -66,6 +66,14 @@ def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order
     assert hurries((1.0, SIGUSR1, first), *others) == [first is FRONT, None, None, None]
 
 
+def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to_this_host_itself_and_no_copy_of_haste():
+    repeats = SignalDeduplicator(STOPS)
+    passed_on, own = repeats.take(SIGTERM, 1.0, FRONT, plain=True), repeats.take(SIGTERM, 1.0 + SOON, HOST)
+    assert (passed_on.is_copy, passed_on.escalates, own.is_copy) == (False, False, True)
+    second = repeats.take(SIGTERM, 1.0 + 2 * REPEAT_WINDOW, FRONT)
+    assert (second.is_copy, second.escalates) == (False, True)
+
+
 @pytest.mark.parametrize("source", Source)
 def test_a_notice_that_is_sent_again_is_another_one_however_soon(source):
     assert None not in hurries(*[(1.0 + number * SOON, SIGUSR1, source) for number in range(3)])
