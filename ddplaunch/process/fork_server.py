@@ -97,7 +97,24 @@ class ForkServer:
             *(f"{name}={value}" for name, value in env.items()),
         ]
         content = b"".join(os.fsencode(field) + b"\0" for field in fields)
-        descriptors = (stdio.stdin, stdio.stdout, stdio.stderr)
+        # one that is forked after we have given up ends by itself: another process has its rank by then
+        wait, release = os.pipe()
+        try:
+            line = self._answer(content, (stdio.stdin, stdio.stdout, stdio.stderr, wait))
+            what, _, text = line.partition(" ")
+            if what == "unsafe":
+                raise ServerLost(text)
+            if what != "pid":
+                raise StartError(int(text), "cannot create a process")
+            child = self._adopted(int(text))
+            os.write(release, b"\n")
+        finally:
+            os.close(wait)
+            os.close(release)
+        return child
+
+    def _answer(self, content: bytes, descriptors: Sequence[int]) -> str:
+        """Send a request; give the first line of the answer."""
         self._socket.settimeout(ANSWER_TIMEOUT)
         try:
             socket.send_fds(self._socket, [len(content).to_bytes(8, "big")], descriptors)
@@ -108,12 +125,7 @@ class ForkServer:
             raise ServerLost(str(error.strerror or "it does not answer")) from None
         finally:
             self._socket.setblocking(False)
-        what, _, text = lines[0].partition(" ")
-        if what == "unsafe":
-            raise ServerLost(text)
-        if what != "pid":
-            raise StartError(int(text), "cannot create a process")
-        return self._adopted(int(text))
+        return lines[0]
 
     def _adopted(self, pid: int) -> Child:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

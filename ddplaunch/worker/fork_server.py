@@ -6,8 +6,9 @@ What the imports print is kept, and printed by each worker as if it had imported
 
 On the socket, whose number the variable holds:
 
-    to the server    for each worker a length (8 bytes, with the descriptors that are to be 0, 1 and 2), and then as many
-                     bytes: CPUs, number of arguments, arguments and variables, each ended by a zero byte
+    to the server    for each worker a length (8 bytes, with the descriptors that are to be 0, 1 and 2, and of a pipe from
+                     which the worker reads a byte before it begins), and then as many bytes: CPUs, number of arguments,
+                     arguments and variables, each ended by a zero byte
     to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, or `errno N`
 
 It refuses to fork while it has threads, children, connections or an open GPU, which the workers would share.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGKILL = 9
-_NO_PARENT = 127  # exit status of a worker whose agent has ended: nothing waits for it
+_NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given it up: nothing waits for it
 
 
 def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
@@ -54,12 +55,15 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
         if not ready:
             _send(control, "".join(f"note {note}\n" for note in notes) + "ready\n")
             ready = True
-        content, stdio = _receive(control)
+        content, (*stdio, release) = _receive(control)
         answer = _fork()
         if answer is None:
             control.close()
+            if not os.read(release, 1):
+                os._exit(_NO_PARENT)
+            os.close(release)
             return _become_worker(agent, content, stdio, printed)
-        for one in stdio:
+        for one in (*stdio, release):
             os.close(one)
         _send(control, answer)
 
@@ -179,9 +183,8 @@ def _let_threads_end() -> None:
 def _fork() -> "str | None":
     """Fork a worker whose parent is the agent; give the line that says so, None in the worker.
 
-    A process in between ends, and leaves the worker to the nearest subreaper. The worker goes on when that is done.
+    A process in between ends, and leaves the worker to the nearest subreaper.
     """
-    wait, release = os.pipe()
     read, write = os.pipe()
     try:
         between = os.fork()
@@ -194,19 +197,14 @@ def _fork() -> "str | None":
             if worker:
                 os.write(write, b"pid %d\n" % worker)
                 os._exit(0)
-            os.close(release)
-            os.read(wait, 1)
             return None
         _, status = os.waitpid(between, 0)
         answer = os.read(read, 32).decode() if status == 0 else f"errno {status >> 8}\n"
     except OSError as error:
         answer = f"errno {error.errno}\n"
     finally:
-        for fd in (wait, release, read, write):
-            try:
-                os.close(fd)
-            except OSError:  # the worker has closed one itself
-                pass
+        os.close(read)
+        os.close(write)
     return answer
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
 
+from ddplaunch import worker
 from tests.conftest import Job, Result, until
 
 WORKER = """
@@ -194,3 +197,37 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
     (job.home / "signs" / "end").touch()
     assert job.wait().status == 0
     job.nothing_left()
+
+
+GIVES_UP = """
+import os, select, sys
+from ddplaunch.process import fork_server
+from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.start import Stdio, handled_signals
+
+become_subreaper()
+command = [sys.executable, sys.argv[1], "script", sys.argv[2]]
+server = fork_server.ForkServer(command, os.environ, [], handled=handled_signals())
+while not server.is_ready:
+    select.select([server], [], [])
+    server.read()
+read, write = os.pipe()
+fork_server.ANSWER_TIMEOUT = 1e-6
+try:
+    server.fork(command, os.environ, Stdio(0, write, write))
+except fork_server.ServerLost as lost:
+    print(lost)
+select.select([server], [], [])  # it has forked a worker all the same
+server.close()
+os.close(write)
+print(os.read(read, 100).decode() or "nothing ran")
+"""
+
+
+def test_a_worker_that_is_forked_too_late_does_not_run(write):
+    script = write("train.py", "print('a worker ran')")
+    bootstrap = Path(worker.__file__).parent / "bootstrap.py"
+    done = subprocess.run(
+        [sys.executable, "-c", GIVES_UP, bootstrap, script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("it does not answer\nnothing ran\n", "")
