@@ -7,6 +7,7 @@ raises OSError: a log that cannot be written any more keeps the reason in `error
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 DEFAULT_LIMIT = 2**30  # bytes
@@ -120,10 +121,10 @@ class BoundedLog:
             except OSError as error:
                 self.error = error
 
-    def close(self) -> None:
-        """Append the segments to the file, and note what is missing where."""
+    def close(self, copied: Callable[[], None] = lambda: None) -> None:
+        """Append the segments to the file, and note what is missing where; call `copied` after each piece."""
         try:
-            self._join()
+            self._join(copied)
         except OSError as error:  # segments that could not be joined stay where they are
             self.error = self.error or error
         for file in self._files:
@@ -133,14 +134,14 @@ class BoundedLog:
                 self.error = self.error or error
         self._files.clear()
 
-    def _join(self) -> None:
+    def _join(self, copied: Callable[[], None]) -> None:
         if not self._files:
             return
         whole = self._files[0]
         if self._dropped:
             self._note(whole, f"{self._dropped} bytes are left out here: the log had reached its limit")
         while len(self._files) > 1:
-            self._copy(self._files[1], whole)
+            self._copy(self._files[1], whole, copied)
             self._files.pop(1).remove()
         if self._lost:
             self._note(whole, f"{self._lost} bytes are missing here: {self.error.strerror if self.error else 'closed'}")
@@ -148,11 +149,12 @@ class BoundedLog:
     def _note(self, file: _File, text: str) -> None:
         file.append(b"%b[ddplaunch: %b]\n" % (b"\n" if file.midline else b"", text.encode()))
 
-    def _copy(self, source: _File, target: _File) -> None:
+    def _copy(self, source: _File, target: _File, copied: Callable[[], None]) -> None:
         before = target.size
         try:
             for offset in range(0, source.size, _PIECE):
                 target.append(os.pread(source.fd, min(_PIECE, source.size - offset), offset))
+                copied()
         except OSError:
             os.ftruncate(target.fd, before)  # not twice: the segment stays
             raise

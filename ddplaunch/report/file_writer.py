@@ -62,6 +62,10 @@ class _Writer:
         self._steps += 1
         os.pwrite(self._shared, self._done.to_bytes(8, "little") + self._steps.to_bytes(8, "little"), 0)
 
+    def _note_step(self) -> None:
+        """Show that a long message is being carried out: the disk is slow, but does not hang."""
+        self._note_done(0)
+
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
         try:
             if kind == MAKE:
@@ -105,7 +109,7 @@ class _Writer:
         self._reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             with suppress(OSError):
-                folders.keep_newest(runs, kept, lambda: self._note_done(0))
+                folders.keep_newest(runs, kept, self._note_step)
 
     def _create(self, name: str, flags: int = 0) -> int:
         """Create a file of the folder, which is not there yet, and give its descriptor."""
@@ -160,7 +164,7 @@ class _Writer:
     def _close_log(self, number: int) -> None:
         log = self._logs.pop(number)
         before = log.error
-        log.close()
+        log.close(self._note_step)
         if before is None:
             self._note_error(log)
 

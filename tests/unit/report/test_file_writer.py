@@ -1,0 +1,39 @@
+"""The process that writes the files of a run, called in ours: what it does of what was left to it, and how it shows that."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+from ddplaunch.output import log
+from ddplaunch.output.file_queue import CLOSE, MAKE, OPEN, PROGRESS, WRITE
+from ddplaunch.report import file_writer
+
+
+def message(kind: bytes, data: bytes = b"", number: int = 0) -> bytes:
+    return kind + number.to_bytes(4, "little") + len(data).to_bytes(8, "little") + data
+
+
+def steps(*messages: bytes) -> int:
+    """How many steps of progress it shows when it carries these out."""
+    ours, its = socket.socketpair()
+    ours.close()
+    shared = os.memfd_create("test")
+    os.pwrite(shared, bytes(PROGRESS) + b"".join(messages), 0)
+    file_writer.run(its.fileno(), shared)
+    its.close()
+    found = os.pread(shared, PROGRESS, 0)
+    os.close(shared)
+    assert int.from_bytes(found[:8], "little") == sum(map(len, messages))
+    return int.from_bytes(found[8:], "little")
+
+
+def test_a_log_whose_parts_are_joined_shows_progress_with_each_piece(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(log, "_PIECE", 100)
+    make = message(MAKE, json.dumps({"root": str(tmp_path), "name": "run", "runs": None, "kept": 1}).encode())
+    opened = message(OPEN, json.dumps({"name": "log", "limit": 6000}).encode(), 1)
+    written = [message(WRITE, b"x" * 99 + b"\n", 1)] * 45  # half of the limit, and one and a half segments
+    assert steps(make, opened, *written, message(CLOSE, b"", 1)) == 2 + 45 + 1 + 15
+    assert (tmp_path / "run" / "log").stat().st_size == 4500
