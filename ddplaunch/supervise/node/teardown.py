@@ -35,10 +35,11 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         return replace(state, why=why), (*reported, *resumed)
     state = replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING)
     deadline = at + state.policy.grace_period
+    warns = state.policy.grace_period > 2 * SLOW_STOP
+    asked = replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
     held = state.debugger if why is Why.FAILED else frozenset()
     if by_cluster and not ours and state.alive:
-        expecting = replace(state, expected=signum, expected_by=at + EXPECTED_WITHIN, phase_deadline=deadline)
-        return expecting, resumed
+        return replace(asked, expected=signum, expected_by=at + EXPECTED_WITHIN), resumed
     stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
     then: tuple[actions.Action, ...] = (stops, *reported, *resumed)
     if held:
@@ -47,8 +48,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     if not state.alive:
         sweeping, sweeps = sweep(state, signum, deadline)
         return sweeping, (*then, *sweeps)
-    warns = state.policy.grace_period > 2 * SLOW_STOP
-    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None), then
+    return asked, then
 
 
 def expected(state: State, *, by_cluster: bool) -> Result:

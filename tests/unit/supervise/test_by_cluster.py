@@ -14,13 +14,14 @@ from ddplaunch.supervise.node import (
     ForwardSignal,
     GenerationBegun,
     KillWorkers,
+    NameRunning,
     ReportNotice,
     ReportStopping,
     SignalReceived,
     StopOrdered,
     StopWorkers,
 )
-from ddplaunch.supervise.node.teardown import EXPECTED_WITHIN
+from ddplaunch.supervise.node.teardown import EXPECTED_WITHIN, SLOW_STOP
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
 
@@ -68,6 +69,11 @@ def test_it_sends_the_signal_itself_if_that_does_not_come() -> None:
 
 def test_it_waits_no_longer_than_the_grace_period() -> None:
     assert follows(ORDER, TERM, DeadlineReached(0.9 + POLICY.grace_period))[-1] == KillWorkers(ALL)
+
+
+def test_who_still_runs_is_named_on_every_node() -> None:
+    patient = replace(POLICY, grace_period=30.0)
+    assert follows(ORDER, TERM, DeadlineReached(0.9 + SLOW_STOP), policy=patient)[-1] == NameRunning(ALL, 25.0)
 
 
 def test_workers_that_ended_by_it_before_are_the_end_of_the_node() -> None:
