@@ -76,8 +76,7 @@ class Shutdown:
         """Wait until all files of the run are written, unless their disk hangs."""
         self._files.end()
         while self._files.is_busy:
-            for ready, _ in clock.select(self._selector, self._files.deadline):
-                ready.data()
+            clock.dispatch(self._selector, self._files.deadline)
             self._files.expire(clock.now())
         self._reporter.leave_folder()
 
@@ -93,8 +92,7 @@ class Shutdown:
         self._signals.only_stops(stop)
         sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT if stopped else None
         while self._queue.size:
-            for key, _ in clock.select(self._selector, read_by):
-                key.data()
+            clock.dispatch(self._selector, read_by)
             if stopped and (read_by is None or self._queue.sent != sent):
                 sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT
             elif read_by is not None and clock.now() >= read_by:

@@ -157,14 +157,14 @@ class SignalSource:
         """Wait so long, whatever comes meanwhile."""
         until = clock.now() + seconds
         while clock.now() < until:
-            for ready, _ in clock.select(self._selector, until):
-                ready.data()
+            clock.dispatch(self._selector, until)
 
     def only_stops(self, stopped: Callable[[], None]) -> None:
         """Take from the front only a signal to stop, or its end: there is nothing left to be signalled."""
 
         def take() -> None:
-            numbers = os.read(self._from_front, 256)
+            if (numbers := self._read_front()) is None:
+                return
             self._note_pause(numbers)
             if self._stops.intersection(numbers):
                 stopped()
@@ -196,7 +196,8 @@ class SignalSource:
     def _passed_on(self) -> None:
         # Slurm signals a process before its parent, so that this one has had already what the front passes on then
         self._signalled()
-        numbers = os.read(self._from_front, 256)
+        if (numbers := self._read_front()) is None:
+            return
         if not numbers:
             self._lose_front()
             self._feed(node.FrontLost(clock.now()))
@@ -205,6 +206,13 @@ class SignalSource:
                 self.received(signum, Source.FRONT)
         self._note_pause(numbers)
         self._let_front_stop()
+
+    def _read_front(self) -> bytes | None:
+        """Take the signals that the front has passed on: none at its end, None if a request that came with them took them."""
+        try:
+            return os.read(self._from_front, 256)
+        except BlockingIOError:
+            return None
 
     def _note_pause(self, numbers: bytes) -> None:
         for signum in numbers:
@@ -227,8 +235,7 @@ class SignalSource:
                 self._one_fewer()
             elif request == MAY_STOP:
                 if (signals := self._selector.get_map().get(self._from_front)) is not None:
-                    with suppress(BlockingIOError):  # its SIGTSTP is in the other pipe
-                        signals.data()
+                    signals.data()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
                 self._reply(RUNS)

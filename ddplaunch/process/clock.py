@@ -1,6 +1,6 @@
 """The clock of deadlines: it stands still while this process does not run. Decides nothing.
 
-A process that is stopped, frozen, or on a machine that sleeps hears nobody and ends nothing that is due; mostly its workers
+A process that is stopped, frozen, or on a machine that sleeps receives nothing and ends nothing that is due; mostly its workers
 do not run either. So deadlines are times of this clock. A time that is shown, or compared with one of another process, is
 CLOCK_MONOTONIC's.
 """
@@ -56,6 +56,13 @@ class Clock:
             self.pause = Pause(missed, now)
         return ready
 
+    def dispatch(self, selector: selectors.BaseSelector, deadline: float | None) -> None:
+        """Wait as `select` does; call the data of each key that is ready."""
+        registered = selector.get_map()
+        for key, _ in self.select(selector, deadline):
+            if registered.get(key.fd) is key:  # an earlier one of this round may have closed it
+                key.data()
+
     def _pass(self, sleep: float) -> float:
         """Let the time pass since the last look, in which this process wanted to sleep so long, and give the time."""
         at = self._read()
@@ -72,4 +79,4 @@ class Clock:
 
 
 OWN = Clock()
-now, select, paused = OWN.now, OWN.select, OWN.paused
+now, select, dispatch, paused = OWN.now, OWN.select, OWN.dispatch, OWN.paused

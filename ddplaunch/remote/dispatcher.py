@@ -128,10 +128,7 @@ class Dispatcher:
             self._console.deadline,
         )
         assert deadline is not None  # heartbeats go on to the end
-        still = self._selector.get_map()
-        for key, _ in clock.select(self._selector, deadline):
-            if still.get(key.fd) is key:  # an earlier event of this round may have closed it
-                key.data()
+        clock.dispatch(self._selector, deadline)
         self._expire(clock.now())
 
     def _expire(self, now: float) -> None:

@@ -145,8 +145,7 @@ class HostFront:
             self._disconnect()
         self._watch_output(bool(self._output.size))
         self._watch_agent(self._agent is not None and self._output.size < _FULL)
-        for key, _ in clock.select(self._selector, soonest(until, self._lost_at)):
-            key.data()
+        clock.dispatch(self._selector, soonest(until, self._lost_at))
         if clock.now() >= self._lost_at:
             self._disconnect()
 

@@ -90,11 +90,7 @@ class Watcher:
         return self._status()
 
     def _wait(self) -> None:
-        deadline = soonest(self._link.deadline, self._end_by)
-        still = self._selector.get_map()
-        for ready, _ in clock.select(self._selector, deadline):
-            if still.get(ready.fd) is ready:
-                ready.data()
+        clock.dispatch(self._selector, soonest(self._link.deadline, self._end_by))
         self._send_pending()
         now = clock.now()
         self._link.expire(now)

@@ -192,6 +192,33 @@ def test_an_agent_that_only_hands_its_output_over_still_knows_whether_the_front_
     assert (done.stdout, done.stderr) == ("True False\nFalse True\n", "")
 
 
+BOTH_AT_ONCE = """
+import os, selectors, signal
+from ddplaunch.agent.pipes import IS_RUNNING, MAY_STOP, FrontPipes
+from ddplaunch.agent.signals import SignalSource
+from ddplaunch.process import clock
+
+pipes = FrontPipes.make()
+selector = selectors.DefaultSelector()
+SignalSource(
+    selector, pipes, stops=frozenset(), feed=lambda event: print(type(event).__name__), child_ended=print,
+    front_lost=lambda: print("lost"), end_within=9
+).listen(())
+pipes.request(IS_RUNNING)  # so that the selector gives the pipe of requests first
+pipes.pass_on(signal.SIGTSTP)
+pipes.request(MAY_STOP)
+clock.dispatch(selector, clock.now())
+pipes.request(MAY_STOP)
+os.close(pipes.signals[1])
+clock.dispatch(selector, clock.now())
+"""
+
+
+def test_signals_that_a_request_has_had_read_are_read_once():
+    done = run([sys.executable, "-c", BOTH_AT_ONCE], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("SignalReceived\nlost\nFrontLost\n", "")
+
+
 CUT_OFF = """
 import os, selectors, signal, sys
 from ddplaunch.agent.signals import SignalSource
