@@ -22,6 +22,7 @@ from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Screen, ShownWorker
 from ddplaunch.plan import Plan
+from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
 from ddplaunch.record import record
 from ddplaunch.report.error_file import ErrorFiles
@@ -153,8 +154,8 @@ class AgentSetup:
 
 
 def _time_of_day(at: float) -> bytes:
-    """The time of day at a monotonic time, as it stands before a line."""
-    then = time.time() - time.monotonic() + at
+    """The time of day at a time of the clock of deadlines, as it stands before a line."""
+    then = time.time() - clock.now() + at
     return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
 
 
