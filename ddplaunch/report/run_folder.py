@@ -94,7 +94,8 @@ class RunFolder:
             case {"problem": problem, **more}:
                 self.problem = self.problem or problem
                 self.files.fails = self.files.fails or "fails" in more
-                self.is_made = True
+                if not self.is_made:  # nor will it be: the writer has ended
+                    self.path, self.is_made = None, True
 
     @property
     def is_settled(self) -> bool:

@@ -1,0 +1,21 @@
+"""The folder of a run as the agent knows it, without the process that writes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.report.run_folder import RunFolder
+
+
+def test_a_folder_that_was_never_made_has_no_place():
+    ours, its = socket.socketpair()
+    ours.setblocking(False)
+    shared = os.memfd_create("test")
+    os.pwrite(shared, bytes(PROGRESS), 0)
+    folder = RunFolder(FileQueue(ours, shared), "/runs", "run", runs=None, torchrun_layout=False)
+    assert (folder.path, folder.is_settled) == ("/runs/run", False)
+    its.close()
+    assert folder.is_settled
+    assert (folder.path, folder.problem) == (None, "the process that writes the logs has ended")
