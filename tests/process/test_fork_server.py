@@ -142,6 +142,24 @@ def test_a_server_that_does_not_answer_is_done_without(job, write, signum):
     job.nothing_left()
 
 
+DIES = """
+if 'RANK' not in os.environ:
+    forks = []
+    def after():
+        forks.append(os.getpid())
+        if forks == [pid, pid]:  # the first is for nothing
+            os.kill(pid, 9)
+    os.register_at_fork(after_in_parent=after)
+"""
+
+
+def test_no_rank_runs_twice_where_the_server_dies_before_it_has_said_whom_it_forked(run, job):
+    result = run("import os\nprint('runs')\nopen(os.environ['DDP_TEST_DIR'] + '/ran', 'a').write('x')", IMPORTED + DIES)
+    assert "fresh processes, not by the fork server: " in result.err
+    assert sorted(result.out.splitlines()) == ["[0] runs", "[1] runs"]
+    assert (job.home / "signs" / "ran").read_text() == "xx"
+
+
 SLOW = """
     import os, signal
     sign = f"{os.environ['DDP_TEST_DIR']}/imports"
