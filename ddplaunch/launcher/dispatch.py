@@ -17,6 +17,8 @@ from ddplaunch.record import replace
 from ddplaunch.report.run_folder import state_folder
 from ddplaunch.spec import JobSpec
 
+# seconds; Slurm's KillWait is 30, and then nobody is left to report how the job ended, or to requeue it
+_GRACE_IN_SLURM = 25.0
 _UNAUTHENTICATED = (
     "unauthenticated: any process that listens where node 0 should, or that reaches node 0, can join, stop or take over the "
     "job; to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -47,6 +49,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
         LaunchError: nothing was started.
     """
     _prepare_stdio()
+    spec = within_kill_wait(spec, env)
     to_caller = control is not None
     serve = partial(front.run, control=control) if to_caller else front.run
     allocation, secret = _allocation(spec, env)
@@ -73,6 +76,13 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
     here = inspect(spec, token.public(env))
     return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
+
+
+def within_kill_wait(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
+    """Have the grace period end before Slurm, if we run in a job of its, kills the agents too; one that was given stays."""
+    if spec.origin("grace_period") != "default" or not (env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")):
+        return spec
+    return replace(spec, grace_period=_GRACE_IN_SLURM)
 
 
 def _parent() -> str:

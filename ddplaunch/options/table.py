@@ -97,7 +97,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3",
            help="How often all workers are restarted after a failure."),
     Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration, write=parsers.write_duration,
-           example="30s", help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m."),
+           example="30s", help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m. In a Slurm job the default is 25s."),
     Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
            foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, write=parsers.write_duration, example="30",
            help="torchrun's name for --grace-period."),
