@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from ddplaunch.report.folders import make_all
+
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
 _SHARED = frozenset((
     "afs", "beegfs", "ceph", "dvs", "fuse.ceph", "fuse.glusterfs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs",
@@ -27,7 +29,7 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
     folder = f"{state}/ddplaunch/tokens"
     path = f"{folder}/{re.sub(r'[^0-9A-Za-z@._-]', '_', identity)[:200]}"
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_all(folder)
         if not on_one_host and not _is_shared(folder):
             return None
         if not _is_ours_alone(os.lstat(folder), stat.S_IFDIR, others=0o022):

@@ -19,13 +19,25 @@ def make(root: str, name: str) -> tuple[str, int]:
 
     Raises: OSError.
     """
-    os.makedirs(root, mode=0o700, exist_ok=True)
+    make_all(root)
     for number in count():
         path = f"{root}/{name}.{number}" if number else f"{root}/{name}"
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
             return path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     raise AssertionError
+
+
+def make_all(path: str) -> None:
+    """Make this folder, its owner's alone, and those above it, in which nobody else may put another in its place.
+
+    Raises: OSError.
+    """
+    before = os.umask(0o022)  # for those above; the mode is for the last one
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    finally:
+        os.umask(before)
 
 
 def in_anybodys_hands(path: str) -> str | None:

@@ -249,6 +249,8 @@ def test_the_folder_is_its_owners_alone(job, program):
     job.run("--nproc-per-node", 2, program("behave"), "1=raises", umask=0)
     folders = [job.folder, *(path for path in job.folder.rglob("*") if path.is_dir())]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    above = [folder for folder in job.folder.parents if folder.is_relative_to(job.home / "state" / "ddplaunch")]
+    assert not [folder for folder in above if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
     logs = list(job.folder.glob("rank-*"))
     assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
     job.nothing_left()

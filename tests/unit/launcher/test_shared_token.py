@@ -67,7 +67,10 @@ def test_another_job_has_another_secret_and_a_name_is_no_path(tmp_path: Path) ->
 
 
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
     find(tmp_path)
+    assert os.umask(before) == 0
+    assert stat.S_IMODE((tmp_path / "ddplaunch").stat().st_mode) == 0o755
     assert stat.S_IMODE(file_of(tmp_path).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "ddplaunch" / "tokens").stat().st_mode) == 0o700
 
