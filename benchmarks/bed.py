@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,14 @@ class Bed:
         """The least that starts `workers` processes at once and waits for them."""
         loop = f'i=0; while [ $i -lt {workers} ]; do RANK=$i "$@" & i=$((i+1)); done; wait'
         return ["sh", "-c", loop, "sh", *argv]
+
+    def training_loop(self, workers: int, argv: Sequence[str]) -> list[str]:
+        """The same with the variables that a process group needs, typed by hand."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        variables = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE={workers}"
+        return ["env", *variables.split(), *self.shell_loop(workers, argv)]
 
     def left(self) -> list[int]:
         """The processes that a command has left, found by the mark in their environment."""

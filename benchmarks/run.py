@@ -27,6 +27,7 @@ from bed import Bed, Figure
 BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "hello": starts.hello,
     "torch": starts.torch_import,
+    "steps": starts.steps,
     "many": starts.many,
     "crash": ends.crash,
     "nodes": nodes.start,

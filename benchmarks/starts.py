@@ -47,6 +47,32 @@ def torch_import(bed: Bed) -> Iterator[Figure]:
     yield Figure(name="import torch, 4 workers: to the shell loop", value=mine / loop, unit="x", target=1.05, how=how)
 
 
+def steps(bed: Bed) -> Iterator[Figure]:
+    """Workers train for five steps: what every job does before it does anything else."""
+    yield _steps(bed, 4, target=0.45)
+    yield _steps(bed, 8, target=0.22)
+
+
+def _steps(bed: Bed, workers: int, *, target: float) -> Figure:
+    command = ["--nproc-per-node", str(workers), program("steps")]
+    rounds = bed.rounds(3)
+    loop, forked, fresh, theirs = best(
+        rounds,
+        lambda: bed.seconds(bed.training_loop(workers, [*bed.python, program("steps")])),
+        lambda: bed.seconds([*bed.ddplaunch, "--start-method", "forkserver", *command]),
+        lambda: bed.seconds([*bed.ddplaunch, *command]),
+        lambda: bed.seconds([*bed.torchrun, "--standalone", *command]),
+    )
+    took = f"{forked:.1f} s, the loop {loop:.1f} s, fresh processes {fresh:.1f} s, torchrun {theirs:.1f} s"
+    return Figure(
+        name=f"5 DDP steps, {workers} workers: to torchrun",
+        value=forked / theirs,
+        unit="x",
+        target=target,
+        how=f"{took}; best of {rounds}",
+    )
+
+
 def many(bed: Bed) -> Iterator[Figure]:
     """256 workers that do nothing."""
     tiny = [*bed.python, program("nothing")]
