@@ -13,7 +13,14 @@ from tests.torch.example import AFTER_EXCEPTION
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
-TWO = ("--nproc-per-node", 2, "--start-method", "forkserver")  # torch is imported once
+TWO = (
+    "--nproc-per-node",
+    2,
+    "--start-method",
+    "forkserver",
+    "--preload",
+    "torch.distributed",
+)  # torch is imported once
 RAISED = "rank 1 failed: ValueError: rank 1 has seen a NaN"
 
 
