@@ -157,7 +157,7 @@ def test_nodes_whose_coordinator_falls_silent_end_themselves(nodes, start):
 
 
 def test_a_pause_of_the_coordinator_makes_no_other_node_look_dead(nodes, program):
-    started = nodes.static_nodes(2, "--heartbeat-timeout", "2s", program("behave"), "all=done_when_told")
+    started = nodes.static_nodes(2, "--heartbeat-timeout", "4s", program("behave"), "all=done_when_told")
     nodes.signs("ready", 2)
     agent = started[0].agent
     os.kill(agent, SIGSTOP)
