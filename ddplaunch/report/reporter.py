@@ -118,6 +118,8 @@ class Reporter:
             case node.SignalReceived(signum, _, escalates) if signum != signal.SIGWINCH:
                 is_first = before.why is Why.COORDINATOR and not before.signum
                 stops = escalates and not is_first and signum in before.policy.stop_signals
+                # Ctrl-C under a debugger goes to its worker, and stops nothing
+                stops = stops and not (signum == signal.SIGINT and before.debugger)
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
                 elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
