@@ -138,7 +138,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "backend not built in",
         matches(r"Distributed package doesn't have \w+ built in|ProcessGroupNCCL is only supported"),
-        "this torch was built without it: `--backend gloo`, and let the script take DDPLAUNCH_BACKEND",
+        'this torch lacks it: `--backend gloo`, and in the script init_process_group(os.environ["DDPLAUNCH_BACKEND"])',
     ),
     Row(
         "torch without CUDA",
@@ -304,7 +304,7 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "interrupted in the debugger",
         both(killed_by(SIGINT), fact(lambda facts: facts.debugging)),
-        "Ctrl-C goes to the worker in the debugger alone; type `c` at the prompt once, and Ctrl-C brings it back",
+        "Ctrl-C went to the rank of --debug and ended it: it opens pdb only once a breakpoint() was left with `c`",
     ),
     Row(
         "stopped from outside",
