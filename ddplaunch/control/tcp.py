@@ -68,8 +68,8 @@ def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.so
             sock.close()
             if error.errno == errno.EADDRNOTAVAIL:
                 raise LaunchError(
-                    f"{address} is not an address of this node, but the agents' endpoint",
-                    hint="`ip address` lists the addresses of this node",
+                    f"{address} is not an address of this node, which is to be node 0 and waits there for the others",
+                    hint="`ip address` lists the addresses of this node; on any other node, give its own --node-rank",
                 ) from None
             reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else describe(error)
         else:

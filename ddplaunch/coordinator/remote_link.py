@@ -196,7 +196,7 @@ class RemoteLink(Link):
     def _places(self) -> str:
         hosts = dict.fromkeys(_bracketed(host) for host, _ in self._queries)
         ports = sorted({port for _, port in self._queries})
-        return f"{', '.join(hosts)}, port {ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+        return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
     def _lose(self, reason: str) -> None:
         self._end_as_lost(f"the coordinator (node 0) was lost: {reason}")
