@@ -202,6 +202,8 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
                 return wrong
             if words := mistakes.quoted_option(argv[at]):
                 return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
+            if why := mistakes.why_needless(typed.replace("_", "-")):
+                return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
             meant = mistakes.option_meant(typed.replace("_", "-"), FLAGS)
             order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
             return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
@@ -210,6 +212,10 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
             if option is None or option.is_flag:
                 return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
             return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
+        case click.MissingParameter():  # of the verbs only shim has an argument that click requires
+            return LaunchError(
+                "there is no FOLDER to write torchrun into", hint="type `ddplaunch shim ~/torchrun-shim`"
+            )
     return LaunchError(error.format_message().rstrip("."), hint="ddplaunch --help")
 
 

@@ -43,8 +43,15 @@ _WORDS_FOR = {
     "nprocs": _NUMBER, "ngpus": _NUMBER, "num-workers": _NUMBER, "workers": _NUMBER, "world-size": _NUMBER,
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
-    "no-color": "NO_COLOR=1 ddplaunch",
+    "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
 }  # fmt: skip
+# options of other launchers that have no counterpart, and why none is needed
+_NEEDLESS = {
+    "multi-gpu": "there is a worker for each GPU anyway",
+    "mixed-precision": "the script says it, as in Accelerator(mixed_precision=...)",
+    "oversubscribe": "there may be more workers than cores anyway",
+    "allow-run-as-root": "root needs no option",
+}
 # no training script has these by chance
 _OURS_ALONE = frozenset({
     "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
@@ -127,6 +134,11 @@ def option_meant(typed: str, flags: Mapping[str, Option | None]) -> str | None:
     return close and f"--{close}"
 
 
+def why_needless(typed: str) -> str | None:
+    """Why an option of another launcher is not needed; None: it is none of these."""
+    return _NEEDLESS.get(typed.lstrip("-").partition("=")[0].lower())
+
+
 def verb_meant(word: str, verbs: Sequence[str]) -> str | None:
     """The verb that was probably meant by a word that is no file."""
     return None if "." in word or "/" in word else did_you_mean(word, verbs, cutoff=0.75)
@@ -146,7 +158,7 @@ def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
     if len(first) == 2 and first[1].startswith("-"):
         first = first[:1]
     meant = shlex.join(["ddplaunch", *before, *first, program[0], *words[:at], *words[at + len(first) :]])
-    return f"{name} behind {program[0]} is an option of the script; for ddplaunch type `{meant}`"
+    return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
 
 
 def _of_python(words: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:

@@ -235,9 +235,9 @@ def test_words_that_are_quoted_together_are_taken_apart(
 
 
 NOTED = [
-    ("train.py --nproc-per-node 2", {}, "--nproc-per-node behind train.py is an option of the script; for ddplaunch type "
+    ("train.py --nproc-per-node 2", {}, "--nproc-per-node after train.py is an option of the script; for ddplaunch type "
      "`ddplaunch --nproc-per-node 2 train.py`"),
-    ("train.py --a --max_restarts=2 b", {}, "--max-restarts behind train.py is an option of the script; for ddplaunch type "
+    ("train.py --a --max_restarts=2 b", {}, "--max-restarts after train.py is an option of the script; for ddplaunch type "
      "`ddplaunch --max_restarts=2 train.py --a b`"),
     ("train.py", {"DDPLAUNCH_NPROC": "2"}, "DDPLAUNCH_NPROC has no effect: ddplaunch has no such variable; did you mean "
      "DDPLAUNCH_NPROC_PER_NODE?"),

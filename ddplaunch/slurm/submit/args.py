@@ -22,7 +22,7 @@ SEPARATOR = "--"
 _OURS = ("print", "wait", "follow", "parsable", "help", "version")
 _REFUSED = {
     "usage": "`sbatch --usage` shows it",
-    "wrap": "ddplaunch writes the script: type the job behind --",
+    "wrap": "ddplaunch writes the script: type the job after --",
 }
 _OF_DDPLAUNCH = frozenset(option.flag.removeprefix("--") for option in OPTIONS)
 
@@ -95,7 +95,7 @@ def _long(argv: Sequence[str], at: int) -> tuple[list[SbatchOption], int]:
     typed, equals, value = argv[at].removeprefix("--").partition("=")
     name = typed if typed in _OURS else _full_name(typed)
     if name in _OF_DDPLAUNCH and name not in KNOWN:
-        raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it behind --: {USAGE}")
+        raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it after --: {USAGE}")
     if equals:
         if name in FLAGS or name in _OURS:
             raise LaunchError(f"--{name} takes no value", hint=f"type `--{name}`")
