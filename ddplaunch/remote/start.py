@@ -41,7 +41,7 @@ def run_over_ssh(
     """
     if spec.debug_rank is not None:
         raise LaunchError(
-            f"{spec.asked('debug_rank', spec.debug_rank)}: a worker on another host cannot have this terminal",
+            f"{spec.asked('debug_rank', spec.debug_rank)}: a worker on another node cannot have this terminal",
             hint="debug it in a job of one node, on that host",
         )
     python = spec.remote_python or sys.executable

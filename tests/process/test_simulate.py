@@ -434,5 +434,5 @@ def test_a_debugger_has_no_terminal_on_other_nodes(job):
     (job.home / "pick.py").write_text("")
     result = job.run(*TWO, "--debug", "1", "pick.py")
     assert result.status == 2
-    assert "--debug 1: a worker on another host cannot have this terminal" in result.err
+    assert "--debug 1: a worker on another node cannot have this terminal" in result.err
     job.nothing_left()
