@@ -6,16 +6,20 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import ASKS, BUSY, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
 from ddplaunch.process.tree import descendants, reap, signal_process
 
 INTERVAL = 0.5  # seconds from one question to the next
+_SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
+_LOOK_AGAIN = 0.01  # seconds until it is looked whether it still is
 # questions are counted, not seconds, so that a pause of both processes gives nobody up
 _MOST_UNANSWERED = 4  # in a row: 2 s
 _MOST_WITHOUT_LOOP = 60  # in a row that only the handler has answered: 30 s, longer than any call should take
@@ -66,8 +70,12 @@ def has_ended(agent: int) -> bool:
 
 
 def sweep(agent: int) -> None:
-    """Kill and reap every process that the agent, which has ended, left."""
-    _kill_below(os.getpid(), keep=(agent,))
+    """Kill and reap every process that the agent, which has ended, left.
+
+    One that was not killed has done so itself, and may have left a writer of files to a disk that hangs.
+    """
+    info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
+    _kill_below(os.getpid(), keep=(agent,), sleeping=info is not None and info.si_code != os.CLD_EXITED)
 
 
 def kill(agent: int) -> None:
@@ -114,12 +122,22 @@ class Question:
             os.kill(self._agent, ASKS)
 
 
-def _kill_below(root: int, *, keep: Collection[int]) -> None:
-    """Kill what descends from `root`, but for what is in uninterruptible sleep or only another user may end."""
+def _kill_below(root: int, *, keep: Collection[int], sleeping: bool = True) -> None:
+    """Kill what descends from `root`, but for what only another user may end; `sleeping`: in uninterruptible sleep, too.
+
+    That is mostly over in an instant, as for what gives its memory back. Else it dies whenever its disk answers.
+    """
     refused: set[int] = set(keep)
-    while below := [found for found in descendants(root) if found.state != "D" and found.pid not in refused]:
+    until = clock.now() + _SLEEP_TIMEOUT
+    while below := [
+        found for found in descendants(root) if found.pid not in refused and (sleeping or found.state != "D")
+    ]:
         refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
         reap(keep)
+        if all(found.state == "D" for found in below):
+            if clock.now() >= until:
+                return
+            time.sleep(_LOOK_AGAIN)
 
 
 def wait_ended(agent: int, timeout: float) -> bool:

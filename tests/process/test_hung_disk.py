@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from tests.conftest import Job, until
 from tests.process.disk import Disk, missing
+from tests.process.terminal import child, stat
 
 HUNG = "does not answer"
 
@@ -94,6 +96,36 @@ def test_a_job_is_stopped_while_the_folder_is_being_made(job, program):
     assert job.wait().status == 130
     assert not job.has_sign("ready-0")
     job.disk.thaw()
+
+
+LEAVES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    file = open(sys.argv[1], "wb", buffering=0)
+    with open("signs/child.part", "w") as sign:
+        sign.write(str(os.getpid()))
+    os.rename(sign.name, "signs/child")
+    while not os.path.exists("signs/frozen"): time.sleep(0.002)
+    file.write(b"x")
+time.sleep(1000)
+"""
+
+
+def test_what_waits_for_the_disk_when_the_agent_is_killed_ends_when_that_answers(job):
+    script = job.home / "leaves.py"
+    script.write_text(LEAVES)
+    process = job.start(script, job.disk.place / "file")
+    waiting = int(job.sign("child"))
+    job.disk.freeze()
+    (job.home / "signs" / "frozen").touch()
+    until(lambda: stat(waiting)[0] == "D", "uninterruptible sleep")
+    os.kill(child(process.pid), signal.SIGKILL)
+    result = job.wait()
+    assert result.status == 122
+    assert f"could not be ended: pid {waiting} (python) in uninterruptible sleep\n" in result.err
+    job.disk.thaw()
+    job.nothing_left(patience=20)
 
 
 def test_nothing_is_lost_if_the_disk_answers_again(job):
