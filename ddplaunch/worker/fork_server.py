@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGKILL = 9
 _NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given it up: nothing waits for it
 
+_LONGEST_NOTE = 1000  # characters
+
 
 def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     """Import `modules`, then fork a worker for each request; return its arguments in each worker.
@@ -108,9 +110,16 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "list[str]":
         try:
             __import__(name)
         except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too
-            notes.append(f"{name}: {type(error).__name__}: {error}".replace("\n", " "))
+            notes.append(f"{name}: {_described(error)}"[:_LONGEST_NOTE].replace("\n", " "))
     sys.path[:] = path
     return notes
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its text is the module's own code
+        return type(error).__name__
 
 
 class _Printed:
@@ -127,12 +136,14 @@ class _Printed:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        nowhere = os.open(os.devnull, os.O_RDWR)
         for target, file in enumerate(self._files, 1):
             self._texts[target - 1] = os.pread(file, os.fstat(file).st_size, 0)
             os.close(file)
             os.dup2(nowhere, target)
-        os.close(nowhere)
+        os.dup2(nowhere, 0)  # where an import has closed it, a worker's stdout would become 0
+        if nowhere:
+            os.close(nowhere)
 
     def print(self) -> None:
         """Write it to what are stdout and stderr now."""

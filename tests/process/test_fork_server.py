@@ -24,6 +24,7 @@ WORKER = """
         file.write(f"{os.getppid()} {preloaded.pid}")
     os.rename(file.name, file.name[:-5])
 """
+RAISES_UNPRINTABLE = "class Unprintable(Exception):\n    def __str__(self): raise self\nraise Unprintable\n"
 IMPORTED = "import os\npid = os.getpid()\n"
 
 
@@ -100,6 +101,18 @@ def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
     assert result.err.count("not imported before the workers: ") == 2
     assert "not imported before the workers: no_such_module: ModuleNotFoundError: No module named" in result.err
     assert len(parents(job)) == 1
+
+
+@pytest.mark.parametrize("imported", ["raise ValueError('x' * 10_000)", RAISES_UNPRINTABLE])
+def test_a_module_may_raise_whatever_it_likes(run, imported):
+    result = run("print('runs')", imported)
+    assert result.status == 0
+    assert "not imported before the workers: preloaded: " in result.err
+    assert "fresh processes" not in result.err
+
+
+def test_a_module_may_close_stdin(run):
+    assert sorted(run("print('runs')", "import os\nos.close(0)").out.splitlines()) == ["[0] runs", "[1] runs"]
 
 
 @pytest.mark.parametrize(
