@@ -11,7 +11,7 @@ import click
 
 from ddplaunch import __version__
 from ddplaunch.cli.commands import FLAGS, SHELLS, VERBS, command, root
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -96,7 +96,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     before = argv[: len(argv) - len(parsed["program"])]
     _check(spec, env, before)
     for note in _notes(spec, env, before):
-        _write_stderr(f"note: {note}\n")
+        _write_stderr(visible(f"note: {below(note)}\n"))
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
 
