@@ -112,7 +112,7 @@ def _goes_on(run: str) -> bool:
 def _is_written(file: str) -> bool:
     """Whether the agent that writes these events still runs."""
     try:
-        events = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        events = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would have nobody to wait for
     except OSError:
         return False
     try:

@@ -344,6 +344,18 @@ def test_a_run_that_was_killed_is_removed_like_any_other(job, program, old_runs)
     job.nothing_left()
 
 
+def test_a_pipe_in_the_place_of_the_events_of_a_run_is_not_waited_for(job, program, old_runs):
+    folders = old_runs(KEPT + 5)
+    for folder in folders:
+        (folder / "events.jsonl").unlink()
+        os.mkfifo(folder / "events.jsonl")
+        os.utime(folder / "events.jsonl", (1, 1))
+    result = job.run("--nproc-per-node", 2, program("behave"), "all=done")
+    assert "does not answer" not in result.err
+    assert len(list(job.folder.parent.iterdir())) == KEPT
+    job.nothing_left()
+
+
 MAKE = """
 import os, sys, time
 from ddplaunch.report import folders
