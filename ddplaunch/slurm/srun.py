@@ -42,7 +42,7 @@ class StepJob:
 
 
 class Srun:
-    """srun, as its parent tells of it: `fd` is readable when it has ended."""
+    """srun, as its parent reports it: `fd` is readable when it has ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -115,5 +115,8 @@ def _wait(child: Child, connection: socket.socket) -> int:
     for fd in (child.pidfd, connection.fileno()):
         poll.register(fd, select.POLLIN)
     while all(fd != child.pidfd for fd, _ in poll.poll()):
-        signal.pidfd_send_signal(child.pidfd, (connection.recv(1) or bytes([signal.SIGKILL]))[0])
+        signum = connection.recv(1)
+        if not signum:
+            poll.unregister(connection)  # srun may not end at once
+        signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
     return os.waitpid(child.pid, 0)[1]
