@@ -20,7 +20,8 @@ from ddplaunch.process.tree import descendants, reap, signal_process
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
 _LOOK_AGAIN = 0.01  # seconds until it is looked whether it still is
-# questions are counted, not seconds, so that a pause of both processes gives nobody up
+KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
+# questions are counted, not seconds, so that a pause of both processes gives no agent up
 _MOST_UNANSWERED = 4  # in a row: 2 s
 _MOST_WITHOUT_LOOP = 60  # in a row that only the handler has answered: 30 s, longer than any call should take
 
@@ -85,7 +86,7 @@ def kill(agent: int) -> None:
 
 
 class Question:
-    """Whether an agent that has to end runs: asked every INTERVAL seconds until its loop answers, or nobody does. Has no timer.
+    """Whether an agent that has to end runs: asked every INTERVAL seconds until its loop answers. Has no timer.
 
     Its loop answers what comes through the pipe, and a handler of Python the signal, even while the loop is in a long call,
     as of a sweep or a slow disk. So one that is stopped or in uninterruptible sleep is found at once, and a slow one has time.

@@ -33,7 +33,6 @@ from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import is_orphaned_group
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
-_KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 _READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal: no error of ours, and workers do not die of it
 
 
@@ -81,7 +80,7 @@ def run(
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if front.killed_agent:
-        if child.wait_ended(pid, _KILL_TIMEOUT):
+        if child.wait_ended(pid, child.KILL_TIMEOUT):
             child.reap_agent(pid)
             set_modes(before)
         _print(child.left_over())

@@ -17,9 +17,8 @@ from ddplaunch.record import record
 
 STDOUT = b"o"
 STDERR = b"e"
-OURS = (
-    b"w"  # for stderr, by ddplaunch itself: from an agent that another command has started, which shows equal ones once
-)
+# for stderr, by ddplaunch itself: from an agent that another command has started, which shows equal ones once
+OURS = b"w"
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
@@ -38,9 +37,8 @@ RUNS = b"r"  # to IS_RUNNING, from the loop
 LIVES = b"l"  # to the signal ASKS, from its handler
 BUSY = b"b"  # without a request: a call that may take long begins, as to Slurm's controller
 IDLE = b"i"  # it has returned
-UNREAD_TIMEOUT = (
-    2.0  # seconds without progress after which output that is not read no longer delays the end of a stopped job
-)
+# seconds without progress after which output that is not read no longer delays the end of a stopped job
+UNREAD_TIMEOUT = 2.0
 
 
 @record

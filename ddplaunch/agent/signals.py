@@ -36,10 +36,8 @@ from ddplaunch.supervise import node
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
-_OF_FRONT = (
-    signal.SIGCHLD,
-    signal.SIGALRM,
-)  # mean something to the front alone: its child, this process, and its timer
+# mean something to the front alone: its child, this process, and its timer
+_OF_FRONT = (signal.SIGCHLD, signal.SIGALRM)
 REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front

@@ -46,9 +46,9 @@ class Agents:
         self._watchers: set[int] = set()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
-        self._heard: dict[int, set[messages.ToCoordinator]] = {}  # in this generation, by connection
+        self._reports: dict[int, set[messages.ToCoordinator]] = {}  # of this generation, by connection
         self._said_hello = 0  # agents, those that are gone included
-        self._told: set[str] = set()  # which agents were refused
+        self._refusals: set[str] = set()  # that were printed
         self._end: JobEnd | None = None
         self._connections = Connections(
             terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock
@@ -107,10 +107,10 @@ class Agents:
         self._report(id, message)
 
     def _reported(self, id: int, message: messages.ToCoordinator) -> None:
-        """Take a report, unless it was made before in this generation: then it is news to nobody, but would be logged."""
-        heard = self._heard.setdefault(id, set())
-        if message not in heard:
-            heard.add(message)
+        """Take a report, unless it was made before in this generation: then it changes nothing, but would be logged."""
+        reports = self._reports.setdefault(id, set())
+        if message not in reports:
+            reports.add(message)
             self._report(id, message)
 
     def _report(self, id: int, message: messages.ToCoordinator) -> None:
@@ -147,7 +147,7 @@ class Agents:
                 self._coordinator.forward(signum)
 
     def _lost(self, id: int, reason: str) -> None:
-        for known in (self._hellos, self._waiting, self._ranks, self._heard):
+        for known in (self._hellos, self._waiting, self._ranks, self._reports):
             known.pop(id, None)
         if self._end is not None:
             return  # they close as ordered
@@ -165,7 +165,7 @@ class Agents:
         backend, reason = common_backend(hellos)
         seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
         self._ranks = {id: ranks_of(seats, place) for place, id in enumerate(order)}
-        self._heard.clear()
+        self._reports.clear()
         for id in order:
             self._connections.admit(id)
         return Agreed(
@@ -186,8 +186,8 @@ class Agents:
     def refused(self, id: int, reason: str) -> None:
         """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
         text = f"{self._hellos[id].seat.host}: {reason}"
-        if text not in self._told and len(self._told) < MAX_REFUSALS:
-            self._told.add(text)
+        if text not in self._refusals and len(self._refusals) < MAX_REFUSALS:
+            self._refusals.add(text)
             self._print(f"refused {text}")
 
     def drop(self, id: int) -> None:

@@ -112,7 +112,7 @@ class Connections:
         self._lost(id, reason)
 
     def report_refusal(self, who: str, reason: str) -> None:
-        """Report that somebody was refused, as often as `Listener` does."""
+        """Report that a peer was refused, as often as `Listener` does."""
         self._listener.report_refusal(who, reason)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The secret of agents that a cluster has started together, where nobody has given them one: a file in the home they share.
+"""The secret of agents that a cluster has started together, where the user has given them none: a file in the home they share.
 
 Whichever comes first makes it; only its user can read it. A home counts as shared if all agents are on one host, or if it is on
 a network file system. Where it is not, there is no secret: files of their own would keep the agents from each other.
@@ -76,7 +76,7 @@ def _make(path: str) -> None:
 
 
 def _read(path: str) -> str | None:
-    """Give what the file holds, if nobody else can have read or written it."""
+    """Give what the file holds, if no other user can have read or written it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, others=0o077):

@@ -117,7 +117,7 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which has an effect on some devices
             raise _IgnoredError("it is not a regular file")
-        # it may be another one by now: a pipe has nobody to wait for
+        # it may be another one by now: a pipe has no writer to wait for
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             opened = os.fstat(file.fileno())
             owner = opened.st_uid

@@ -62,7 +62,7 @@ def public(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def hidden(spec: JobSpec) -> dict[str, str]:
-    """Give the variables by which an agent is told those of --env, --env-file and files for the workers."""
+    """Give the variables by which an agent gets those of --env, --env-file and files for the workers."""
     return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
 
 

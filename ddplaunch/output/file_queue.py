@@ -16,7 +16,7 @@ from ddplaunch.process import clock
 
 HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
-PATIENCE = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
+HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
 RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
 HEADER = 13  # bytes: what it is, for which log, and how long what follows is
@@ -61,7 +61,7 @@ class FileQueue:
     """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
 
     def __init__(self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0) -> None:
-        """`shared` is a file in memory: what the writer has done, and what is left for it when nobody waits for it any more."""
+        """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it."""
         self.pid = pid  # of the writer; 0: there is none
         self._sock = sock
         self._shared = shared
@@ -132,7 +132,7 @@ class FileQueue:
             self.size += len(self._blocks[-1]) - before
             self._watch()
         if self.deadline is None and not self.hangs:
-            self.deadline = clock.now() + PATIENCE
+            self.deadline = clock.now() + HANG_TIMEOUT
             self._seen = self._progress()
         elif self.hangs:
             self._look(clock.now())
@@ -202,7 +202,7 @@ class FileQueue:
         if int.from_bytes(progress[:8], "little") == self._handed_over:
             self.deadline, self.hangs = None, False
         elif progress != before:
-            self.deadline, self.hangs = now + PATIENCE, False
+            self.deadline, self.hangs = now + HANG_TIMEOUT, False
         elif not self.hangs and not self._rechecks:
             self._rechecks = True
             self.deadline = now + RECHECK
@@ -273,4 +273,4 @@ class FileQueue:
 
 
 def _ignore(_reply: bytes) -> None:
-    """Before anybody waits for replies."""
+    """Before there is a folder that takes replies."""

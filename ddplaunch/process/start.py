@@ -52,7 +52,7 @@ def start(
 
     `handled` are `handled_signals()`, which a caller that starts many computes once; `cpus` binds it to these logical
     CPUs; `open_files` is its RLIMIT_NOFILE (soft, hard). Returns before exec:
-    `why_not_started` tells of a child that ended whether exec succeeded.
+    `why_not_started` gives, of a child that has ended, whether exec succeeded.
 
     Raises:
         StartError: the machine cannot create another process; nothing is left behind.

@@ -24,7 +24,6 @@ from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, Fr
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 from ddplaunch.supervise.deadline import soonest
 
-_KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
 
@@ -86,7 +85,7 @@ class HostFront:
             self._wait(self._ask_at)
             if self._is_stuck():
                 child.kill(pid)
-                if not child.wait_ended(pid, _KILL_TIMEOUT):
+                if not child.wait_ended(pid, child.KILL_TIMEOUT):
                     self._output.put(OURS, child.left_over().encode())
                     return NODE_LOST
         self._selector.unregister(pidfd)

@@ -1,4 +1,4 @@
-"""The process that writes the files of a run, and may hang with their disk: nobody waits for it for ever. Decides nothing.
+"""The process that writes the files of a run, and may hang with their disk in place of the agent. Decides nothing.
 
 It takes the messages of `output/file_queue.py` in their order, does what each asks for, and notes that it has. It ends with
 the agent: after all that the agent has handed over, and has left to it.
@@ -99,7 +99,7 @@ class _Writer:
         """Make the folder of this run; of those in `runs` only so many are kept."""
         try:
             self._path, self._folder = folders.make(root, name)
-            unsafe = folders.in_anybodys_hands(self._path)
+            unsafe = folders.replaceable_in(self._path)
             self._events = self._create("events.jsonl", os.O_APPEND)
         except OSError as error:
             self._folder = -1

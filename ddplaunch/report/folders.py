@@ -29,7 +29,7 @@ def make(root: str, name: str) -> tuple[str, int]:
 
 
 def make_all(path: str) -> None:
-    """Make this folder, its owner's alone, and those above it, in which nobody else may put another in its place.
+    """Make this folder, its owner's alone, and those above it, in which no other user may put another in its place.
 
     Raises: OSError.
     """
@@ -40,7 +40,7 @@ def make_all(path: str) -> None:
         os.umask(before)
 
 
-def in_anybodys_hands(path: str) -> str | None:
+def replaceable_in(path: str) -> str | None:
     """Give the folder above this one in which every user may rename what is others', None if there is none.
 
     In one with the sticky bit, as /tmp has it, only the owner may.

@@ -67,7 +67,7 @@ class RunFolder:
         self.problem: str | None = None  # the first thing that could not be written, and why
         self.warning: str | None = None  # about where it lies
         self._torchrun_layout = torchrun_layout
-        self._told_of_hanging = False
+        self._reported_hanging = False
         if name and not files.is_open:
             self.path, self.is_made = None, True
             self.problem = "no logs are kept: there is no room for one more process"
@@ -153,9 +153,9 @@ class RunFolder:
 
     def news(self, on: str) -> str | None:
         """Say it, once each time, when the disk hangs or answers again; `on` names the host."""
-        if self.files.hangs is self._told_of_hanging:
+        if self.files.hangs is self._reported_hanging:
             return None
-        self._told_of_hanging = self.files.hangs
+        self._reported_hanging = self.files.hangs
         if self.files.hangs:
             return f"warning: the log folder {self.path}{on} does not answer; the job goes on, and its logs wait"
         return f"the log folder {self.path}{on} answers again{self._dropped('; ', ' of log were dropped meanwhile')}"

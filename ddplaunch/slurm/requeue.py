@@ -46,7 +46,7 @@ class SlurmRequeue:
 
     env: Mapping[str, str]
     max_requeues: int
-    patience: float  # seconds for which slurmctld is asked again if it does not reply: the grace period
+    retry_for: float  # seconds for which slurmctld is asked again if it does not reply: the grace period
 
     def decide(self, signum: int) -> Intent:
         """Decide whether the job is requeued after the notice `signum`."""
@@ -61,7 +61,7 @@ class SlurmRequeue:
             return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
         before = restarts(self.env)
         try:
-            known = self._patiently(lambda: query_job(self.env))
+            known = self._retry(lambda: query_job(self.env))
         except ScontrolMissing as error:
             line = manual_requeue(self.env, signal.Signals[notice])
             return (
@@ -81,7 +81,7 @@ class SlurmRequeue:
         """Requeue the job, which ends all its processes; give the reason in a sentence if that fails."""
         job = job_id(self.env)
         try:
-            self._patiently(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))
+            self._retry(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))
         except ScontrolError as error:
             # Slurm ends all processes of a job that it requeues, and may have ended scontrol before its reply
             if query_restarts(self.env) > restarts(self.env):
@@ -89,13 +89,13 @@ class SlurmRequeue:
             return f"job {job} could not be requeued: {error}"
         return None
 
-    def _patiently(self, ask: Callable[[], _Reply]) -> _Reply:
-        """Ask slurmctld, which may be restarted just now, until it replies or our patience is at its end.
+    def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
+        """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds.
 
         Raises:
             ScontrolError: it does not reply, or refuses.
         """
-        until = time.monotonic() + self.patience
+        until = time.monotonic() + self.retry_for
         while True:
             try:
                 return ask()

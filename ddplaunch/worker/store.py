@@ -61,7 +61,7 @@ def serve(distributed: "Any", server: str) -> None:
 
 
 def is_served(address: str, port: int) -> bool:
-    """Say whether somebody listens there."""
+    """Say whether a process listens there."""
     try:
         socket.create_connection((address, port), timeout=1).close()
     except OSError:

@@ -32,7 +32,7 @@ class StopWorkers:
 
 @record
 class NameRunning:
-    """Tell the user which workers still run though they were asked to end, and how long they may."""
+    """Print which workers still run though they were asked to end, and how long they may."""
 
     ranks: frozenset[int]
     left: float  # seconds until SIGKILL

@@ -118,7 +118,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
 
 
 def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
-    """Take the exception of a worker that does not end for its failure: others wait for it, and nobody says why.
+    """Take the exception of a worker that does not end for its failure: others wait for it, and no message says why.
 
     Without a time it was recorded by torch's `@record`, which sees exceptions that the program may handle.
     """

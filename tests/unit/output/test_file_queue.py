@@ -12,12 +12,12 @@ import pytest
 from ddplaunch.output.file_queue import (
     END,
     EVENT,
+    HANG_TIMEOUT,
     HEADER,
     HOLD,
     LIMIT,
     MISSING,
     OPEN,
-    PATIENCE,
     PROGRESS,
     RECHECK,
     WRITE,
@@ -142,7 +142,7 @@ def test_a_slow_disk_does_not_hang_but_holds_the_workers(writer):
         writer.note(done)
         files.expire(at)
         assert not files.hangs
-        at += PATIENCE
+        at += HANG_TIMEOUT
     files.expire(at)
     files.expire(at + RECHECK)
     assert files.hangs

@@ -197,7 +197,7 @@ NO_REPLY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (con
 @pytest.mark.parametrize("patience", [0.0, 60.0])
 def test_a_controller_that_is_restarted_is_asked_again_within_the_grace_period(patience: float, tmp_path: Path) -> None:
     way = replace(
-        scontrol(tmp_path, requeue=f"[ -e tried ] || {{ touch tried; {NO_REPLY}; }}; exit 0"), patience=patience
+        scontrol(tmp_path, requeue=f"[ -e tried ] || {{ touch tried; {NO_REPLY}; }}; exit 0"), retry_for=patience
     )
     assert (way.submit() is None) is bool(patience)
     assert asked(tmp_path).count("C requeue 7") == (2 if patience else 1)
