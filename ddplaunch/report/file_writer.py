@@ -22,7 +22,15 @@ _GONE = "the log folder did not answer"
 
 def run(sock: int, shared: int) -> None:
     """Be that process: take messages from this socket until there are no more, and note in this file what is done."""
-    _Writer(sock, shared).run()
+    writer = _Writer(sock, shared)
+    try:
+        writer.run()
+    except Exception as error:  # noqa: BLE001 - a bug of ours, which this process has no stderr to show
+        import traceback  # takes a few ms
+
+        writer.reply(
+            problem=f"the process that writes the logs has failed: {''.join(traceback.format_exception(error))}"
+        )
 
 
 class _Writer:
@@ -87,9 +95,10 @@ class _Writer:
                 name, _, content = data.partition(b"\n")
                 self._replace(name.decode(), content)
         except OSError as error:
-            self._reply(problem=f"{error.strerror}: {os.path.join(self._path, error.filename or '')}")
+            self.reply(problem=f"{error.strerror}: {os.path.join(self._path, error.filename or '')}")
 
-    def _reply(self, **reply: Any) -> None:
+    def reply(self, **reply: Any) -> None:
+        """Send the agent a reply, if it is there."""
         with suppress(OSError):  # the agent has ended
             os.write(self._sock, json.dumps(reply).encode() + b"\n")
 
@@ -103,10 +112,10 @@ class _Writer:
             self._events = self._create("events.jsonl", os.O_APPEND)
         except OSError as error:
             self._folder = -1
-            self._reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
+            self.reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
             return
         folders.lock(self._events)
-        self._reply(made=self._path, unsafe=unsafe)
+        self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             with suppress(OSError):
                 folders.keep_newest(runs, kept, self._note_step)
@@ -171,4 +180,4 @@ class _Writer:
     def _note_error(self, log: BoundedLog) -> None:
         if log.error is not None:
             where = f"{self._path}/{log.path}"
-            self._reply(problem=f"{log.error.strerror}: {where}: output is shown, but no longer kept", fails=True)
+            self.reply(problem=f"{log.error.strerror}: {where}: output is shown, but no longer kept", fails=True)

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from ddplaunch.output import log
-from ddplaunch.output.file_queue import CLOSE, MAKE, OPEN, PROGRESS, WRITE
+from ddplaunch.output.file_queue import CLOSE, MAKE, OPEN, PROGRESS, REPLACE, WRITE
 from ddplaunch.report import file_writer
 
 
@@ -16,12 +16,18 @@ def message(kind: bytes, data: bytes = b"", number: int = 0) -> bytes:
     return kind + number.to_bytes(4, "little") + len(data).to_bytes(8, "little") + data
 
 
+def left(*messages: bytes) -> int:
+    """The file in which these are left to it."""
+    shared = os.memfd_create("test")
+    os.pwrite(shared, bytes(PROGRESS) + b"".join(messages), 0)
+    return shared
+
+
 def steps(*messages: bytes) -> int:
     """How many steps of progress it shows when it carries these out."""
     ours, its = socket.socketpair()
     ours.close()
-    shared = os.memfd_create("test")
-    os.pwrite(shared, bytes(PROGRESS) + b"".join(messages), 0)
+    shared = left(*messages)
     file_writer.run(its.fileno(), shared)
     its.close()
     found = os.pread(shared, PROGRESS, 0)
@@ -37,3 +43,14 @@ def test_a_log_whose_parts_are_joined_shows_progress_with_each_piece(tmp_path: P
     written = [message(WRITE, b"x" * 99 + b"\n", 1)] * 45  # half of the limit, and one and a half segments
     assert steps(make, opened, *written, message(CLOSE, b"", 1)) == 2 + 45 + 1 + 15
     assert (tmp_path / "run" / "log").stat().st_size == 4500
+
+
+def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
+    ours, its = socket.socketpair()
+    ours.shutdown(socket.SHUT_WR)
+    shared = left(message(REPLACE, b"\xff\nthe name is not UTF-8"))
+    file_writer.run(its.fileno(), shared)
+    its.close()
+    os.close(shared)
+    assert "UnicodeDecodeError" in json.loads(ours.recv(100_000))["problem"]
+    ours.close()
