@@ -82,21 +82,15 @@ class Shutdown:
 
     def hand_over(self, state: State) -> None:
         """Wait until the front has taken all output; of a job that was asked to stop, only while it takes any."""
-        stopped = state.why is Why.SIGNALLED
-
-        def stop() -> None:
-            nonlocal stopped
-            stopped = True
-
         self._backpressure.update(_pause_nothing, True, clock.now())
-        self._signals.only_stops(stop)
-        sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT if stopped else None
+        sent, read_by = self._queue.sent, None
         while self._queue.size:
-            clock.dispatch(self._selector, read_by)
+            stopped = state.why is Why.SIGNALLED or self._signals.end_asked
             if stopped and (read_by is None or self._queue.sent != sent):
                 sent, read_by = self._queue.sent, clock.now() + UNREAD_TIMEOUT
             elif read_by is not None and clock.now() >= read_by:
                 return
+            clock.dispatch(self._selector, read_by)
 
     def _own_requeue(self, end: JobEnd) -> Requeue | None:
         """What queues the job again, if it is to be done from here."""

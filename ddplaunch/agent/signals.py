@@ -122,6 +122,7 @@ class SignalSource:
         self._one_fewer = one_fewer
         self._has_stopped = has_stopped
         self._signals_all = signals_all
+        self.end_asked = False  # whether a signal to stop has come
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
@@ -157,23 +158,9 @@ class SignalSource:
         while clock.now() < until:
             clock.dispatch(self._selector, until)
 
-    def only_stops(self, stopped: Callable[[], None]) -> None:
-        """Take from the front only a signal to stop, or its end: there is nothing left to be signalled."""
-
-        def take() -> None:
-            if (numbers := self._read_front()) is None:
-                return
-            self._note_pause(numbers)
-            if self._stops.intersection(numbers):
-                stopped()
-            if not numbers:
-                self._lose_front()
-
-        if self._from_front in self._selector.get_map():
-            self._selector.modify(self._from_front, selectors.EVENT_READ, take)
-
     def received(self, signum: int, source: Source, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""
+        self.end_asked = self.end_asked or signum in self._stops
         event = self._deduplicator.take(signum, clock.now(), source, plain=plain)
         self._feed(replace(event, by_cluster=by_cluster))
 
@@ -197,7 +184,8 @@ class SignalSource:
         if (numbers := self._read_front()) is None:
             return
         if not numbers:
-            self._lose_front()
+            self._selector.unregister(self._from_front)
+            self._front_lost()
             self._feed(node.FrontLost(clock.now()))
         for signum in numbers:
             if signum not in _OF_FRONT:
@@ -256,10 +244,6 @@ class SignalSource:
         if os.getppid() != self._front:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, self._end_within)
-
-    def _lose_front(self) -> None:
-        self._selector.unregister(self._from_front)
-        self._front_lost()
 
 
 def _nothing(_signum: int, _frame: object) -> None:

@@ -226,8 +226,9 @@ def test_no_time_runs_while_the_job_is_stopped(job, shell):
     at = {name: [event["at"] for event in job.events(name)] for name in SUSPENSION}
     pauses = [resumed - suspended for suspended, resumed in zip(at["job_suspended"], at["job_resumed"], strict=True)]
     began, told, killed = at["job_started"][0], at["stop_sent"][0], at["kill_sent"][0]
-    assert 4.9 < told - began - pauses[0] < 6.5
-    assert 2.9 < killed - told - pauses[1] < 4.5
+    # a pause that counted, or counted twice, would be 2 s; a busy machine writes events down late
+    assert 4 < told - began - pauses[0] < 7
+    assert 2 < killed - told - pauses[1] < 5
     bash.leave()
     job.nothing_left()
 

@@ -132,13 +132,16 @@ def test_a_signal_to_stop_ends_the_command_though_nobody_reads(job, program, pip
     job.nothing_left()
 
 
-def test_a_command_that_only_waits_for_its_reader_can_be_stopped(job, program, pipe):
+@pytest.mark.parametrize("moment", ["stop_sent", "job_ended"])
+def test_a_command_that_only_waits_for_its_reader_or_soon_will_can_be_stopped(job, program, pipe, moment):
     _, writer = pipe
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=chatter", "1=dies_on_sign", stdout=writer)
+    behaviours = ("all=chatter", "1=dies_on_sign", "2=stubborn")
+    options = ("--nproc-per-node", 3, "--grace-period", 1)
+    process = job.start(*options, program("behave"), *behaviours, stdout=writer)
     os.close(writer)
     until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
     (job.home / "signs" / "die").touch()
-    until(lambda: job.events("job_ended"), "the end of the job")
+    until(lambda: job.events(moment), "the moment")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
