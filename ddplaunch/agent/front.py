@@ -40,12 +40,11 @@ def run(
     agent: Callable[[FrontPipes], int],
     signals: Iterable[int],
     stops: Collection[int],
-    meanwhile: Callable[[], None],
     *,
     sent_again: frozenset[int] = frozenset(),
     control: int | None = None,
 ) -> int:
-    """Fork, run `agent` in the child, do `meanwhile`, serve the agent until it ends, and give the status of the job.
+    """Fork, run `agent` in the child, serve the agent until it ends, and give the status of the job.
 
     `signals` are those that go to the agent besides those of `passed_on`; one that was ignored when the command
     was started (nohup) stays ignored. `stops` are those that ask the job to end, `sent_again` those that may come twice.
@@ -67,7 +66,6 @@ def run(
     signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
-        meanwhile()
         front.show(pipes, control)
     except _Unread:
         pass

@@ -98,7 +98,7 @@ def run(
     )
     run_agent = partial(loop.run, job)
     try:
-        return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again, meanwhile=lambda: None)
+        return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
         setup.error_files.remove()  # an agent that was killed has left them
 

@@ -14,7 +14,7 @@ from math import inf
 
 from ddplaunch.record import record
 
-BEAT = 0.25  # seconds that a sleep before a deadline lasts at most: so much of a pause is taken for time
+BEAT = 1.0  # seconds that a sleep before a deadline lasts at most: so much of a pause is taken for time
 LATE = 0.25  # seconds between two looks at the clock, sleep aside, that count: more is a pause, or a call that hung
 _NOTABLE = 1.0  # seconds of a pause; a busy machine may make a process wait for less
 
@@ -34,21 +34,26 @@ class Clock:
         self._read = read
         self._seen = read()
         self._missed = 0.0  # seconds
+        self._beat = BEAT
         self.pause: Pause | None = None  # the last one that was notable
 
     def now(self) -> float:
         """Give the time in seconds."""
         return self._pass(0.0)
 
+    def protect(self, timeout: float) -> None:
+        """Sleep so short from now on that no pause uses up a time limit like this one."""
+        self._beat = min(self._beat, timeout / 4)
+
     def select(
         self, selector: selectors.BaseSelector, deadline: float | None
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, until the deadline and for BEAT at most; without a deadline, as long as it takes."""
+        """Wait for events, until the deadline and for a beat at most; without a deadline, as long as it takes."""
         if deadline is None or deadline == inf:
             ready = selector.select()
             self._pass(inf)
             return ready
-        sleep = min(max(0.0, deadline - self.now()), BEAT)
+        sleep = min(max(0.0, deadline - self.now()), self._beat)
         began = self._seen
         ready = selector.select(sleep)
         now = self._pass(sleep)

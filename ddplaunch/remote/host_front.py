@@ -38,6 +38,7 @@ class HostFront:
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
+        clock.OWN.protect(heartbeat_timeout)
         self._host = host
         self._lost_at = clock.now() + heartbeat_timeout
         self._selector = selectors.DefaultSelector()
@@ -61,7 +62,6 @@ class HostFront:
         agent: Callable[[FrontPipes], int],
         signals: Iterable[int],
         stops: Collection[int],
-        meanwhile: Callable[[], None],
         *,
         sent_again: frozenset[int] = frozenset(),
     ) -> int:
@@ -80,7 +80,6 @@ class HostFront:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         pidfd = os.pidfd_open(pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
-        meanwhile()
         while not child.has_ended(pid):
             self._wait(self._ask_at)
             if self._is_stuck():

@@ -62,7 +62,7 @@ def run_over_ssh(
         reports_to_caller=reports_to_caller,
         chaos=spec.chaos,
     )
-    return serve(partial(dispatcher.run, job), signals, spec.ending_signals, meanwhile=lambda: None)
+    return serve(partial(dispatcher.run, job), signals, spec.ending_signals)
 
 
 def _agents(

@@ -79,7 +79,6 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         signals,
         spec.ending_signals,
         sent_again=allocation.sent_again,
-        meanwhile=lambda: None,
     )
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.process.clock import BEAT
 from tests.conftest import Job, until
 from tests.nodes import Nodes
 from tests.process.terminal import stat, stopped
 
 HEARTBEAT_TIMEOUT = 1.0
+SLACK = 0.5  # seconds that a busy machine may take to write an event down
 
 
 @contextmanager
@@ -91,8 +93,8 @@ def test_no_time_limit_runs_while_everything_is_paused(job, program):
         job.sign("got-0")
     assert job.wait().status == 124
     at = {event["event"]: event["mono"] for event in job.events()}
-    assert at["stop_sent"] - at["job_started"] > 3 + 3
-    assert at["kill_sent"] - at["stop_sent"] > 3 + 3
+    assert at["stop_sent"] - at["job_started"] > 3 + 4 - BEAT - SLACK
+    assert at["kill_sent"] - at["stop_sent"] > 3 + 4 - BEAT - SLACK
     assert sum(event["seconds"] > 3 for event in job.events("paused")) == 2
     job.nothing_left()
 

@@ -115,7 +115,7 @@ def agent(pipes):
             until = time.monotonic() + 3  # longer than the front waits for a reply
     return 7
 
-sys.exit(front.run(agent, (2, 15), {2, 15}, lambda: None))
+sys.exit(front.run(agent, (2, 15), {2, 15}))
 """
 
 
@@ -231,7 +231,7 @@ def agent(pipes):
     os.write(2, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 
-sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host").serve(agent, (), (), lambda: None))
+sys.exit(HostFront(InputPipe(0), OutputPipe(1), 60.0, "host").serve(agent, (), ()))
 """
 
 

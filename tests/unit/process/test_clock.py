@@ -60,6 +60,13 @@ def test_a_pause_uses_up_a_beat_at_most(machine, seconds):
     assert machine.wait(deadline) < machine.wait(deadline) == pytest.approx(deadline)
 
 
+def test_a_pause_uses_up_a_quarter_at_most_of_a_limit_that_is_protected(machine):
+    for limit in (1.0, 2.0, 60.0):  # the shortest is what counts
+        machine.clock.protect(limit)
+    deadline, machine.pause = machine.clock.now() + 1.0, 20.0
+    assert deadline - machine.wait(deadline) == pytest.approx(0.75)
+
+
 def test_a_pause_that_ends_with_an_event_uses_up_no_more(machine):
     before, machine.pause, machine.event_after = machine.clock.now(), 20.0, BEAT / 2
     assert machine.wait(before + 5) == pytest.approx(before + BEAT)
