@@ -7,6 +7,7 @@ import os
 import selectors
 import shlex
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,7 @@ from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.addresses import is_own
+from ddplaunch.net.resolver import look_up
 from ddplaunch.options import token
 from ddplaunch.options.argv import to_argv
 from ddplaunch.plan import Plan
@@ -61,7 +63,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
     # without a token only this distinguishes a job from another with the same rendezvous host; agents that we start have one
     port = "" if allocation.start else str(rendezvous.ports[0])
     name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
-    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0]):
+    if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
         rendezvous = replace(rendezvous, coordinator=False)
     return JoinRequest(
         spec=spec,
@@ -209,13 +211,14 @@ def _host(allocation: Allocation) -> str:
     return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else socket.gethostname()
 
 
-def _is_here(address: str) -> bool:
-    """Whether a name or address is this host's own."""
-    try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False  # the name may be known later
-    return any(is_own(str(sockaddr[0])) for *_, sockaddr in found)
+def _is_here(address: str, *, quiet: bool) -> bool:
+    """Whether a name or address is this host's own; one that nobody knows may be known later."""
+
+    def notify() -> None:
+        if not quiet:
+            sys.stderr.write(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
+
+    return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, notify).targets)
 
 
 def _digest(spec: JobSpec) -> str:

@@ -17,6 +17,7 @@ from ddplaunch.record import record
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
 
 _CHUNK = 65536  # bytes
+_SLOW = 3.0  # seconds after which whoever waits for a name is told so
 
 
 @record
@@ -92,6 +93,25 @@ class Resolver:
         """Answer all queries; `looked_up` holds for each host that is not numeric what `_look_up` gives."""
         found = {**looked_up, **self._known}
         self._answered([_answer(host, port, found.get(host, "the lookup was killed")) for host, port in self._queries])
+
+
+def look_up(host: str, slow: Callable[[], None]) -> Answer:
+    """Look a host up where no loop runs yet; `slow` is called if that takes seconds."""
+    answers: list[Answer] = []
+    with selectors.DefaultSelector() as selector:
+        resolver = Resolver(selector, [(host, 0)], answers.extend)
+        try:
+            patience: float | None = _SLOW
+            while not answers:
+                ready = selector.select(patience)
+                if not ready:
+                    slow()
+                    patience = None
+                for key, _ in ready:
+                    key.data()
+        finally:
+            resolver.close()
+    return answers[0]
 
 
 def _answer(host: str, port: int, found: Any) -> Answer:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.net.resolver import Answer, Resolver
+from ddplaunch.net.resolver import Answer, Resolver, look_up
 from ddplaunch.process.tree import children, descendants, look, reap
 from tests.conftest import PATIENCE, until
 
@@ -303,3 +303,26 @@ def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_n
     assert answered == [
         [Answer("localhost", 1, (), os.strerror(errno.EAGAIN)), Answer("127.0.0.1", 4321, (V4,))],
     ]
+
+
+WAITER = """
+import os, socket
+real = socket.getaddrinfo
+def hang(host, *args, flags=0, **more):
+    if not flags:
+        os.read(0, 1)
+    return real(host, *args, flags=flags, **more)
+socket.getaddrinfo = hang
+from ddplaunch.net.resolver import look_up
+print(look_up("localhost", lambda: print("slow", flush=True)).targets)
+"""
+
+
+def test_who_waits_for_a_name_without_a_loop_is_told_once_that_it_takes_long():
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITER], text=True, **streams) as process:
+        assert process.stdout.readline() == "slow\n"
+        out, _ = process.communicate("x", timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "127.0.0.1" in out
+    assert "slow" not in out
