@@ -32,7 +32,7 @@ from ddplaunch.supervise.node.teardown import (
 from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
 
 CAUSE_TIMEOUT = 3.0  # seconds to wait for the end of the cause, which may have closed its connections long before
-END_TIMEOUT = 5.0  # seconds that a worker has to end once it has recorded the exception that ends it
+END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
 _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no generation is to begin
