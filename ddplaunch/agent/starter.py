@@ -23,6 +23,7 @@ class Starter:
         self._handled: tuple[int, ...] = ()
         self._server: ForkServer | None = None
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
+        self._why_lost = ""  # while no worker has had to do without it
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
         """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already."""
@@ -67,6 +68,9 @@ class Starter:
                 return self._server.fork(worker.argv, env, stdio, cpus=worker.cpus)
             except ServerLost as error:
                 self._give_up(str(error))
+        if self._why_lost:
+            self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
+            self._why_lost = ""
         return start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
 
     def _readable(self) -> None:
@@ -82,7 +86,7 @@ class Starter:
             self._note(f"not imported before the workers: {self._server.notes.pop(0)}")
 
     def _give_up(self, why: str) -> None:
-        self._note(f"workers are started as fresh processes, not by the fork server: {why}")
+        self._why_lost = why
         self._end()
 
     def close(self) -> None:

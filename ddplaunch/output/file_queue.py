@@ -110,7 +110,7 @@ class FileQueue:
 
     def put(self, kind: bytes, data: bytes = b"", log: int = 0) -> None:
         """Hand a message over, or keep it until there is room."""
-        if self._sock is None or (self.size > LIMIT + _ROOM and kind != END):
+        if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
             return
         header = kind + log.to_bytes(4, "little") + len(data).to_bytes(8, "little")
         self._handed_over += HEADER + len(data)

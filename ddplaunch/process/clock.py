@@ -15,8 +15,7 @@ from math import inf
 from ddplaunch.record import record
 
 BEAT = 1.0  # seconds that a sleep before a deadline lasts at most: so much of a pause is taken for time
-LATE = 0.25  # seconds between two looks at the clock, sleep aside, that count: more is a pause, or a call that hung
-_NOTABLE = 1.0  # seconds of a pause; a busy machine may make a process wait for less
+LATE = 1.0  # seconds from look to look, sleep aside, that count as time: a busy machine makes a process wait for less
 
 
 @record
@@ -57,7 +56,7 @@ class Clock:
         began = self._seen
         ready = selector.select(sleep)
         now = self._pass(sleep)
-        if (missed := self._seen - began - sleep) > _NOTABLE:
+        if (missed := self._seen - began - sleep) > LATE:
             self.pause = Pause(missed, now)
         return ready
 

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 
 from ddplaunch.process.start import Child, StartError, Stdio, start
 
@@ -36,23 +37,23 @@ class ForkServer:
         Raises:
             StartError: the machine cannot create another process.
         """
-        try:
-            self._socket, theirs = socket.socketpair()
-            read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
-        except OSError as error:
-            raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
-        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        theirs.set_inheritable(True)
-        served = ",".join([str(theirs.fileno()), *modules])
-        try:
+        with ExitStack() as opened:
+            try:
+                self._socket, theirs = socket.socketpair()
+                opened.enter_context(theirs)
+                failed = opened.enter_context(ExitStack())
+                failed.callback(self._socket.close)
+                read, write = os.pipe()  # stdout and stderr are pipes, as those of workers are
+                opened.callback(os.close, read)
+                opened.callback(os.close, write)
+                devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                opened.callback(os.close, devnull)
+            except OSError as error:
+                raise StartError(error.errno or errno.EMFILE, "cannot start the fork server") from None
+            theirs.set_inheritable(True)
+            served = ",".join([str(theirs.fileno()), *modules])
             self._child = start(argv, {**env, VARIABLE: served}, Stdio(devnull, write, write), handled=handled)
-        except StartError:
-            self._socket.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in (devnull, read, write):
-                os.close(fd)
+            failed.pop_all()
         self._socket.setblocking(False)
         self._received = b""
         self.notes: list[str] = []  # why some modules were not imported
@@ -102,10 +103,10 @@ class ForkServer:
         try:
             line = self._answer(content, (stdio.stdin, stdio.stdout, stdio.stderr, wait))
             what, _, text = line.partition(" ")
-            if what == "unsafe":
-                raise ServerLost(text)
-            if what != "pid":
+            if what == "errno" and text.isdecimal():
                 raise StartError(int(text), "cannot create a process")
+            if what != "pid" or not text.isdecimal():
+                raise ServerLost(text or "what was imported has written to the agent")
             child = self._adopted(int(text))
             os.write(release, b"\n")
         finally:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGKILL = 9
+_EAGAIN = 11  # what a fork fails with where there is no room
 _NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given it up: nothing waits for it
 
 _LONGEST_NOTE = 1000  # characters
@@ -50,7 +51,10 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
     ready = False
     while True:
-        why = _why_unsafe(fd)
+        try:
+            why = _why_unsafe(fd)
+        except OSError as error:  # of waitpid, where children are reaped by others or not at all
+            why = f"what was imported has changed how processes end ({error})"
         if why is not None:
             _send(control, f"unsafe {why}\n")
             os._exit(0)
@@ -210,7 +214,7 @@ def _fork() -> "str | None":
                 os._exit(0)
             return None
         _, status = os.waitpid(between, 0)
-        answer = os.read(read, 32).decode() if status == 0 else f"errno {status >> 8}\n"
+        answer = os.read(read, 32).decode() if status == 0 else f"errno {status >> 8 or _EAGAIN}\n"
     except OSError as error:
         answer = f"errno {error.errno}\n"
     finally:

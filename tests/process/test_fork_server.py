@@ -125,6 +125,10 @@ def test_a_module_may_close_stdin(run):
         ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "what was imported has started a process"),
         ("import socket\nkept = socket.socket()", "what was imported has opened a socket"),
         ("import os\nos._exit(3)", "it has ended"),
+        (
+            "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+            "what was imported has changed how processes end ([Errno 10] No child processes)",
+        ),
     ],
 )
 def test_workers_are_fresh_processes_where_none_may_be_forked(run, job, imported, why):
@@ -231,7 +235,7 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
 
 
 GIVES_UP = """
-import os, select, sys
+import os, select, signal, sys
 from ddplaunch.process import fork_server
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.start import Stdio, handled_signals
@@ -243,11 +247,13 @@ while not server.is_ready:
     select.select([server], [], [])
     server.read()
 read, write = os.pipe()
-fork_server.ANSWER_TIMEOUT = 1e-6
+fork_server.ANSWER_TIMEOUT = 0.1
+os.kill(server.pid, signal.SIGSTOP)
 try:
     server.fork(command, os.environ, Stdio(0, write, write))
 except fork_server.ServerLost as lost:
     print(lost)
+os.kill(server.pid, signal.SIGCONT)
 select.select([server], [], [])  # it has forked a worker all the same
 server.close()
 os.close(write)
