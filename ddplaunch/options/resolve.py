@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
 from ddplaunch.options.option import Given
 from ddplaunch.options.parsers import BadValue, duration
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.options.token import VARIABLE as TOKEN
-from ddplaunch.record import fields_of, record
+from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
 # these differ from worker to worker: one value for all would be wrong for all but one
@@ -22,83 +22,6 @@ _FIELDS = frozenset(fields_of(JobSpec))
 _MEANT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
-
-
-@record(kw_only=True)
-class Resolved:
-    """A value that has taken precedence, with what was written."""
-
-    given: Given
-    value: Any
-
-
-@record(kw_only=True)
-class Conflict:
-    """Two options that mean the same thing or exclude each other; the one from the higher source wins."""
-
-    names: tuple[str, str]
-    hint: str
-    agree: Callable[[Any, Any], bool] = lambda first, second: False
-
-
-_CONFLICTS = (
-    Conflict(
-        names=("grace_period", "shutdown_timeout"),
-        hint="both say how long a stop may take: leave one out",
-        agree=lambda grace, shutdown: bool(grace == shutdown),
-    ),
-    Conflict(
-        names=("gpus_per_worker", "workers_per_gpu"),
-        hint="a worker has several GPUs, or several workers share one: leave one out",
-    ),
-    Conflict(
-        names=("virtual_local_rank", "pin"),
-        hint="--virtual-local-rank shows each worker its own device only: leave --pin out",
-        agree=lambda virtual, pin: bool(pin == "visible"),
-    ),
-    Conflict(
-        names=("cpu_bind", "numa_binding"),
-        hint="both bind the workers to CPUs: leave one out",
-        agree=lambda bind, numa: bool(bind == "none"),
-    ),
-    Conflict(names=("quiet", "verbose"), hint="leave one out"),
-    Conflict(
-        names=("timestamps", "output"),
-        hint="raw output is shown as it is: leave one out",
-        agree=lambda timestamps, output: bool(output != "raw"),
-    ),
-    Conflict(names=("module", "no_python"), hint="a module is run by python: leave one out"),
-    Conflict(names=("module", "run_path"), hint="SCRIPT is a module's name or a file's path: leave one out"),
-    Conflict(names=("no_python", "python"), hint="a command is run without an interpreter: leave one out"),
-    Conflict(names=("mps", "simulate"), hint="each simulated node would start MPS for the same GPUs: leave one out"),
-    Conflict(
-        names=("no_python", "sharing_strategy"), hint="the strategy is set inside python: --no-python runs a command"
-    ),
-    Conflict(names=("hosts", "hostfile"), hint="both say which hosts there are: leave one out"),
-    Conflict(names=("include", "exclude"), hint="name the hosts to use or those not to use: leave one out"),
-    *(
-        Conflict(names=("simulate", name), hint="all simulated nodes are on this machine: leave one out")
-        for name in ("hosts", "hostfile", "node_rank")
-    ),
-    Conflict(
-        names=("simulate", "cluster"),
-        hint="all simulated nodes are on this machine: leave --cluster out",
-        agree=lambda simulate, cluster: bool(cluster == "local"),
-    ),
-    *(
-        conflict
-        for name in ("hosts", "hostfile")
-        for conflict in (
-            Conflict(
-                names=(name, "cluster"),
-                hint="on hosts that you name, agents are started over ssh: leave one out",
-                agree=lambda hosts, cluster: bool(cluster == "ssh"),
-            ),
-            Conflict(names=(name, "node_rank"), hint="hosts that you name have ranks in their order: leave one out"),
-            Conflict(names=("standalone", name), hint="--standalone means one node, this one: leave one out"),
-        )
-    ),
-)
 
 
 def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[str] = ()) -> JobSpec:
@@ -119,8 +42,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     }
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
-    for conflict in _CONFLICTS:
-        _drop_lower(resolved, conflict)
+    drop_lower(resolved)
     timeouts = _timeouts(resolved)
     _check_together(resolved)
     if not program:
@@ -178,21 +100,6 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
         raise LaunchError(str(error), hint="each line is NAME=VALUE, a # comment or empty") from None
 
 
-def _drop_lower(resolved: dict[str, Resolved], conflict: Conflict) -> None:
-    """Drop the option from the lower source.
-
-    Raises:
-        LaunchError: both have the same source, and different meanings.
-    """
-    first, second = (resolved.get(name) for name in conflict.names)
-    if first is None or second is None or conflict.agree(first.value, second.value):
-        return
-    if first.given.source != second.given.source:
-        del resolved[min(first, second, key=lambda one: one.given.source).given.option.name]
-    else:
-        raise _not_together(first, second, conflict.hint)
-
-
 def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
     """Take those settings of torchrun that have a field of their own: its value and its origin.
 
@@ -235,22 +142,22 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
     standalone, nodes, endpoint = (resolved.get(name) for name in ("standalone", "nnodes", "rdzv_endpoint"))
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
     if standalone and nodes and max_nodes > 1:
-        raise _not_together(standalone, nodes, "--standalone means one node: leave one out")
+        raise not_together(standalone, nodes, "--standalone means one node: leave one out")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
     if standalone and endpoint and endpoint.value and not _names_this_machine(endpoint.value):
-        raise _not_together(standalone, endpoint, "--standalone means one node, without a rendezvous: leave one out")
+        raise not_together(standalone, endpoint, "--standalone means one node, without a rendezvous: leave one out")
     no_control, restarts = resolved.get("no_control"), resolved.get("max_restarts")
     if no_control and nodes and min_nodes < max_nodes:
-        raise _not_together(
+        raise not_together(
             no_control, nodes, "without a control channel nodes cannot agree on their number: leave one out"
         )
     if no_control and restarts and restarts.value and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved):
-        raise _not_together(
+        raise not_together(
             no_control, restarts, "without a control channel nodes cannot restart together: leave one out"
         )
     notices = resolved.get("requeue_on")
     if no_control and notices:
-        raise _not_together(
+        raise not_together(
             no_control,
             notices,
             "without a control channel no node knows when all workers have exited: leave one out",
@@ -271,10 +178,6 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
 def _number(each: int | str | None) -> int:
     """The workers of each node, far too many where only the nodes will find out."""
     return each if isinstance(each, int) else 1 << 32
-
-
-def _not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:
-    return LaunchError(f"{first.given} and {second.given} do not go together", hint=hint)
 
 
 def _names_this_machine(endpoint: str) -> bool:
