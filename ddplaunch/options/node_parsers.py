@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ddplaunch.options.durations import duration, positive_duration, write_duration
 from ddplaunch.options.parsers import (
     UNPRINTABLE,
     BadValue,
     digits,
-    duration,
-    positive_duration,
     quoted,
     switch,
-    write_duration,
 )
 from ddplaunch.spec import Fault
 

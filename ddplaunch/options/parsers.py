@@ -9,9 +9,6 @@ from signal import Signals
 from ddplaunch.spec import StreamChoice, Streams
 
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
-_TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot write seconds back as they were read
-_DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
-_SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
 NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
 # within brackets: control characters, those that change the direction or have no width, halves of characters
@@ -107,48 +104,6 @@ def nproc_per_node(value: str) -> int | str:
     if count == 0:
         raise BadValue("a job has at least one worker")
     return count
-
-
-def duration(value: str) -> float:
-    """Read a time as seconds: 90, 1.5, 90s, 15m, 2h, 1h30m, 2d, 500ms."""
-    if found := re.fullmatch(_SECONDS, value):
-        parts = ("0", "0", "0", *found.groups(), "0")
-    elif value and (found := re.fullmatch(_DURATION, value)):
-        parts = found.groups()
-    else:
-        raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
-    days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
-    # in milliseconds, so that the sum is exact and is written back as it was read
-    milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
-    milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
-    if milliseconds >= _TOO_LONG:
-        raise BadValue("expected less than 30 years")
-    return milliseconds / 1000
-
-
-def positive_duration(value: str) -> float:
-    """Read a time above zero as seconds."""
-    seconds = duration(value)
-    if not seconds:
-        raise BadValue("expected a time above zero")
-    return seconds
-
-
-def duration_from(low: float) -> Callable[[str], float]:
-    """Make the parser of a time, as seconds, that is not below `low` seconds."""
-
-    def parse(value: str) -> float:
-        seconds = duration(value)
-        if seconds < low:
-            raise BadValue(f"expected at least {write_duration(low)}")
-        return seconds
-
-    return parse
-
-
-def write_duration(seconds: float) -> str:
-    """Write seconds so that `duration` reads the same."""
-    return f"{repr(seconds).removesuffix('.0')}s"
 
 
 def positive_number(value: str) -> float:

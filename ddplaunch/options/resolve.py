@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
+from ddplaunch.options.durations import duration
 from ddplaunch.options.option import Given
-from ddplaunch.options.parsers import BadValue, duration
+from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.record import fields_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.options import node_parsers, parsers
+from ddplaunch.options import durations, node_parsers, parsers
 from ddplaunch.options.option import Alias, Option
 from ddplaunch.options.parsers import variable
 
@@ -96,13 +96,13 @@ OPTIONS: tuple[Option, ...] = (
 
     Option(name="max_restarts", group=_SUPERVISION, pet=True, parse=parsers.number(0), example="3",
            help="How often all workers are restarted after a failure."),
-    Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=parsers.duration, write=parsers.write_duration,
+    Option(name="grace_period", group=_SUPERVISION, metavar="TIME", parse=durations.duration, write=durations.write_duration,
            example="30s", help="From the stop signal to SIGKILL: 90, 90s, 15m or 1h30m. In a Slurm job the default is 25s."),
     Option(name="shutdown_timeout", group=_SUPERVISION, metavar="TIME", pet=True, field="grace_period",
-           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=parsers.duration, write=parsers.write_duration, example="30",
+           foreign="TORCH_ELASTIC_SHUTDOWN_TIMEOUT", parse=durations.duration, write=durations.write_duration, example="30",
            help="torchrun's name for --grace-period."),
-    Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=parsers.positive_duration,
-           write=parsers.write_duration, example="2h", help="Stop the job after this time, with exit status 124."),
+    Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=durations.positive_duration,
+           write=durations.write_duration, example="2h", help="Stop the job after this time, with exit status 124."),
     Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True,
            write=parsers.write_signals, example="SIGWINCH",
            help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),
@@ -193,8 +193,8 @@ OPTIONS: tuple[Option, ...] = (
            example="10.0.0.1:29500", help="The endpoint of the rendezvous: an address of node 0."),
     Option(name="rdzv_id", group=_NODES, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="job-1",
            help="Name of the job that nodes share: TORCHELASTIC_RUN_ID."),
-    Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=parsers.positive_duration,
-           write=parsers.write_duration, example="10m",
+    Option(name="rdzv_timeout", group=_NODES, metavar="TIME", parse=durations.positive_duration,
+           write=durations.write_duration, example="10m",
            help="How long the nodes wait for each other at the start; then the exit status is 121."),
     Option(name="rdzv_conf", group=_NODES, metavar="KEY=VALUE,...", pet=True, may_be_empty=True,
            parse=node_parsers.rendezvous_settings,
@@ -202,8 +202,8 @@ OPTIONS: tuple[Option, ...] = (
            help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
                 "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
                 "is not."),
-    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=parsers.duration_from(1),
-           write=parsers.write_duration, example="30s",
+    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=durations.duration_from(1),
+           write=durations.write_duration, example="30s",
            help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
            help="A file with the secret that authenticates the nodes, where you start ddplaunch on each yourself; "

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.options import envfile, parsers
+from ddplaunch.options import durations, envfile, parsers
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec, StreamChoice, Streams, default
@@ -21,16 +21,16 @@ RIGHT = [
     (parsers.nproc_per_node, "auto", "auto"),
     (parsers.nproc_per_node, "xpu", "gpu"),
     (parsers.number(0, 65535), "65535", 65535),
-    (parsers.duration, "90", 90.0),
-    (parsers.duration, "1.5", 1.5),
-    (parsers.duration, "0", 0.0),
-    (parsers.duration, "90s", 90.0),
-    (parsers.duration, "15m", 900.0),
-    (parsers.duration, "1h30m", 5400.0),
-    (parsers.duration, "2d1h1m1.25s", 176461.25),
-    (parsers.duration, "500ms", 0.5),
-    (parsers.duration, "1m2s3ms", 62.003),
-    (parsers.duration_from(1), "1s", 1.0),
+    (durations.duration, "90", 90.0),
+    (durations.duration, "1.5", 1.5),
+    (durations.duration, "0", 0.0),
+    (durations.duration, "90s", 90.0),
+    (durations.duration, "15m", 900.0),
+    (durations.duration, "1h30m", 5400.0),
+    (durations.duration, "2d1h1m1.25s", 176461.25),
+    (durations.duration, "500ms", 0.5),
+    (durations.duration, "1m2s3ms", 62.003),
+    (durations.duration_from(1), "1s", 1.0),
     (parsers.switch, "T", True),
     (parsers.switch, "no", False),
     (parsers.streams, "3", StreamChoice(default=Streams.BOTH)),
@@ -68,15 +68,15 @@ WRONG = [
     (parsers.number(1), "+1", "expected a number from 1"),
     (parsers.number(1), "\N{ARABIC-INDIC DIGIT THREE}", "expected a number from 1"),
     (parsers.number(0, 65535), "65536", "expected a number from 0 to 65535"),
-    (parsers.duration, "", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration, "-1", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration, "1m1h", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration, "1h30", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration, "inf", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration, "99999d", "expected less than 30 years"),
-    (parsers.positive_duration, "0s", "expected a time above zero"),
-    (parsers.duration, "5ms1s", "expected seconds, or a time such as 90s, 15m or 1h30m"),
-    (parsers.duration_from(1), "999ms", "expected at least 1s"),
+    (durations.duration, "", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration, "-1", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration, "1m1h", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration, "1h30", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration, "inf", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration, "99999d", "expected less than 30 years"),
+    (durations.positive_duration, "0s", "expected a time above zero"),
+    (durations.duration, "5ms1s", "expected seconds, or a time such as 90s, 15m or 1h30m"),
+    (durations.duration_from(1), "999ms", "expected at least 1s"),
     (parsers.positive_number, "0", "expected a number above zero"),
     (parsers.positive_number, "nan", "expected a number above zero"),
     (parsers.streams, "0:3,0:1", "local rank 0 is listed twice"),
@@ -139,7 +139,7 @@ def test_any_text_is_read_or_refused_in_our_words(option: Any, text: str) -> Non
 @given(st.integers(min_value=0, max_value=30 * 365 * 86_400_000 - 1))
 def test_a_written_duration_reads_the_same(milliseconds: int) -> None:
     seconds = milliseconds / 1000
-    assert parsers.duration(parsers.write_duration(seconds)) == seconds
+    assert durations.duration(durations.write_duration(seconds)) == seconds
 
 
 @given(st.text(alphabet="ab,", max_size=12))
