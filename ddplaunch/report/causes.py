@@ -1,6 +1,6 @@
 """Common causes of a worker's end, recognized by its text and by facts of the node, with one line of advice each.
 
-A table, read from the top. Pure: `first_failure` picks the worker, the agent finds the facts.
+A table, which `diagnosis` reads from the top.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 from typing import NamedTuple
 
-from ddplaunch.record import record
 from ddplaunch.report.evidence import (
-    Evidence,
     Predicate,
     both,
     fact,
@@ -20,16 +18,6 @@ from ddplaunch.report.evidence import (
     no_exception,
     stderr_matches,
 )
-from ddplaunch.report.words import signal_name, size
-from ddplaunch.supervise.outcome import WorkerExit
-
-
-@record(kw_only=True)
-class Cause:
-    """The cause of a failure, and what to do about it."""
-
-    name: str
-    advice: str  # one line
 
 
 class Row(NamedTuple):
@@ -38,23 +26,6 @@ class Row(NamedTuple):
     name: str
     predicate: Predicate
     advice: str
-
-
-def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
-    """Name the cause of a failure by the first row that fits; None if none does."""
-    general = {
-        "device": end.device,
-        "rank": end.rank,
-        "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
-        "signal": signal_name(end.signal or 0),
-        "memory": size(end.peak_rss),
-        "interpreter": facts.interpreter or "the workers' Python",
-        "shm": f"{size(facts.shm_free or 0)} of {size(facts.shm_size or 0)} free",
-    }
-    for row in CAUSES:
-        if (found := row.predicate(end, facts)) is not None:
-            return Cause(name=row.name, advice=row.advice.format(**general | dict(found)))
-    return None
 
 
 # repeats are bounded, so that no text can make a search slow

@@ -8,7 +8,7 @@ from signal import SIGABRT
 
 from ddplaunch.errors import below
 from ddplaunch.record import record
-from ddplaunch.report.causes import Cause, classify
+from ddplaunch.report.diagnosis import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import describe_others, what_failed
 from ddplaunch.report.stack import fault_frames, frames_of, place, relevant_frames, short, syntax_error_lines

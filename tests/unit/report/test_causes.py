@@ -7,7 +7,8 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 import pytest
 
 from ddplaunch.record import replace
-from ddplaunch.report.causes import CAUSES, classify
+from ddplaunch.report.causes import CAUSES
+from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.record import replace
-from ddplaunch.report.causes import classify
+from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.supervise.first_failure import first_failure
