@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.net.resolver import Answer, Resolver, look_up
+from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.tree import children, descendants, look, reap
 from tests.conftest import PATIENCE, until
 
