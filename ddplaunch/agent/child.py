@@ -15,7 +15,7 @@ from ddplaunch.agent.pipes import ASKS, BUSY, IS_RUNNING, LIVES, RUNS, FrontPipe
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
-from ddplaunch.process.tree import descendants, reap, signal_process
+from ddplaunch.process.tree import Process, descendants, reap, signal_process
 
 INTERVAL = 0.5  # seconds from one question to the next
 _SLEEP_TIMEOUT = 1.0  # seconds that what was killed may stay in uninterruptible sleep
@@ -70,19 +70,21 @@ def has_ended(agent: int) -> bool:
         return True
 
 
-def sweep(agent: int) -> None:
-    """Kill and reap every process that the agent, which has ended, left.
+def sweep(agent: int, pipes: FrontPipes) -> None:
+    """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
 
-    One that was not killed has done so itself, and may have left a writer of files to a disk that hangs.
+    One that was not killed has done so itself. What it has not named may be the writer of another node that is simulated here:
+    in uninterruptible sleep, it is spared too.
     """
     info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    _kill_below(os.getpid(), keep=(agent,), sleeping=info is not None and info.si_code != os.CLD_EXITED)
+    killed = info is not None and info.si_code != os.CLD_EXITED
+    _kill_below(os.getpid(), (agent,), lambda found: pipes.is_left(found) or (not killed and found.state == "D"))
 
 
 def kill(agent: int) -> None:
     """Kill the agent, which does not respond, and every process below it."""
     os.kill(agent, signal.SIGKILL)
-    _kill_below(agent, keep=(agent,))
+    _kill_below(agent, (agent,), lambda _: False)
 
 
 class Question:
@@ -123,16 +125,14 @@ class Question:
             os.kill(self._agent, ASKS)
 
 
-def _kill_below(root: int, *, keep: Collection[int], sleeping: bool = True) -> None:
-    """Kill what descends from `root`, but for what only another user may end; `sleeping`: in uninterruptible sleep, too.
+def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool]) -> None:
+    """Kill what descends from `root`, but for what only another user may end.
 
-    That is mostly over in an instant, as for what gives its memory back. Else it dies whenever its disk answers.
+    Uninterruptible sleep is mostly over in an instant, as of what gives its memory back. Else it dies whenever its disk answers.
     """
     refused: set[int] = set(keep)
     until = clock.now() + _SLEEP_TIMEOUT
-    while below := [
-        found for found in descendants(root) if found.pid not in refused and (sleeping or found.state != "D")
-    ]:
+    while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
         refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
         reap(keep)
         if all(found.state == "D" for found in below):
@@ -151,10 +151,10 @@ def wait_ended(agent: int, timeout: float) -> bool:
     return has_ended(agent)
 
 
-def reap_agent(agent: int) -> int:
+def reap_agent(agent: int, pipes: FrontPipes) -> int:
     """Wait for the agent's end, end what it left, and give its wait status."""
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    sweep(agent)
+    sweep(agent, pipes)
     return os.waitpid(agent, 0)[1]
 
 

@@ -79,11 +79,11 @@ def run(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if front.killed_agent:
         if child.wait_ended(pid, child.KILL_TIMEOUT):
-            child.reap_agent(pid)
+            child.reap_agent(pid, pipes)
             set_modes(before)
         _print(child.left_over())
         return exitcodes.of_signal(front.stopped_by)
-    wait_status = child.reap_agent(pid)
+    wait_status = child.reap_agent(pid, pipes)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
     status, text = child.status_of(pid, wait_status)
@@ -184,7 +184,7 @@ class _Front:
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
         if not self.is_done and child.has_ended(self._agent):
-            child.sweep(self._agent)
+            child.sweep(self._agent, self._pipes)
             self._watch_time()
 
     def _watch_time(self) -> None:

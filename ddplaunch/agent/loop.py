@@ -91,7 +91,7 @@ class Agent:
         )
         if (why_ending := self._reporter.why_ending) is not None:
             self._reporter.why_ending = lambda: self._asked_cluster(why_ending)
-        ends = (self._queue, self._selector, self._signals, self._backpressure, self._files)
+        ends = (self._queue, self._selector, self._signals, self._backpressure, self._files, pipes)
         self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue)
         self._generations = Generations(
             job.setup, self._queue, self._selector, self._reporter, feed=self.feed, ended=self._worker_ended

@@ -11,8 +11,10 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from ddplaunch.process import clock
+from ddplaunch.process.tree import Process
 from ddplaunch.record import record
 
 STDOUT = b"o"
@@ -50,6 +52,7 @@ class FrontPipes:
     requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
+    left: tuple[socket.socket, socket.socket]  # the same, for what is to outlive the agent; no worker has a copy
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -60,7 +63,8 @@ class FrontPipes:
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        return cls(os.getpid(), signals, requests, replies, (reader, writer))
+        left = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), left)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""
@@ -70,10 +74,24 @@ class FrontPipes:
         """From the front, request something of the agent, if it lives."""
         _write(self.requests[1], kind + bytes([signum]))
 
+    def leave(self, process: Process) -> None:
+        """From the agent, before it ends: name the one process that the front is to spare then."""
+        with suppress(OSError):  # the front has ended
+            self.left[1].send(b"%d %d" % (process.pid, process.started))
+
+    def is_left(self, process: Process) -> bool:
+        """On the front's side, whether the agent has named this very process."""
+        try:
+            named = self.left[0].recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # not taken: it is asked again
+        except BlockingIOError:
+            return False
+        return named == b"%d %d" % (process.pid, process.started)
+
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""
         os.close(self.replies[1])
         self.output[1].close()
+        self.left[1].close()
 
     def agent_side(self) -> None:
         """Close what belongs to the front."""
@@ -81,6 +99,7 @@ class FrontPipes:
         os.close(self.requests[1])
         os.close(self.replies[0])
         self.output[0].close()
+        self.left[0].close()
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -6,11 +6,12 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, OutputQueue
+from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process import clock
+from ddplaunch.process.tree import look
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
@@ -40,6 +41,7 @@ class Shutdown:
         signals: SignalSource,
         backpressure: Backpressure,
         files: FileQueue,
+        pipes: FrontPipes,
         *,
         reporter: Reporter,
         requeue: Requeue | None,
@@ -49,6 +51,7 @@ class Shutdown:
         self._signals = signals
         self._backpressure = backpressure
         self._files = files
+        self._pipes = pipes
         self._reporter = reporter
         self._requeue = requeue
 
@@ -78,6 +81,8 @@ class Shutdown:
         while self._files.is_busy:
             clock.dispatch(self._selector, self._files.deadline)
             self._files.expire(clock.now())
+        if self._files.is_open and (writer := look(self._files.pid)) is not None:
+            self._pipes.leave(writer)
         self._reporter.leave_folder()
 
     def hand_over(self, state: State) -> None:

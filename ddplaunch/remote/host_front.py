@@ -89,7 +89,7 @@ class HostFront:
                     return NODE_LOST
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        wait_status = child.reap_agent(pid)
+        wait_status = child.reap_agent(pid, self._pipes)
         self._agent = None
         self._watch_agent(False)
         while self._forward_output():

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.process.tree import children
 from ddplaunch.report.events import SCHEMA
 from ddplaunch.report.run_folder import KEPT
 from tests.conftest import Job, until
-from tests.process.terminal import stopped
+from tests.process.terminal import child, stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
 COMMON = {"v": int, "event": str, "at": float, "mono": float}
@@ -394,3 +395,24 @@ def test_the_end_is_the_last_event_even_if_many_processes_end_at_once(job: Job) 
     assert job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", leaves_many).status == 0
     assert json.loads((job.folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "job_ended"
     job.nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, None], ids=["stopped", "failed"])
+def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later(job, program, signum):
+    """As one in FUSE, for which nobody waits in uninterruptible sleep."""
+    process = job.start(program("behave"), "all=raises_when_told")
+    job.signs("ready", 1)
+    until(lambda: job.events("worker_started"), "the folder")
+    (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
+    os.kill(writer, signal.SIGSTOP)
+    if signum:
+        process.send_signal(signum)
+    else:
+        (job.home / "signs" / "fail-0").touch()
+    result = job.wait()
+    assert result.status == (128 + signum if signum else 1)
+    assert "does not answer" in result.err
+    assert job.left() == [writer]
+    os.kill(writer, signal.SIGCONT)
+    job.nothing_left(patience=20)
+    assert json.loads((job.folder / "summary.json").read_text())["status"] == result.status

@@ -14,8 +14,9 @@ from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, STDOUT, Backpressure, Fr
 @pytest.fixture
 def reader() -> Iterator[tuple[OutputQueue, socket.socket]]:
     """An queue and the end that takes from it."""
-    front, agent = FrontPipes.make().output
-    with front, agent:
+    pipes = FrontPipes.make()
+    front, agent = pipes.output
+    with front, agent, pipes.left[0], pipes.left[1]:
         yield OutputQueue(agent), front
 
 

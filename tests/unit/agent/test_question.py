@@ -11,6 +11,8 @@ import pytest
 from ddplaunch.agent.child import Question
 from ddplaunch.agent.pipes import BUSY, GOES_ON, IDLE, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.process import clock
+from ddplaunch.process.tree import Process
+from ddplaunch.record import replace
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def pipes() -> Iterator[FrontPipes]:
             os.close(fd)
         except OSError:  # closed by the test
             pass
-    for sock in pipes.output:
+    for sock in (*pipes.output, *pipes.left):
         sock.close()
 
 
@@ -85,3 +87,14 @@ def test_no_reply_is_waited_for_when_the_agent_has_ended(pipes, replies):
 def test_a_reply_is_waited_for_until_the_deadline_only(replies):
     assert not replies.wait(STOPPED, clock.now())
     assert not replies.wait(STOPPED, -inf)
+
+
+def test_what_the_agent_leaves_is_that_very_process_however_often_it_is_asked(pipes: FrontPipes) -> None:
+    writer = Process(7, "python", "S", 1, started=1000)
+    assert not pipes.is_left(writer)
+    pipes.leave(writer)
+    pipes.left[1].close()
+    assert pipes.is_left(writer)
+    assert pipes.is_left(writer)
+    assert not pipes.is_left(replace(writer, started=1001))
+    assert not pipes.is_left(replace(writer, pid=8))
