@@ -5,15 +5,19 @@ The program may damage the file: whatever is wrong with it, no more is lost than
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import stat
+import time
 from contextlib import suppress
 
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
+_NAME = "ddplaunch-"  # how the names of such folders begin
+_UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
 
@@ -23,15 +27,21 @@ class ErrorFiles:
 
     def __init__(self, run_id: str, tmp: str) -> None:
         """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
-        self._place = f"{_SHM if _has_room(_SHM) else tmp}/ddplaunch-{run_id}-{os.urandom(4).hex()}"
+        self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id}-{os.urandom(4).hex()}"
         self._made: str | None = None
+        self._lock = -1
 
     @property
     def folder(self) -> str:
         """Where they are; "" if there is no place for them."""
         if self._made is None:
+            _remove_abandoned(os.path.dirname(self._place))
             try:
                 os.mkdir(self._place, 0o700)
+                self._lock = os.open(
+                    self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                )  # until this process ends
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
                 self._made = self._place
             except OSError:
                 self._made = ""
@@ -43,19 +53,50 @@ class ErrorFiles:
 
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
-        with suppress(OSError):
-            for name in os.listdir(self._place):
-                with suppress(OSError):
-                    os.unlink(f"{self._place}/{name}")
-            os.rmdir(self._place)
+        _remove(self._place)
+
+
+def _remove(folder: str) -> None:
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                os.unlink(f"{folder}/{name}")
+        os.rmdir(folder)
+
+
+def _remove_abandoned(place: str) -> None:
+    """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(_NAME) and _is_old(entry.stat(follow_symlinks=False)) and _is_free(entry.path):
+                _remove(entry.path)
+
+
+def _is_old(found: os.stat_result) -> bool:
+    """Whether this is a folder of this user, and older than the moment that an agent needs to lock it."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime > _UNLOCKED
+
+
+def _is_free(folder: str) -> bool:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _has_room(place: str) -> bool:
     try:
-        stat = os.statvfs(place)
+        found = os.statvfs(place)
     except OSError:
         return False
-    return stat.f_bavail * stat.f_frsize >= _ROOM and os.access(place, os.W_OK | os.X_OK)
+    return found.f_bavail * found.f_frsize >= _ROOM and os.access(place, os.W_OK | os.X_OK)
 
 
 def read(path: str) -> WorkerError | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from typing import Any
 
 from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, FileQueue, Log
 from ddplaunch.plan import Plan
-from ddplaunch.process.linux import detach
+from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
@@ -35,11 +36,12 @@ def start_writer() -> FileQueue:
         ours, its = socket.socketpair()
         shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
         os.pwrite(shared, bytes(PROGRESS), 0)
-        pid = os.fork()
+        agent, pid = os.getpid(), os.fork()
     except OSError:  # no worker will find room either
         return FileQueue()
     if pid == 0:
         try:
+            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
             detach(its.fileno(), shared)
             from ddplaunch.report import file_writer  # only that process needs it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddplaunch.report import error_file
 from ddplaunch.report.error_file import LIMIT, read
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
@@ -163,3 +165,17 @@ def test_no_content_of_our_form_does_harm(message: object, ours: object, file: P
     content = {"message": {"message": message, "extraInfo": {"py_callstack": ours, "ddplaunch": ours}}}
     error = told(file, content)
     assert error is None or f"{error}".encode()
+
+
+def test_a_folder_that_an_agent_was_killed_with_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    held, abandoned, new, foreign = (tmp_path / name for name in ("ddplaunch-a", "ddplaunch-b", "ddplaunch-c", "other"))
+    for folder in (held, abandoned, new, foreign):
+        folder.mkdir()
+        (folder / "0-0.json").touch()
+        if folder != new:
+            os.utime(folder, (0, 0))
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    error_file._remove_abandoned(str(tmp_path))
+    os.close(lock)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ddplaunch-a", "ddplaunch-c", "other"]
