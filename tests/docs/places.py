@@ -113,7 +113,9 @@ class Place:
         self._write("train.env", "NCCL_DEBUG=WARN\n")
         self._write("hosts.txt", "gpu01\ngpu02\ngpu03\n")
         self._write("../.ddplaunch-token", "0123456789abcdef\n").chmod(0o600)
-        self._write("../other/bin/python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n').chmod(0o755)
+        pythons = {word[2:] for word in self.command.words if word.startswith("~/") and word.endswith("/python")}
+        for python in {"other/bin/python", *pythons}:
+            self._write(f"../{python}", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n').chmod(0o755)
         for block in blocks(self.command.block.page):
             if block.title is not None:
                 self._write(block.title, block.text)

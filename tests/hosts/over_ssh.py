@@ -35,9 +35,9 @@ def client(bed: Bed, host: str, node: str) -> int:
 
 
 def relay_and_agent(bed: Bed, node: str) -> tuple[int, int]:
-    """The two processes on a node above its workers."""
+    """The two processes on a node above its workers; the third one that is there writes files."""
     found = [process for process in bed.processes(node) if "-m ddplaunch.launcher.host" in process.command]
-    relay, agent = sorted(found, key=lambda process: process.inside)
+    relay, agent, *_ = sorted(found, key=lambda process: process.inside)
     return relay.pid, agent.pid
 
 

