@@ -40,10 +40,12 @@ def _ask_driver() -> tuple[Gpu, ...]:
     Raises:
         NvmlError: it does not work, or does not answer.
     """
-    from ddplaunch.process.ask import ask  # few machines need it
+    from ddplaunch.process.ask import AskedEnded, ask  # few machines need it
 
     try:
         return ask(nvml.read, _TIMEOUT)
+    except AskedEnded as error:  # a driver may end who asks it
+        raise nvml.NvmlError(str(error)) from None
     except TimeoutError:
         raise nvml.NvmlError(f"it does not answer for {_TIMEOUT:g} s") from None
 

@@ -13,12 +13,21 @@ from typing import TypeVar
 from ddplaunch.process.linux import detach
 
 T = TypeVar("T")
+_SIZE = 8  # bytes before the answer: how long that is
+
+
+class AskedEnded(Exception):
+    """The child has ended before it had answered."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that was asked has ended")
 
 
 def ask(question: Callable[[], T], timeout: float) -> T:
     """Give what `question` gives, or raise what it raises; that is called in a child, which takes no signal.
 
     Raises:
+        AskedEnded: there is no answer, or only the beginning of one.
         TimeoutError: no answer came in so many seconds. A child in uninterruptible sleep is not waited for.
     """
     answers, answer = os.pipe2(os.O_CLOEXEC)
@@ -34,16 +43,18 @@ def ask(question: Callable[[], T], timeout: float) -> T:
         os.close(answers)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0 if received else os.WNOHANG)
-    if not received:
+    if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
-    found, error = pickle.loads(received)
+    if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
+        raise AskedEnded
+    found, error = pickle.loads(received[_SIZE:])
     if error is not None:
         raise error
     return found  # type: ignore[no-any-return]  # what `question` gave
 
 
-def _read(pipe: int, until: float) -> bytes:
-    """Read to the end; give nothing if that does not come in time."""
+def _read(pipe: int, until: float) -> bytes | None:
+    """Read to the end; None if that does not come in time."""
     received = b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -51,7 +62,7 @@ def _read(pipe: int, until: float) -> bytes:
         if not (data := os.read(pipe, 1 << 16)):
             return received
         received += data
-    return b""
+    return None
 
 
 def _answer(question: Callable[[], object], pipe: int) -> None:
@@ -62,6 +73,7 @@ def _answer(question: Callable[[], object], pipe: int) -> None:
         except Exception as error:  # noqa: BLE001 - it is raised in the parent
             answer = (None, error)
         with open(3, "wb") as file:
-            file.write(pickle.dumps(answer))
+            data = pickle.dumps(answer)
+            file.write(len(data).to_bytes(_SIZE, "little") + data)
     finally:
         os._exit(0)

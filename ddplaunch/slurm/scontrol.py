@@ -37,13 +37,15 @@ def scontrol(env: Mapping[str, str], arguments: Sequence[str], timeout: float) -
     Raises:
         ScontrolError: it fails, or does not reply in time.
     """
-    from ddplaunch.process.ask import ask  # few jobs need it
+    from ddplaunch.process.ask import AskedEnded, ask  # few jobs need it
 
     try:
         # it may lie, or wait, on a file server that does not answer: then even SIGKILL does not end it
         return ask(partial(_run, env, arguments, timeout), timeout + _MARGIN)
     except TimeoutError:
         raise ScontrolError(f"scontrol timed out after {timeout:g} s") from None
+    except AskedEnded as error:
+        raise ScontrolError(f"scontrol cannot be run ({error})") from None
     except OSError as error:
         raise ScontrolError(f"scontrol cannot be run ({error.strerror})") from None
 

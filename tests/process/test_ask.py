@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ddplaunch.process.ask import ask
+from ddplaunch.process.ask import AskedEnded, ask
 
 
 def test_the_answer_and_the_error_are_those_of_the_question():
@@ -30,6 +30,15 @@ def test_no_answer_is_not_waited_for_and_no_signal_reaches_who_is_asked(tmp_path
         os.waitpid(pid, 0)
 
 
-def test_who_ends_without_an_answer_is_like_one_who_gives_none():
-    with pytest.raises(TimeoutError):
-        ask(lambda: os.kill(os.getpid(), signal.SIGKILL), 60)
+class Unfinished:
+    """Ends the process that answers with it, in the middle of the answer."""
+
+    def __reduce__(self):
+        os.write(3, (1 << 20).to_bytes(8, "little") + bytes(100))
+        os._exit(0)
+
+
+@pytest.mark.parametrize("question", [lambda: os.kill(os.getpid(), signal.SIGKILL), Unfinished], ids=["none", "a part"])
+def test_who_ends_before_the_answer_is_told_from_one_who_gives_none(question):
+    with pytest.raises(AskedEnded, match="the process that was asked has ended"):
+        ask(question, 60)
