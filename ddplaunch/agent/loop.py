@@ -1,6 +1,6 @@
 """The one loop of a node: what the operating system reports becomes events, `supervise.node` decides, actions become calls.
 
-No threads, no polling: without an event and without a deadline the process sleeps.
+No threads: without an event the process sleeps; where there is a deadline it wakes once a second, see `process/clock.py`.
 """
 
 from __future__ import annotations

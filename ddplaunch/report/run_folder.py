@@ -32,12 +32,15 @@ LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 def start_writer() -> FileQueue:
     """Fork the process that writes the files; give the queue to it. One that drops everything if there is no room for it."""
+    shared = -1
     try:
-        ours, its = socket.socketpair()
         shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
         os.pwrite(shared, bytes(PROGRESS), 0)
+        ours, its = socket.socketpair()
         agent, pid = os.getpid(), os.fork()
     except OSError:  # no worker will find room either
+        if shared >= 0:
+            os.close(shared)
         return FileQueue()
     if pid == 0:
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 
 from ddplaunch.output.file_queue import PROGRESS, FileQueue
-from ddplaunch.report.run_folder import RunFolder
+from ddplaunch.report.run_folder import RunFolder, start_writer
 
 
 def test_a_folder_that_was_never_made_has_no_place():
@@ -19,3 +20,17 @@ def test_a_folder_that_was_never_made_has_no_place():
     its.close()
     assert folder.is_settled
     assert (folder.path, folder.problem) == (None, "the process that writes the logs has ended")
+
+
+def test_a_writer_for_which_there_is_no_room_leaves_no_descriptor():
+    before = set(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.memfd_create("test")
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # room for one more
+    try:
+        files = start_writer()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not files.is_open
+    assert set(os.listdir("/proc/self/fd")) == before
