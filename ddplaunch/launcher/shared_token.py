@@ -21,7 +21,7 @@ _SHARED = frozenset((
     "panfs", "wekafs",
 ))  # fmt: skip
 _SIZE = 64  # bytes, as hexadecimal digits
-_KEPT = 7 * 24 * 3600.0  # seconds; agents read it once, when they start
+_KEPT = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins again needs it again
 
 
 def find(state: str, identity: str, *, on_one_host: bool) -> str | None:

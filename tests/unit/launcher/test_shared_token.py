@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -118,3 +119,11 @@ def test_what_old_jobs_have_left_is_removed_and_the_own_is_used_however_old(tmp_
     assert find(tmp_path, "slurm 1.0") == first
     find(tmp_path, "slurm 2.0")
     assert file_of(tmp_path).name == "slurm_2.0"
+
+
+def test_a_node_that_joins_its_job_again_after_weeks_gets_the_same(tmp_path: Path) -> None:
+    first = find(tmp_path, "slurm 1.0")
+    began = time.time() - 60 * 24 * 3600
+    os.utime(file_of(tmp_path), (began, began))
+    find(tmp_path, "slurm 2.0")
+    assert find(tmp_path, "slurm 1.0") == first
