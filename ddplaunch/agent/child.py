@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import time
@@ -60,14 +59,6 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
             os._exit(status)
     pipes.front_side()
     return pid, pipes
-
-
-def has_ended(agent: int) -> bool:
-    """Whether the agent has ended, reaped or not; it is not reaped here."""
-    try:
-        return os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:
-        return True
 
 
 def sweep(agent: int, pipes: FrontPipes) -> None:
@@ -139,16 +130,6 @@ def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bo
             if clock.now() >= until:
                 return
             time.sleep(_LOOK_AGAIN)
-
-
-def wait_ended(agent: int, timeout: float) -> bool:
-    """Wait until the agent has ended, at most so many seconds; return whether it has. It is not reaped."""
-    pidfd = os.pidfd_open(agent)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(timeout * 1000)
-    os.close(pidfd)
-    return has_ended(agent)
 
 
 def reap_agent(agent: int, pipes: FrontPipes) -> int:

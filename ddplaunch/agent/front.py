@@ -30,7 +30,7 @@ from ddplaunch.agent.pipes import (
 from ddplaunch.agent.signals import SignalDeduplicator, Source, passed_on
 from ddplaunch.process import clock
 from ddplaunch.process.terminal import modes, set_modes
-from ddplaunch.process.tree import is_orphaned_group
+from ddplaunch.process.tree import ends_within, has_ended, is_orphaned_group
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
 _READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal: no error of ours, and workers do not die of it
@@ -78,7 +78,7 @@ def run(
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if front.killed_agent:
-        if child.wait_ended(pid, child.KILL_TIMEOUT):
+        if ends_within(pid, child.KILL_TIMEOUT):
             child.reap_agent(pid, pipes)
             set_modes(before)
         _print(child.left_over())
@@ -183,12 +183,12 @@ class _Front:
 
     def child_ended(self, _signum: int, _frame: object) -> None:
         """End what a lost agent has left."""
-        if not self.is_done and child.has_ended(self._agent):
+        if not self.is_done and has_ended(self._agent):
             child.sweep(self._agent, self._pipes)
             self._watch_time()
 
     def _watch_time(self) -> None:
-        if self._question is not None or (self.stopped_by and child.has_ended(self._agent)):
+        if self._question is not None or (self.stopped_by and has_ended(self._agent)):
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
 
     def interval_passed(self, _signum: int, _frame: object) -> None:
@@ -198,7 +198,7 @@ class _Front:
             _Unresponsive: the agent is to be killed.
             _Unread: the rest of the output is not written.
         """
-        if child.has_ended(self._agent):
+        if has_ended(self._agent):
             self._question = None
             self._unread = self._unread + 1 if self._written == self._written_before else 0
             self._written_before = self._written

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.tree import ends_within
 from ddplaunch.record import record
 
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
 
 _CHUNK = 65536  # bytes
+_KILL_TIMEOUT = 1.0  # seconds to wait for SIGKILL to work
 _SLOW = 3.0  # seconds after which whoever waits for a name is told so
 
 
@@ -73,9 +75,10 @@ class Resolver:
             return
         self._selector.unregister(self._pipe)
         os.close(self._pipe)
-        # a child that has closed the pipe may still be exiting: never wait for it
         os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        # one that reads /etc/hosts from a disk that hangs ends when that answers; it is reaped with all else then
+        if ends_within(self._pid, _KILL_TIMEOUT):
+            os.waitpid(self._pid, 0)
         self._pid = None
 
     def _readable(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from ddplaunch.record import record
 
@@ -88,6 +90,25 @@ def descendants(pid: int) -> Iterator[Process]:
         if process.state not in "ZX":
             yield process
         yield from descendants(child)
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child has ended, reaped or not; it is not reaped here."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def ends_within(child: int, seconds: float) -> bool:
+    """Wait until a child has ended, at most so long; return whether it has. It is not reaped."""
+    with suppress(OSError):  # no descriptor is left, or it was reaped: it is only looked then
+        pidfd = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(seconds * 1000)
+        os.close(pidfd)
+    return has_ended(child)
 
 
 def signal_process(process: Process, signum: int) -> bool:

@@ -18,6 +18,7 @@ from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process import clock
+from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, FrameError
@@ -80,11 +81,11 @@ class HostFront:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         pidfd = os.pidfd_open(pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
-        while not child.has_ended(pid):
+        while not has_ended(pid):
             self._wait(self._ask_at)
             if self._is_stuck():
                 child.kill(pid)
-                if not child.wait_ended(pid, child.KILL_TIMEOUT):
+                if not ends_within(pid, child.KILL_TIMEOUT):
                     self._output.put(OURS, child.left_over().encode())
                     return NODE_LOST
         self._selector.unregister(pidfd)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.net.resolver import Answer, Resolver
-from ddplaunch.process.tree import children, descendants, look, reap
+from ddplaunch.process.tree import children, descendants, ends_within, look, reap
 from tests.conftest import PATIENCE, until
 
 V4 = (socket.AF_INET, ("127.0.0.1", 4321))
@@ -183,6 +183,17 @@ def test_a_lookup_under_way_is_ended_by_close_and_never_answered(selector, hangi
     assert resolver.pid is None
     resolver.close()
     assert not answered
+
+
+def test_who_does_not_end_is_waited_for_so_long_and_not_reaped():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        assert not ends_within(child.pid, 0.05)
+        assert child.stdin is not None
+        child.stdin.close()
+        assert ends_within(child.pid, PATIENCE)
+        assert ends_within(child.pid, 0)
+        assert child.wait() == 0
+        assert ends_within(child.pid, 0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP])
