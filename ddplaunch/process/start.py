@@ -37,6 +37,7 @@ class StartError(Exception):
     def __init__(self, number: int, doing: str) -> None:
         super().__init__(f"{doing}: {os.strerror(number)}")
         self.errno = number
+        self.doing = doing
 
 
 def start(

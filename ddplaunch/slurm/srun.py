@@ -6,6 +6,7 @@ from a batch script (`proctrack/linuxproc`), srun would kill the workers at the 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -13,10 +14,13 @@ import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
-from ddplaunch.exitcodes import BUG
+from ddplaunch.errors import LaunchError
+from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.slurm.requeue import SlurmRequeue
+
+_FORK = "cannot create a process"
 
 
 @record(kw_only=True)
@@ -55,28 +59,48 @@ class Srun:
         except OSError:
             pass
 
-    def end(self) -> tuple[int, str]:
-        """Give its wait status, and the reason why it was never started; "" if it was."""
+    def end(self) -> tuple[int, StartError | None]:
+        """Give its wait status, and the reason why it was never started; None if it was."""
         report = self._connection.recv(1000)
         self._connection.close()
         if not report:  # its parent was killed, and it with that
-            return signal.SIGKILL, ""
-        status, _, reason = report.decode(errors="replace").partition(" ")
-        return int(status), reason
+            return signal.SIGKILL, None
+        status, number, *doing = report.decode(errors="replace").split(" ", 2)
+        return int(status), StartError(int(number), doing[0]) if int(number) else None
+
+
+def not_started(why: StartError) -> LaunchError:
+    """The error that no step could be started."""
+    if why.errno == errno.ENOENT:
+        hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
+    elif why.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        hint = "the machine is at a limit: see `ulimit -u` and `ulimit -n`"
+    else:
+        hint = "see what `srun --version` says here"
+    status = NOT_FOUND if why.errno == errno.ENOENT else NOT_EXECUTABLE
+    return LaunchError(f"no step could be started: {why}", hint=hint, status=status)
 
 
 def start_step(job: StepJob) -> Srun:
     """Start srun, which starts the agents. It ends when all processes that hold the value returned have.
 
     It is to be called before this process becomes a subreaper: srun's parent is to become a child of process 1.
+
+    Raises:
+        LaunchError: the machine has no room for the parent.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+    except OSError as error:
+        raise not_started(StartError(error.errno or errno.EAGAIN, _FORK)) from None
     if pid == 0:
         try:
             if os.fork() == 0:
                 ours.close()
                 _be_parent(job, theirs)
+        except OSError as error:
+            theirs.send(_report(0, StartError(error.errno or errno.EAGAIN, _FORK)))
         finally:
             os._exit(0)
     theirs.close()
@@ -90,24 +114,29 @@ def _be_parent(job: StepJob, connection: socket.socket) -> NoReturn:
         os.setsid()
         for signum in job.signals:  # those for ddplaunch are not for this process
             signal.signal(signum, signal.SIG_IGN)
-        connection.send(_run(job, connection).encode())
+        connection.send(_report(*_run(job, connection)))
     except BaseException:  # noqa: BLE001 - the watcher learns of it by the end of the connection
         os._exit(BUG)
     finally:
         os._exit(0)
 
 
-def _run(job: StepJob, connection: socket.socket) -> str:
-    # keyboard input is for the shell
-    stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+def _run(job: StepJob, connection: socket.socket) -> tuple[int, StartError | None]:
     try:
+        # keyboard input is for the shell
+        stdin = os.dup(0) if job.reads_stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         child = start(job.argv, job.env, Stdio(stdin, 1, 2), handled=tuple(job.signals), open_files=job.open_files)
     except StartError as error:
-        return f"0 {error}"
+        return 0, error
+    except OSError as error:
+        return 0, StartError(error.errno or errno.EMFILE, "cannot open its stdin")
     os.close(stdin)
     status = _wait(child, connection)
-    never = why_not_started(child, "srun")
-    return f"{status} {never}" if never else f"{status}"
+    return status, why_not_started(child, "srun")
+
+
+def _report(status: int, never: StartError | None) -> bytes:
+    return f"{status} {never.errno} {never.doing}".encode() if never else b"%d 0" % status
 
 
 def _wait(child: Child, connection: socket.socket) -> int:

@@ -19,11 +19,12 @@ from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
-from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
+from ddplaunch.process.start import StartError
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
-from ddplaunch.slurm.srun import Srun, StepJob
+from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import Why
@@ -63,7 +64,7 @@ class Watcher:
             clock=clock.now,
         )
         self._srun: Srun | None = None
-        self._never = ""  # why srun could not be started
+        self._never: StartError | None = None  # why srun could not be started
         self._wait_status: int | None = None
         self._quit: JobEnd | None = None
         self._signum = 0  # the first signal to stop
@@ -83,8 +84,10 @@ class Watcher:
         while self._wait_status is None:
             self._wait()
         self._link.close()
-        if self._never:
-            return self._fail()
+        if self._never is not None:
+            error = not_started(self._never)
+            self._write(error.render())
+            return error.status
         if notice := self._notice():
             self._requeue(notice)
         return self._status()
@@ -224,11 +227,6 @@ class Watcher:
             return None
         self._write(f"error: {ending.text}\n")
         return ending.outcome[0]
-
-    def _fail(self) -> int:
-        hint = "in a container without srun let srun start the containers: `srun --ntasks-per-node 1 ... ddplaunch ...`"
-        self._write(LaunchError(f"no step could be started: {self._never}", hint=hint).render())
-        return exitcodes.NOT_FOUND
 
     def _write(self, text: str) -> None:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))

@@ -1,0 +1,76 @@
+"""srun, and the process between it and the command: why a step could not be started reaches the user."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.slurm.requeue import SlurmRequeue
+from ddplaunch.slurm.srun import StepJob, not_started, start_step
+from tests.conftest import PATIENCE
+
+
+def step(*argv: str) -> StepJob:
+    return StepJob(
+        argv=argv,
+        env=dict(os.environ),
+        host="localhost",
+        ports=(),
+        token="",
+        name="",
+        signals=frozenset(),
+        stops=frozenset(),
+        sent_again=frozenset(),
+        heartbeat_timeout=1.0,
+        grace_period=1.0,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        notices=frozenset(),
+        requeue=SlurmRequeue({}, 0, 0.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "text"),
+    [(None, 127, "srun: No such file or directory"), (0o600, 126, "srun: Permission denied")],
+    ids=["missing", "no program"],
+)
+def test_a_program_that_cannot_be_executed_has_the_status_that_a_shell_gives(
+    tmp_path: Path, mode, status, text
+) -> None:
+    program = tmp_path / "srun"
+    if mode is not None:
+        program.touch(mode)
+    srun = start_step(step(str(program)))
+    assert select.select([srun.fd], [], [], PATIENCE)[0]
+    _, never = srun.end()
+    assert never is not None
+    error = not_started(never)
+    assert (error.status, error.message) == (status, f"no step could be started: {text}")
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3 << 8), ("kill -9 $$", signal.SIGKILL)])
+def test_one_that_was_started_has_its_own_status(script: str, status: int) -> None:
+    srun = start_step(step("sh", "-c", script))
+    assert select.select([srun.fd], [], [], PATIENCE)[0]
+    assert srun.end() == (status, None)
+
+
+def test_a_machine_without_room_is_an_error_that_says_so() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    job = step("true")
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(LaunchError, match="no step could be started: cannot create a process: Too many") as failed:
+            start_step(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert failed.value.status == 126
+    assert "ulimit" in (failed.value.hint or "")
