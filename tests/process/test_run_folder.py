@@ -19,7 +19,7 @@ from ddplaunch.process.tree import children
 from ddplaunch.report.events import SCHEMA
 from ddplaunch.report.run_folder import KEPT
 from tests.conftest import Job, until
-from tests.process.terminal import child, stopped
+from tests.process.terminal import child, held, stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
 COMMON = {"v": int, "event": str, "at": float, "mono": float}
@@ -404,15 +404,14 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
     job.signs("ready", 1)
     until(lambda: job.events("worker_started"), "the folder")
     (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
-    os.kill(writer, signal.SIGSTOP)
-    if signum:
-        process.send_signal(signum)
-    else:
-        (job.home / "signs" / "fail-0").touch()
-    result = job.wait()
-    assert result.status == (128 + signum if signum else 1)
-    assert "does not answer" in result.err
-    assert job.left() == [writer]
-    os.kill(writer, signal.SIGCONT)
+    with held(writer):
+        if signum:
+            process.send_signal(signum)
+        else:
+            (job.home / "signs" / "fail-0").touch()
+        result = job.wait()
+        assert result.status == (128 + signum if signum else 1)
+        assert "does not answer" in result.err
+        assert job.left() == [writer]
     job.nothing_left(patience=20)
     assert json.loads((job.folder / "summary.json").read_text())["status"] == result.status
