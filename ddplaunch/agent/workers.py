@@ -30,9 +30,8 @@ from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 if TYPE_CHECKING:
     from ddplaunch.process.mps import Mps
 
-_LISTED_WITHIN = (
-    0.1  # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
-)
+# seconds that Slurm may take from its list of a step's processes to the signal for the last of them
+LISTED_WITHIN = 0.1
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -259,7 +258,7 @@ class Workers:
         for rank in ranks:
             if rank in self._running:
                 running = self._running[rank]
-                had_it = by_cluster and at - running.started_at > _LISTED_WITHIN
+                had_it = by_cluster and at - running.started_at > LISTED_WITHIN
                 running.end(signum, at, had_it=had_it)
 
     def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:

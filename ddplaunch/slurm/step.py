@@ -108,7 +108,9 @@ def argv(
     # the step outlives a node as well; of several nodes no worker reads what is typed
     command = (*(("--no-kill",) if is_range else ()), "--input=0" if allocation.is_here else "--input=none", *command)
     if not components:
-        return ("srun", *_on(hosts, gpus), *command)
+        # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
+        at_once = ("--unbuffered",) if len(hosts) == 1 else ()
+        return ("srun", *_on(hosts, gpus), *at_once, *command)
     words: list[str] = []
     for number, component in enumerate(components):
         if chosen := [host for host in hosts if host in component]:

@@ -6,11 +6,13 @@ proctrack/linuxproc it signals all that descends from what it has started, the w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from ddplaunch.agent.workers import LISTED_WITHIN
+from tests.conftest import PROGRAMS, until
 from tests.slurm.cluster import Cluster, no_cgroups
 from tests.slurm.job import Batch, SlurmJob
 from tests.slurm.started import SAVES
@@ -30,11 +32,18 @@ def one_cluster(can_be_made: None, request: pytest.FixtureRequest) -> Iterator[C
     made.close()
 
 
+def ready(job: SlurmJob, number: int) -> None:
+    """Wait until so many workers are ready, and old enough that a list of all processes has held them."""
+    job.signs("ready", number)
+    last = max(path.stat().st_mtime for path in (job.home / "signs").glob("ready-*"))
+    until(lambda: time.time() - last > LISTED_WITHIN, "the workers' age")
+
+
 def started(job: SlurmJob, script: str, nodes: int, *options: str) -> Batch:
     """A job of two workers on each node, which run."""
     line = script.format(f"{job.ddplaunch} --nproc-per-node 2")
     running = job.sbatch(line, f"--nodes={nodes}", *options)
-    job.signs("ready", 2 * nodes)
+    ready(job, 2 * nodes)
     return running
 
 
@@ -56,7 +65,7 @@ def test_each_worker_of_a_cancelled_job_is_told_once_and_saves(job: SlurmJob, sc
     workers_on = 1 if "--nnodes 1" in script else nodes
     line = script.format(f"{job.ddplaunch} --nproc-per-node 2") + f" {SAVES}"
     running = job.sbatch(line, f"--nodes={nodes}")
-    job.signs("ready", 2 * workers_on)
+    ready(job, 2 * workers_on)
     running.cancel()
     assert running.wait() == "CANCELLED"
     job.nothing_left(10)
