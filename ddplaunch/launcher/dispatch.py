@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -18,6 +19,7 @@ from ddplaunch.record import replace
 from ddplaunch.report.run_folder import state_folder
 from ddplaunch.spec import JobSpec
 
+_LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, and then nobody is left to report how the job ended, or to requeue it
 _GRACE_IN_SLURM = 25.0
 _UNAUTHENTICATED = (
@@ -125,7 +127,10 @@ def _shared_token(allocation: Allocation, env: Mapping[str, str]) -> str | None:
 
 def _read(path: str) -> str:
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise OSError(errno.EFBIG, f"it is larger than {_LARGEST >> 20} MiB")
+    return text
 
 
 def _prepare_stdio() -> None:

@@ -14,6 +14,7 @@ from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
+_LARGEST = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one
 _OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
@@ -92,7 +93,10 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
         with open(given.value(), encoding="utf-8") as file:
             from ddplaunch.options.envfile import variables  # few jobs have one
 
-            return variables(file.read(), given.text)
+            text = file.read(_LARGEST + 1)
+            if len(text) > _LARGEST:
+                raise BadValue(f"{given} is larger than {_LARGEST >> 20} MiB")
+            return variables(text, given.text)
     except OSError as error:
         raise LaunchError(f"{given}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:

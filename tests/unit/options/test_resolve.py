@@ -439,6 +439,10 @@ CONFLICTS = [
         "error: --env MASTER_ADDR=a: MASTER_ADDR is set by ddplaunch\n\nhint: type `--master-addr a`\n",
     ),
     ("--env-file nosuch.env", "error: --env-file nosuch.env: no such file or directory\n"),
+    (
+        "--env-file /dev/zero",
+        "error: --env-file /dev/zero is larger than 1 MiB\n\nhint: each line is NAME=VALUE, a # comment or empty\n",
+    ),
 ]
 
 
