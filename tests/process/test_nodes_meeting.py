@@ -60,7 +60,7 @@ def test_who_is_here_is_said_where_nodes_are_not_numbered(nodes, program):
 def test_a_coordinator_that_is_never_there_is_given_up(nodes, program):
     node = nodes.node(*nodes.static(2, 1), *SOON, program("place"))
     assert nodes.statuses() == [121]
-    ports = f"port {nodes.port + 1} to {nodes.port + 8}"
+    ports = f"ports {nodes.port + 1} to {nodes.port + 8}"
     assert node.err.startswith(f"error: node 0 was not reached within 1 s at 127.0.0.1, {ports} (127.0.0.1:")
     assert "connection refused" in node.err
     assert "hint: is ddplaunch running on node 0" in node.err

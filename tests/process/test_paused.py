@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,8 @@ def frozen_by_signals(pids: list[int]) -> Iterator[None]:
     until(lambda: stopped(pids), "all to stop")
     yield
     for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # what was lost meanwhile may have ended
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

@@ -32,10 +32,10 @@ def one_cluster(can_be_made: None, request: pytest.FixtureRequest) -> Iterator[C
     made.close()
 
 
-def ready(job: SlurmJob, number: int) -> None:
+def ready(job: SlurmJob, number: int, folder: str = "") -> None:
     """Wait until so many workers are ready, and old enough that a list of all processes has held them."""
-    job.signs("ready", number)
-    last = max(path.stat().st_mtime for path in (job.home / "signs").glob("ready-*"))
+    job.signs(f"{folder}ready", number)
+    last = max(path.stat().st_mtime for path in (job.home / "signs").glob(f"{folder}ready-*"))
     until(lambda: time.time() - last > LISTED_WITHIN, "the workers' age")
 
 
@@ -100,7 +100,7 @@ def test_an_element_of_an_array_is_told_alone(job: SlurmJob) -> None:
     own = "export DDP_TEST_DIR=$DDP_TEST_DIR/$SLURM_ARRAY_TASK_ID; mkdir -p $DDP_TEST_DIR"
     array = job.sbatch(f"{own}\n{job.ddplaunch} --nproc-per-node 1 {SAVES}", "--array=0-1")
     for index in (0, 1):
-        job.sign(f"{index}/ready-0")
+        ready(job, 1, f"{index}/")
     array.element(1).cancel()
     assert array.element(1).wait() == "CANCELLED"
     assert (job.sign("1/got-0"), job.has_sign("0/got-0"), array.element(0).state()) == ("SIGTERM", False, "RUNNING")
