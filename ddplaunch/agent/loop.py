@@ -23,7 +23,7 @@ from ddplaunch.coordinator.link import Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.process.tree import descendants, reap, signal_process
+from ddplaunch.process.tree import descendants, reap, signal_left
 from ddplaunch.record import record, replace
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
@@ -159,7 +159,7 @@ class Agent:
         return soonest(self._state.deadline, *deadlines)
 
     def _child_ended(self) -> None:
-        reap(keep=self._pids)
+        reap(keep=self._generations.pids | self._others)
         if self._state.phase is Phase.SWEEPING:
             self._report_left()
 
@@ -185,19 +185,12 @@ class Agent:
         others = self._others
         left = [process for process in descendants(os.getpid()) if process.pid not in others]
         if signum:
-            for process in left:
-                if not (sparing and process.tidies_up):
-                    signal_process(process, signum)
+            signal_left(signum, left, sparing=sparing)
         self.feed(node.Swept(tuple(map(str, left)), clock.now()))
 
     @property
-    def _pids(self) -> frozenset[int]:
-        """Our children that are no leftovers of workers."""
-        return self._generations.pids | self._others
-
-    @property
     def _others(self) -> frozenset[int]:
-        """Those of them that are no workers."""
+        """Our children that are neither workers nor left behind by any."""
         own = self._own_link.pids if self._own_link is not None else frozenset()
         return own | self._generations.server_pids | {self._files.pid}
 

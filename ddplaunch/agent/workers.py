@@ -9,16 +9,16 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.starter import Starter
+from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file
-from ddplaunch.process.pump import Pump, room
+from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import StartError, Stdio
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import NOTHING, record, replace
@@ -82,13 +82,11 @@ class Workers:
         self._output = output
         self._selector = selector
         self._ended = ended
-        self._clock = clock
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
         self._running: dict[int, RunningWorker] = {}
-        self._pumps: dict[int, dict[Stream, Pump]] = {}
+        self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
-        self._paused = False
         self._mps = _mps(setup)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
@@ -145,51 +143,22 @@ class Workers:
                 stdio = Stdio(0, 1, 2)
                 self._output.open(worker.rank, None)
             else:
-                for stream in Stream:
-                    pumps[stream] = Pump(partial(self._received, worker.rank, stream), room(2 * len(self._plans)))
+                pumps = self._pipes.make(worker.rank)
                 stdin = 0 if worker.stdin else devnull
                 stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
                 self._output.open(worker.rank, folder.open_logs(folder.log_names(*place), self._setup.log_limit))
             child = self._starter.start(worker, env, stdio)
         except BaseException:
-            for pump in pumps.values():
-                pump.close()
+            close(pumps)
             raise
         finally:
             os.close(devnull)
-        self._pumps[worker.rank] = pumps
-        for stream, pump in pumps.items():
-            pump.started()
-            if not self._paused:
-                self._watch(worker.rank, stream, pump)
+        self._pipes.watch(worker.rank, pumps)
         return RunningWorker(worker.rank, child, time.monotonic(), by_itself=self._setup.plan.interpreter is not None)
-
-    # --- output
-
-    def _received(self, rank: int, stream: Stream, data: bytes) -> None:
-        self._output.received(rank, stream, data, self._clock())
-
-    def _watch(self, rank: int, stream: Stream, pump: Pump) -> None:
-        def readable() -> None:
-            if not pump.read() and not pump.open:
-                self._selector.unregister(pump.fd)
-                self._output.ended(rank, stream, self._clock())
-
-        self._selector.register(pump.fd, selectors.EVENT_READ, readable)
 
     def pause_output(self, paused: bool) -> None:
         """Stop reading the pipes of the workers, or go on."""
-        if paused is self._paused:
-            return
-        self._paused = paused
-        for rank, pumps in self._pumps.items():
-            for stream, pump in pumps.items():
-                if not pump.open:
-                    continue
-                if paused:
-                    self._selector.unregister(pump.fd)
-                else:
-                    self._watch(rank, stream, pump)
+        self._pipes.pause(paused)
 
     # --- ends
 
@@ -206,8 +175,7 @@ class Workers:
         self._selector.unregister(running.pidfd)
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise _cannot(never)
-        for pump in self._pumps[rank].values():
-            pump.drain()
+        self._pipes.drain(rank)
         folder, place = self._setup.folder, (self._generation, rank, plan.local_rank)
         if recorded := error_file.content(self._error_files[rank]):
             folder.keep_exception(*place, recorded)
@@ -285,13 +253,7 @@ class Workers:
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
         """Release everything that this generation held; give the ends with what each worker has used."""
         ends = {exit.rank: exit for exit in exits}
-        for rank, pumps in self._pumps.items():
-            for stream, pump in pumps.items():
-                if pump.open and not self._paused:
-                    self._selector.unregister(pump.fd)
-                pump.drain()
-                self._output.ended(rank, stream, at)
-                pump.close()
+        self._pipes.close(at)
         for rank, running in self._running.items():
             if running.pidfd in self._selector.get_map():
                 self._selector.unregister(running.pidfd)  # it could not be killed
@@ -302,7 +264,6 @@ class Workers:
             self._mps.remove()
         self._output.close_filters()
         self._running.clear()
-        self._pumps.clear()
         path = init_file(self._setup.plan, self._generation)
         if path is not None and self._setup.plan.node_rank == 0:
             self._setup.folder.remove(path)

@@ -19,7 +19,7 @@ Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddri
 
 _CHUNK = 65536  # bytes
 _KILL_TIMEOUT = 1.0  # seconds to wait for SIGKILL to work
-_SLOW = 3.0  # seconds after which whoever waits for a name is told so
+_SLOW = 3.0  # seconds after which a line says that a name is being looked up
 
 
 @record

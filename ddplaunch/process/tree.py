@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from ddplaunch.record import record
@@ -128,6 +128,13 @@ def signal_process(process: Process, signum: int) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def signal_left(signum: int, left: Iterable[Process], *, sparing: bool) -> None:
+    """Send each of these a signal; `sparing`: but for those that clean up and then exit by themselves."""
+    for process in left:
+        if not (sparing and process.tidies_up):
+            signal_process(process, signum)
 
 
 def reap(keep: Collection[int] = ()) -> None:

@@ -1,7 +1,7 @@
 """The process that writes the files of a run, and may hang with their disk in place of the agent. Decides nothing.
 
-It takes the messages of `output/file_queue.py` in their order, does what each asks for, and notes that it has. It ends when it
-is told to or the agent has ended, after all that was handed over or left to it; one that hangs then outlives the agent.
+It takes the messages of `output/file_queue.py` in their order, does what each asks for, and notes that it has. It ends at
+the agent's request or with the agent, after all that was handed over or left to it; one that hangs then outlives the agent.
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ sys.exit(front.run(agent, (2, 15), {2, 15}))
 """
 
 
-def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_workers():
-    with Popen([sys.executable, "-c", ASKED], stdout=PIPE, stderr=PIPE, text=True) as process:
+def ends_with_its_status(program: str) -> None:
+    """Prove that two signals to stop reach this agent, and that it is not killed."""
+    with Popen([sys.executable, "-c", program], stdout=PIPE, stderr=PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -131,6 +132,10 @@ def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_
         finally:
             process.kill()
     assert (process.returncode, out, err) == (7, "15\n", "")
+
+
+def test_the_front_asks_an_agent_that_runs_and_no_signal_of_its_own_reaches_the_workers():
+    ends_with_its_status(ASKED)
 
 
 SLOW = ASKED.replace(
@@ -144,17 +149,7 @@ SLOW = ASKED.replace(
 
 def test_the_front_waits_for_an_agent_that_is_slow_since_it_answers():
     assert SLOW != ASKED
-    with Popen([sys.executable, "-c", SLOW], stdout=PIPE, stderr=PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == "2\n"
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, out, err) == (7, "15\n", "")
+    ends_with_its_status(SLOW)
 
 
 AT_THE_END = """

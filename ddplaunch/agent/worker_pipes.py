@@ -1,0 +1,95 @@
+"""The pipes of the workers of one generation: read when there is something, left alone while output is paused. Shows nothing."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ddplaunch.output.display import Stream
+from ddplaunch.output.sinks import Output
+from ddplaunch.process.pump import Pump, room
+
+
+class WorkerPipes:
+    """Stdout and stderr of each worker, on their way to `output`."""
+
+    def __init__(
+        self, output: Output, selector: selectors.BaseSelector, clock: Callable[[], float], *, workers: int
+    ) -> None:
+        self._output = output
+        self._selector = selector
+        self._clock = clock
+        self._room = room(2 * workers)
+        self._pumps: dict[int, dict[Stream, Pump]] = {}
+        self._paused = False
+
+    def make(self, rank: int) -> dict[Stream, Pump]:
+        """Make those of a worker that is about to start; the caller passes them to `watch`, or closes them.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+        made: dict[Stream, Pump] = {}
+        try:
+            for stream in Stream:
+                made[stream] = Pump(partial(self._received, rank, stream), self._room)
+        except OSError:
+            close(made)
+            raise
+        return made
+
+    def watch(self, rank: int, pumps: dict[Stream, Pump]) -> None:
+        """Read those of a worker that has started."""
+        self._pumps[rank] = pumps
+        for stream, pump in pumps.items():
+            pump.started()
+            if not self._paused:
+                self._register(rank, stream, pump)
+
+    def _received(self, rank: int, stream: Stream, data: bytes) -> None:
+        self._output.received(rank, stream, data, self._clock())
+
+    def _register(self, rank: int, stream: Stream, pump: Pump) -> None:
+        def readable() -> None:
+            if not pump.read() and not pump.open:
+                self._selector.unregister(pump.fd)
+                self._output.ended(rank, stream, self._clock())
+
+        self._selector.register(pump.fd, selectors.EVENT_READ, readable)
+
+    def pause(self, paused: bool) -> None:
+        """Stop reading, or go on."""
+        if paused is self._paused:
+            return
+        self._paused = paused
+        for rank, pumps in self._pumps.items():
+            for stream, pump in pumps.items():
+                if not pump.open:
+                    continue
+                if paused:
+                    self._selector.unregister(pump.fd)
+                else:
+                    self._register(rank, stream, pump)
+
+    def drain(self, rank: int) -> None:
+        """Take in all that a worker has written so far."""
+        for pump in self._pumps[rank].values():
+            pump.drain()
+
+    def close(self, at: float) -> None:
+        """Take in the rest, and close all."""
+        for rank, pumps in self._pumps.items():
+            for stream, pump in pumps.items():
+                if pump.open and not self._paused:
+                    self._selector.unregister(pump.fd)
+                pump.drain()
+                self._output.ended(rank, stream, at)
+            close(pumps)
+        self._pumps.clear()
+
+
+def close(pumps: Mapping[Stream, Pump]) -> None:
+    """Close both ends of each."""
+    for pump in pumps.values():
+        pump.close()
