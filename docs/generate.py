@@ -278,7 +278,7 @@ def _of_a_worker() -> Mapping[str, str]:
     plan = _example()
     worker = plan.workers[1]
     folder = f"~/.local/state/ddplaunch/runs/{plan.run_id}"
-    error_file = f"/dev/shm/ddplaunch-{plan.run_id}-5c0ffee1/0-1.json"
+    error_file = f"/dev/shm/ddplaunch-errors-{plan.run_id}-5c0ffee1/0-1.json"
     return environment({}, plan, worker, generation=0, port=43217, error_file=error_file, log_dir=folder)
 
 

@@ -16,7 +16,7 @@ from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
-_NAME = "ddplaunch-"  # how the names of such folders begin
+_NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it

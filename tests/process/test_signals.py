@@ -269,7 +269,7 @@ def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, sta
     result = job.wait()
     assert result.status == 122
     assert "was killed by SIGKILL" in result.err
-    assert not list(Path("/dev/shm").glob(f"ddplaunch-{job.folder.name}-*"))
+    assert not list(Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*"))
     job.nothing_left()
 
 

@@ -168,7 +168,8 @@ def test_no_content_of_our_form_does_harm(message: object, ours: object, file: P
 
 
 def test_a_folder_that_an_agent_was_killed_with_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    held, abandoned, new, foreign = (tmp_path / name for name in ("ddplaunch-a", "ddplaunch-b", "ddplaunch-c", "other"))
+    names = ("ddplaunch-errors-a", "ddplaunch-errors-b", "ddplaunch-errors-c", "ddplaunch-data")
+    held, abandoned, new, foreign = (tmp_path / name for name in names)
     for folder in (held, abandoned, new, foreign):
         folder.mkdir()
         (folder / "0-0.json").touch()
@@ -178,4 +179,9 @@ def test_a_folder_that_an_agent_was_killed_with_is_removed_by_the_next_one(tmp_p
     fcntl.flock(lock, fcntl.LOCK_EX)
     error_file._remove_abandoned(str(tmp_path))
     os.close(lock)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ddplaunch-a", "ddplaunch-c", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ddplaunch-data",
+        "ddplaunch-errors-a",
+        "ddplaunch-errors-c",
+    ]
+    assert list(foreign.iterdir())
