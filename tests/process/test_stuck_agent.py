@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
+from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, run
 
 import pytest
 
 from tests.conftest import until
 from tests.process.terminal import child, held, stat
+
+
+def has_handled_signals(pid: int) -> bool:
+    """Whether no signal waits for a process, and no handler runs: it sleeps again."""
+    waits = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert waits is not None
+    return int(waits[1], 16) == 0 and stat(pid)[0] == "S"
 
 
 def test_the_second_stop_signal_ends_everything_without_the_agent(job, program):
@@ -21,6 +30,7 @@ def test_the_second_stop_signal_ends_everything_without_the_agent(job, program):
     os.kill(agent, signal.SIGSTOP)
     until(lambda: stat(agent)[0] == "T", "the agent to stop")
     process.send_signal(signal.SIGINT)
+    until(lambda: has_handled_signals(process.pid), "the first signal to be handled")
     process.send_signal(signal.SIGTERM)
     result = job.wait()
     assert result.status == 130
