@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ddplaunch.agent.signals import REPEAT_WINDOW
@@ -174,10 +175,7 @@ class Job:
             time.sleep(0.02)
         assert not left, [_stat(pid) for pid in left]
         for port in self.ports():
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("", port))
-                probe.listen()  # would fail if anybody listened; TIME_WAIT is no socket of anybody's
+            assert _is_free(port) or _is_taken(port) or _is_free(port), f"port {port} is in use, and by no process"
         tmp = self.home / "tmp"
         assert not tmp.exists() or not list(tmp.iterdir()), list(tmp.iterdir())
 
@@ -218,6 +216,22 @@ class Job:
     def pids(self) -> dict[int, int]:
         """The pid of each rank, latest generation."""
         return {event["rank"]: event["pid"] for event in self.events("worker_started")}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            probe.listen()  # would fail if anybody listened; TIME_WAIT is no socket of anybody's
+    except OSError:
+        return False
+    return True
+
+
+def _is_taken(port: int) -> bool:
+    """Whether a process listens at this port: none of the command's is left, so that it is one of another test."""
+    return any(each.pid and each.laddr[1] == port for each in psutil.net_connections("tcp") if each.laddr)
 
 
 def _stat(pid: int) -> str:
