@@ -10,11 +10,11 @@ from ddplaunch.errors import LaunchError
 CPU = ("cpu",)  # --devices cpu: no accelerator
 
 
-def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | None = None) -> tuple[Device, ...]:
+def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tuple[Device, ...]:
     """Give the wanted devices in the wanted order, all of them if `wanted` is None, none if it is "cpu".
 
     An entry is an index as torch counts (within the visibility variable), or a GPU-/MIG- UUID or the beginning of one.
-    `asked` is how `wanted` was written; None: as --devices.
+    `asked` is how `wanted` was written.
 
     Raises:
         LaunchError: an entry names no device, several, or one that was named before.
@@ -23,7 +23,6 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, *, asked: str | Non
         return hardware.devices
     if tuple(wanted) == CPU:
         return ()
-    asked = asked or f"--devices {','.join(wanted)}"
     if not hardware.devices:
         raise LaunchError(
             f"{asked}: this node has no accelerator ({hardware.device_source})", hint="leave --devices out"

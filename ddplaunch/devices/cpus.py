@@ -1,23 +1,14 @@
-"""The CPUs that this process may use and their topology; binds nothing."""
+"""The topology of the CPUs that this process may use; binds nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from ddplaunch.devices import Core
-from ddplaunch.devices.cgroup import cpu_quota
 from ddplaunch.devices.sysfs import Root, names, number, read, read_cpulist
 
 _CPUS = "/sys/devices/system/cpu"
 _NODES = "/sys/devices/system/node"
-
-
-def usable(root: Root, affinity: Collection[int]) -> tuple[tuple[int, ...], float | None]:
-    """Give the CPUs of `affinity` (from sched_getaffinity), ascending, and the cgroups' quota in CPUs, None: no quota.
-
-    Our cpuset need not be read: the kernel has already restricted the affinity to it.
-    """
-    return tuple(sorted(affinity)), cpu_quota(root)
 
 
 def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:

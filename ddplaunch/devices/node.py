@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 
 from ddplaunch.devices import Core, Device, Hardware, cpus
@@ -24,7 +25,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
     hardware = probe({**env, **dict(spec.env)})  # the workers' variables determine what they will see
     if divided_by > 1:
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
-    devices = choose(hardware, spec.devices, asked=spec.asked("devices", ",".join(spec.devices or ())))
+    devices = choose(hardware, spec.devices, spec.asked("devices", ",".join(spec.devices or ())))
     bound = spec.cpu_bind != "none" or spec.numa_binding is not None
     return Node(
         host=socket.gethostname(),
@@ -32,7 +33,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         devices=devices,
         cores=cpus.cores("/", hardware.cpus) if bound else (),
         build=torch_build(spec) if devices else None,
-        python=our_python(),
+        python=sys.executable,
         mps_control=_mps_control(env) if spec.mps else None,
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
         env=env,
@@ -41,20 +42,13 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
 
 def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
     """The torch that the workers would import, as its files describe it."""
-    return torchbuild.find(spec.program.python or our_python(), our_python())
+    return torchbuild.find(spec.program.python or sys.executable)
 
 
 def _mps_control(env: Mapping[str, str]) -> str | None:
     import shutil  # 5 ms, and few jobs need it
 
     return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
-
-
-def our_python() -> str:
-    """The interpreter that runs this."""
-    import sys
-
-    return sys.executable
 
 
 @record(kw_only=True)

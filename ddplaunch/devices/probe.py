@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.devices import Device, Hardware, cpus
+from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.cgroup import cpu_quota
 from ddplaunch.devices.sysfs import Root, exists, read_cpulist
 from ddplaunch.record import replace
 
@@ -29,10 +30,13 @@ def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
     found = _accelerators(env, root) or Hardware(
         device_source=f"no GPU driver found, although {granted}" if granted else "none found"
     )
-    allowed, quota = cpus.usable(root, os.sched_getaffinity(0))
-    devices = tuple(replace(device, cpus=_near(root, device)) for device in found.devices)
     return replace(
-        found, devices=devices, granted=granted, cpus=allowed, machine_cpus=os.cpu_count() or 0, cpu_quota=quota
+        found,
+        devices=tuple(replace(device, cpus=_near(root, device)) for device in found.devices),
+        granted=granted,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),  # which the kernel has restricted to our cpuset
+        machine_cpus=os.cpu_count() or 0,
+        cpu_quota=cpu_quota(root),
     )
 
 
@@ -73,7 +77,7 @@ def _granted(env: Mapping[str, str]) -> str:
     given = [name for name in (*_VARIABLES, of_slurm) if name in env]
     if not given:
         return ""
-    from ddplaunch.devices.visible import NOTHING
+    from ddplaunch.devices.visible import HIDES_ALL
 
-    hidden = any(env[name].strip() in NOTHING for name in given)
+    hidden = any(env[name].strip() in HIDES_ALL for name in given)
     return "" if hidden else f"{given[0]}={env[given[0]]}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TypeAlias
 
 Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
 
-_MAX_DIGITS = 5  # Linux has fewer than 100,000 CPUs; a malformed range must not fill the memory
+_RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"  # Linux has fewer than 100,000 CPUs; a malformed range must not fill the memory
 
 
 def read(root: Root, path: str) -> str | None:
@@ -47,31 +48,17 @@ def number(text: str | None, default: int) -> int:
 
 
 def cpulist(text: str) -> tuple[int, ...]:
-    """Give the numbers of the kernel's list format ("0-3,8,10-11"), ascending.
-
-    Raises:
-        ValueError: it is not such a list.
-    """
+    """Give the numbers of a text in the kernel's list format ("0-3,8,10-11"), ascending; () if it is no such list."""
     found: set[int] = set()
-    for part in text.strip().split(",") if text.strip() else ():
-        first, dash, last = part.partition("-")
-        low, high = _natural(first), _natural(last if dash else first)
-        if high < low:
-            raise ValueError(f"not a list of CPUs: {text!r}")
-        found.update(range(low, high + 1))
+    for part in text.strip().split(","):
+        matched = re.fullmatch(_RANGE, part, re.ASCII)
+        numbers = range(int(matched[1]), int(matched[2] or matched[1]) + 1) if matched else range(0)
+        if not numbers:
+            return ()
+        found.update(numbers)
     return tuple(sorted(found))
 
 
 def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
     """Give the CPUs that a file lists; () if it cannot be read or is no list."""
-    try:
-        return cpulist(read(root, path) or "")
-    except ValueError:
-        return ()
-
-
-def _natural(text: str) -> int:
-    # int() alone would take "+1", " 1" and "1_0"
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise ValueError(f"not a list of CPUs: {text!r}")
-    return int(text)
+    return cpulist(read(root, path) or "")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 
+from ddplaunch.devices.sysfs import names, read
 from ddplaunch.record import record
 
 
@@ -20,13 +22,12 @@ class TorchBuild:
     nccl: bool  # whether it has NCCL, or RCCL on ROCm
 
 
-def find(python: str, our_python: str) -> TorchBuild | None:
-    """Give the build of the torch that the interpreter at `python` would import, None if none is found.
+def find(python: str) -> TorchBuild | None:
+    """Give the build of the torch that the interpreter at this path would import, None if none is found.
 
-    `python` and `our_python` (that of this process) are paths. For another interpreter its own site-packages are
-    looked at, not PYTHONPATH, .pth files or the user's site.
+    For another interpreter than ours its own site-packages are looked at, not PYTHONPATH, .pth files or the user's site.
     """
-    if _same(python, our_python):
+    if _is_ours(python):
         return _build(_ours())
     for folder in _site_folders(os.path.abspath(python)):
         if build := _build(os.path.join(folder, "torch")):
@@ -34,9 +35,9 @@ def find(python: str, our_python: str) -> TorchBuild | None:
     return None
 
 
-def _same(python: str, our_python: str) -> bool:
+def _is_ours(python: str) -> bool:
     # the link itself, not only what it leads to: a venv's python leads to that of every other venv
-    here, there = os.path.abspath(python), os.path.abspath(our_python)
+    here, there = os.path.abspath(python), os.path.abspath(sys.executable)
     return os.path.dirname(here) == os.path.dirname(there) and os.path.realpath(here) == os.path.realpath(there)
 
 
@@ -49,7 +50,7 @@ def _ours() -> str | None:
 
 
 def _build(package: str | None) -> TorchBuild | None:
-    text = _text(os.path.join(package, "version.py")) if package else None
+    text = read("/", f"{package}/version.py") if package else None
     if package is None or text is None:
         return None
     # __version__ = '2.13.0+cpu'   cuda: Optional[str] = None
@@ -74,7 +75,7 @@ def _nccl_beside(package: str) -> bool:
         os.path.join(package, "lib"),
         os.path.join(site, "..", ".."),
     )
-    return any(name.startswith(("libnccl.so", "librccl.so")) for folder in folders for name in _names(folder))
+    return any(name.startswith(("libnccl.so", "librccl.so")) for folder in folders for name in names("/", folder))
 
 
 def _nccl_inside(package: str) -> bool:
@@ -97,7 +98,7 @@ def _nccl_inside(package: str) -> bool:
 def _site_folders(python: str) -> Iterator[str]:
     """Where this interpreter looks for packages, by the rules of the site module (and Debian's of dist-packages)."""
     for folder in (os.path.dirname(python), os.path.dirname(os.path.dirname(python))):
-        settings = _text(os.path.join(folder, "pyvenv.cfg"))
+        settings = read("/", f"{folder}/pyvenv.cfg")
         if settings is not None:
             yield from _of_venv(folder, settings)
             return
@@ -118,8 +119,8 @@ def _of_venv(prefix: str, settings: str) -> Iterator[str]:
     # uv writes version_info
     number = re.match(r"3\.\d+", assigned.get("version") or assigned.get("version_info", ""))
     for lib in ("lib", "lib64"):
-        names = [f"python{number[0]}"] if number else _names(os.path.join(prefix, lib))
-        yield from (os.path.join(prefix, lib, name, "site-packages") for name in names if name.startswith("python3"))
+        found = [f"python{number[0]}"] if number else names("/", f"{prefix}/{lib}")
+        yield from (os.path.join(prefix, lib, name, "site-packages") for name in found if name.startswith("python3"))
     if number and assigned.get("include-system-site-packages", "").lower() == "true" and "home" in assigned:
         yield from _site_folders(os.path.join(assigned["home"], f"python{number[0]}"))
 
@@ -127,24 +128,9 @@ def _of_venv(prefix: str, settings: str) -> Iterator[str]:
 def _of_prefix(prefix: str, real_python: str) -> Iterator[str]:
     number = re.search(r"python(3\.\d+)$", real_python)
     for lib in ("lib", "lib64"):
-        for name in [f"python{number[1]}"] if number else _names(os.path.join(prefix, lib)):
+        for name in [f"python{number[1]}"] if number else names("/", f"{prefix}/{lib}"):
             # Python itself finds its prefix by os.py
             if name.startswith("python3.") and os.path.exists(os.path.join(prefix, lib, name, "os.py")):
                 yield os.path.join(prefix, lib, name, "site-packages")
                 yield os.path.join(prefix, "local", lib, name, "dist-packages")
                 yield os.path.join(prefix, lib, "python3", "dist-packages")
-
-
-def _text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

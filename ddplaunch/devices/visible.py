@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _UUID_PREFIXES = ("GPU-", "MIG-")
-NOTHING = ("", "-1", "NoDevFiles")  # the usual ways of hiding every device; the last one is Slurm's
+HIDES_ALL = ("", "-1", "NoDevFiles")  # the usual ways of hiding every device; the last one is Slurm's
 
 
 class Listed(NamedTuple):
@@ -29,7 +29,7 @@ def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
     of UUIDs.
     Source: the CUDA programming guide, "CUDA environment variables"; torch/cuda/__init__.py, _parse_visible_devices.
     """
-    if value.strip() in NOTHING:
+    if value.strip() in HIDES_ALL:
         return Listed((), ())
     entries = [entry.strip() for entry in value.split(",")]
     by_uuid = entries[0].startswith(_UUID_PREFIXES)

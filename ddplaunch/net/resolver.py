@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.process.tree import ends_within
 from ddplaunch.record import record
 
@@ -52,7 +52,10 @@ class Resolver:
         self._pipe = -1
         self._received = b""
         hosts = dict.fromkeys(host for host, _ in queries)
-        self._known = {host: found for host in hosts if not isinstance(found := _numeric(host), str)}
+        # to read a numeric address never blocks
+        self._known = {
+            host: found for host in hosts if not isinstance(found := _look_up(host, socket.AI_NUMERICHOST), str)
+        }
         unknown = [host for host in hosts if host not in self._known]
         if not unknown:
             self._answer({})
@@ -123,11 +126,6 @@ def _answer(host: str, port: int, found: Any) -> Answer:
     return Answer(host, port, tuple((family, (address, port, *more)) for family, (address, _, *more) in found))
 
 
-def _numeric(host: str) -> Sequence[Target] | str:
-    """Read a numeric address, which never blocks; or give the reason why not."""
-    return _look_up(host, socket.AI_NUMERICHOST)
-
-
 def _look_up(host: str, flags: int = 0) -> Sequence[Target] | str:
     """The addresses of a host, or why there are none."""
     try:
@@ -150,7 +148,7 @@ def _fork(hosts: Iterable[str]) -> tuple[int, int]:
     """
     us = os.getpid()
     ours, its = os.pipe2(os.O_CLOEXEC)
-    # blocked in the child until it exits: only SIGKILL is meant for it, and a handler of ours would write to our wakeup pipe
+    # blocked in the child from its beginning: only SIGKILL is meant for it, and a handler of ours would write to our wakeup pipe
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -169,18 +167,8 @@ def _serve(parent: int, hosts: Iterable[str], pipe: int) -> NoReturn:
     """Run in the child: look up, write the answers, exit."""
     try:
         signal_at_end_of(parent, signal.SIGKILL)
-        _close_all_but(pipe)
-        with open(pipe, "wb") as file:
+        detach(pipe)
+        with open(3, "wb") as file:
             file.write(json.dumps({host: _look_up(host) for host in hosts}).encode())
     finally:
         os._exit(0)  # the parent sees that there is no answer
-
-
-def _close_all_but(keep: int) -> None:
-    """Close inherited descriptors: another process may wait for the end of a pipe, or for a port."""
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != keep:
-            try:
-                os.close(fd)
-            except OSError:  # the listing's own
-                pass

@@ -19,7 +19,7 @@ def missing() -> str | None:
         return f"needs an NVIDIA GPU ({hardware.device_source})"
     if any(device.is_mig or device.uuid is None for device in hardware.devices):
         return "needs whole GPUs that NVML knows"
-    build = find(sys.executable, sys.executable)
+    build = find(sys.executable)
     if build is None or build.cuda is None:
         return f"needs a torch with CUDA ({build.version if build else 'torch is not installed'})"
     return None

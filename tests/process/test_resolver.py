@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.net.resolver import Answer, Resolver
-from ddplaunch.process.tree import children, descendants, ends_within, look, reap
+from ddplaunch.process.tree import children, ends_within, look, reap
 from tests.conftest import PATIENCE, until
 
 V4 = (socket.AF_INET, ("127.0.0.1", 4321))
@@ -279,7 +279,7 @@ def test_an_owner_that_reaps_other_children_leaves_this_one_to_us(selector):
     resolver = Resolver(selector, [("localhost", 4321)], answered.append)
     child = resolver.pid
     assert child is not None
-    assert child in [process.pid for process in descendants(os.getpid())]
+    assert child in children(os.getpid())
     until(lambda: (process := look(child)) is not None and process.state == "Z", "the child to end")
     reap(keep={child, *(pid for pid in children(os.getpid()) if not is_resolver(pid))})
     turn(selector, answered)
@@ -317,11 +317,11 @@ def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_n
 
 
 WAITER = """
-import os, socket
+import socket, sys
 real = socket.getaddrinfo
 def hang(host, *args, flags=0, **more):
     if not flags:
-        os.read(0, 1)
+        open(sys.argv[1]).close()
     return real(host, *args, flags=flags, **more)
 socket.getaddrinfo = hang
 from ddplaunch.net.resolver import look_up
@@ -329,11 +329,13 @@ print(look_up("localhost", lambda: print("slow", flush=True)).targets)
 """
 
 
-def test_who_waits_for_a_name_without_a_loop_is_told_once_that_it_takes_long():
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", WAITER], text=True, **streams) as process:
+def test_who_waits_for_a_name_without_a_loop_is_told_once_that_it_takes_long(tmp_path):
+    silent = tmp_path / "name server"
+    os.mkfifo(silent)
+    with subprocess.Popen([sys.executable, "-c", WAITER, silent], text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == "slow\n"
-        out, _ = process.communicate("x", timeout=PATIENCE)
+        silent.write_text("it answers")
+        out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "127.0.0.1" in out
     assert "slow" not in out

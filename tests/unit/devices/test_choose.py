@@ -16,15 +16,15 @@ FOUR = Hardware(
 
 
 def indices(*wanted: str) -> list[int]:
-    return [device.index for device in choose(FOUR, wanted)]
+    return [device.index for device in choose(FOUR, wanted, f"--devices {','.join(wanted)}")]
 
 
 def test_without_a_wish_all_devices_are_taken() -> None:
-    assert choose(FOUR, None) == FOUR.devices
+    assert choose(FOUR, None, "default") == FOUR.devices
 
 
 def test_for_the_cpus_no_device_is_taken_be_there_some_or_none() -> None:
-    assert choose(FOUR, ["cpu"]) == choose(Hardware(), ["cpu"]) == ()
+    assert choose(FOUR, ["cpu"], "--devices cpu") == choose(Hardware(), ["cpu"], "--devices cpu") == ()
 
 
 def test_indices_and_uuids_are_taken_in_their_order() -> None:
@@ -53,16 +53,16 @@ def test_indices_and_uuids_are_taken_in_their_order() -> None:
 )
 def test_a_wrong_wish_is_refused(wanted: list[str], message: str, hint: str) -> None:
     with pytest.raises(LaunchError) as raised:
-        choose(FOUR, wanted)
+        indices(*wanted)
     assert (raised.value.message, raised.value.hint) == (message, hint)
 
 
 def test_a_node_without_devices_says_why() -> None:
     with pytest.raises(LaunchError, match=r"--devices 0: this node has no accelerator \(CUDA_VISIBLE_DEVICES=-1\)"):
-        choose(Hardware(device_source="CUDA_VISIBLE_DEVICES=-1"), ["0"])
+        choose(Hardware(device_source="CUDA_VISIBLE_DEVICES=-1"), ["0"], "--devices 0")
 
 
 def test_the_error_says_within_what_was_counted_and_who_asked() -> None:
     narrowed = Hardware(devices=FOUR.devices[:1], device_source="CUDA_VISIBLE_DEVICES")
     with pytest.raises(LaunchError, match=r"^DDPLAUNCH_DEVICES=4: .* 0 alone, counted within CUDA_VISIBLE"):
-        choose(narrowed, ["4"], asked="DDPLAUNCH_DEVICES=4")
+        choose(narrowed, ["4"], "DDPLAUNCH_DEVICES=4")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.devices import Core, Hardware
-from ddplaunch.devices.cpus import cores, usable
+from ddplaunch.devices.cgroup import cpu_quota
+from ddplaunch.devices.cpus import cores
 
 V1_CPU = "31 30 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
 V1_MEMORY = "32 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
@@ -22,11 +23,7 @@ def make(root: Path, files: dict[str, str]) -> None:
 def quota(root: Path, *, groups: str, mounts: str, limits: dict[str, str]) -> float | None:
     make(root, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts})
     make(root, {f"sys/fs/cgroup/{path}": text for path, text in limits.items()})
-    return usable(root, {0})[1]
-
-
-def test_the_affinity_comes_in_order(tmp_path: Path) -> None:
-    assert usable(tmp_path, {5, 1, 3}) == ((1, 3, 5), None)
+    return cpu_quota(root)
 
 
 def test_version_2_limits_by_cpu_max(tmp_path: Path) -> None:

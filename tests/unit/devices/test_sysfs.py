@@ -23,18 +23,14 @@ def test_a_list_of_cpus_gives_back_the_set_that_was_printed(cpus: set[int]) -> N
 
 
 @given(st.text(alphabet="0123456789-, x+_\n", max_size=20))
-def test_any_text_is_a_list_of_cpus_or_a_value_error(text: str) -> None:
-    try:
-        found = cpulist(text)
-    except ValueError:
-        return
+def test_any_text_is_a_list_of_cpus_or_nothing(text: str) -> None:
+    found = cpulist(text)
     assert found == tuple(sorted(set(found)))
 
 
-@pytest.mark.parametrize("text", ["3-1", "1,,2", "a", "-1", "1-", "1-2-3", "+1", "1_0", "0-3:1/2"])
-def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not a list of CPUs"):
-        cpulist(text)
+@pytest.mark.parametrize("text", ["0,3-1", "1,,2", "0,a", "-1", "0,1-", "1-2-3", "+1", "1_0", "0-3:1/2", "0,1000000"])
+def test_what_is_no_list_of_cpus_is_nothing_even_where_a_part_is_right(text: str) -> None:
+    assert cpulist(text) == ()
 
 
 def test_a_file_that_is_missing_or_garbled_says_nothing(tmp_path: Path) -> None:
