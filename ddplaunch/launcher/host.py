@@ -14,10 +14,10 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.fields import Malformed, text
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
-from ddplaunch.record import replace
 from ddplaunch.remote import messages
 from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL
 from ddplaunch.remote.stdio import InputPipe, claim_stdio
@@ -67,6 +67,7 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     from ddplaunch.options.argv import from_argv
     from ddplaunch.options.resolve import job_spec
     from ddplaunch.options.token import VARIABLE as TOKEN
+    from ddplaunch.plan.assign import simulated
     from ddplaunch.process import program
     from ddplaunch.remote import environment
     from ddplaunch.remote import order as orders
@@ -76,10 +77,8 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     spec = job_spec(*from_argv(orders.arguments(order)))
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
-    node = inspect(spec, env, divided_by=nodes if order.simulated else 1)
-    devices = orders.share(node.devices, order)
-    shared = order.simulated is not None and nodes > 1 and devices == node.devices
-    node = replace(node, devices=devices, shared=shared)
+    here = inspect(spec, env, divided_by=nodes if order.simulated else 1)
+    node = simulated(here, order.node_rank, nodes, order.simulated)
     if order.node_rank == 0 and nodes > 1:
         front.report(messages.Addresses(_addresses(order)))
     if order.node_rank > 0:
@@ -110,10 +109,8 @@ def _enter(folder: str) -> None:
 
 def _addresses(order: messages.Order) -> tuple[str, ...]:
     """Where other hosts may reach this one: its name, the address that ssh connected to, those of its interfaces."""
-    from ddplaunch.remote import order as orders
-
     if order.simulated:
-        return (orders.LOOPBACK,)
+        return (LOOPBACK,)
     from ddplaunch.net.addresses import usable_addresses
 
     connection = os.environ.get("SSH_CONNECTION", "").split()  # client's address and port, server's address and port

@@ -35,16 +35,13 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
     """Plan every node as if it were like this one, and put all workers into one plan."""
-    run_id = run_id_of(spec)
-    here = make_plan(spec, allocation, _at(spec, allocation, node, 0), run_id=run_id)
-    if allocation.task is not None or len(here.seats) == 1:
+    run_id, number = run_id_of(spec), allocation.nnodes[1]
+    nodes = [assign.simulated(node, node_rank, number, spec.simulate) for node_rank in range(number)]
+    here = make_plan(spec, allocation, nodes[0], run_id=run_id)
+    if allocation.task is not None or number == 1:
         return here
-    asked = [_for_host(spec, allocation, node_rank) for node_rank in range(len(here.seats))]
-    nodes = [_at(spec, allocation, node, node_rank) for node_rank in range(len(asked))]
-    workers = [
-        count_workers(one, replace(allocation, node_rank=node_rank), nodes[node_rank])[0]
-        for node_rank, one in enumerate(asked)
-    ]
+    asked = [_for_host(spec, allocation, node_rank) for node_rank in range(number)]
+    workers = [count_workers(one, allocation, like)[0] for one, like in zip(asked, nodes, strict=True)]
     agreed = Agreed(
         run_id=run_id,
         place=0,
@@ -58,15 +55,6 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         for place, one in enumerate(asked)
     ]
     return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))
-
-
-def _at(spec: JobSpec, allocation: Allocation, node: Node, node_rank: int) -> Node:
-    """The node of this rank: one like this one, or its part of this one if all nodes are simulated here."""
-    if spec.simulate is None:
-        return node
-    nodes = len(allocation.start)
-    devices = assign.simulated(node.devices, node_rank, nodes, spec.simulate)
-    return replace(node, devices=devices, shared=nodes > 1 and devices == node.devices)
 
 
 def _for_host(spec: JobSpec, allocation: Allocation, node_rank: int) -> JobSpec:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddplaunch.cluster import Task
 from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
@@ -68,12 +69,14 @@ def _need(workers: int, needed: int, devices: Sequence[Device]) -> str:
     return f"{count(workers, 'worker')} {need} {count(needed, 'GPU')}, but the job has {have}"
 
 
-def simulated(devices: Sequence[Device], place: int, nodes: int, how: str | None) -> tuple[Device, ...]:
-    """Give the devices of one of several simulated nodes: equal parts where there is one for each, else all of them."""
-    size = len(devices) // nodes
+def simulated(here: Node, place: int, nodes: int, how: str | None) -> Node:
+    """Give one of several nodes simulated here: with an equal part of the devices if there is one for each, else with all."""
+    if how is None or nodes == 1:
+        return here
+    size = len(here.devices) // nodes
     if how != "divide" or size == 0:
-        return tuple(devices)
-    return tuple(devices[place * size : (place + 1) * size])
+        return replace(here, shared=True)
+    return replace(here, devices=here.devices[place * size : (place + 1) * size])
 
 
 def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:

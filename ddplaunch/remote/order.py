@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ddplaunch.cluster import Allocation, Rendezvous
+from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.control.fields import line
-from ddplaunch.devices import Device
 from ddplaunch.devices.node import Node
 from ddplaunch.options.argv import to_argv
 from ddplaunch.output.display import Stream
 from ddplaunch.output.streams import Screen
-from ddplaunch.plan import assign
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.record import replace
 from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import JobSpec
-
-LOOPBACK = "127.0.0.1"
 
 # fields of JobSpec that concern only the host where the command was typed, or that have a field of their own in an order
 _NOT_SENT = frozenset((
@@ -117,11 +114,6 @@ def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezv
         listen=LOOPBACK if simulated else None,
         source=f"127.0.{number // 256}.{number % 256}" if simulated and coordinator else None,
     )
-
-
-def share(devices: Sequence[Device], order: Order) -> tuple[Device, ...]:
-    """Give the devices of the node: all of them, or a simulated node's share."""
-    return assign.simulated(devices, order.node_rank, len(order.hosts), order.simulated)
 
 
 def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan.assign import Owned, own
+from ddplaunch.plan.assign import Owned, own, simulated
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
@@ -188,3 +189,27 @@ def test_what_is_counted_always_fits(devices: int, gpus_per_worker: int | None, 
     gpus_per_worker = min(gpus_per_worker, devices) if gpus_per_worker else None
     asked = spec(gpus_per_worker=gpus_per_worker, workers_per_gpu=None if gpus_per_worker else workers_per_gpu)
     assert assign(asked, devices)
+
+
+@pytest.mark.parametrize(
+    ("how", "devices", "nodes", "shares"),
+    [
+        ("divide", 8, 2, ["0123", "4567"]),
+        ("divide", 8, 3, ["01", "23", "45"]),
+        ("divide", 2, 3, ["01", "01", "01"]),
+        ("divide", 0, 2, ["", ""]),
+        ("share", 4, 2, ["0123", "0123"]),
+    ],
+)
+def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(
+    how: str, devices: int, nodes: int, shares: list[str]
+) -> None:
+    here = Node(host="a", hardware=hardware(devices), devices=gpus(devices), python="", bootstrap="", env={})
+    got = [simulated(here, node_rank, nodes, how) for node_rank in range(nodes)]
+    assert ["".join(str(device.index) for device in one.devices) for one in got] == shares
+    assert {one.shared for one in got} == {len(set(shares)) < nodes}
+
+
+def test_a_node_that_is_not_simulated_or_alone_is_as_it_is() -> None:
+    here = Node(host="a", hardware=hardware(2), devices=gpus(2), python="", bootstrap="", env={})
+    assert simulated(here, 1, 2, None) == simulated(here, 0, 1, "share") == here

@@ -9,7 +9,6 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.devices import Device
 from ddplaunch.output.display import Stream
 from ddplaunch.output.streams import Screen
 from ddplaunch.remote import messages
@@ -105,21 +104,3 @@ def test_simulated_nodes_have_addresses_of_their_own(node_rank, address):
 
 def test_one_host_meets_nobody():
     assert orders.allocation(order_of(spec_of("train.py"), HOSTS[:1], 0), None).rendezvous is None
-
-
-@pytest.mark.parametrize(
-    ("how", "devices", "nodes", "shares"),
-    [
-        ("divide", 8, 2, ["0123", "4567"]),
-        ("divide", 8, 3, ["01", "23", "45"]),
-        ("divide", 2, 3, ["01", "01", "01"]),
-        ("divide", 0, 2, ["", ""]),
-        ("share", 4, 2, ["0123", "0123"]),
-    ],
-)
-def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(how, devices, nodes, shares):
-    spec = spec_of("--nnodes", str(nodes), "--simulate", how, "train.py")
-    hosts = [Host(name=f"node-{number}") for number in range(nodes)]
-    found = tuple(Device(kind="cuda", index=index, token=str(index)) for index in range(devices))
-    got = [orders.share(found, order_of(spec, hosts, node_rank)) for node_rank in range(nodes)]
-    assert ["".join(str(device.index) for device in share) for share in got] == shares
