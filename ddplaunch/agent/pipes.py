@@ -12,10 +12,14 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
 from ddplaunch.record import record
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 STDOUT = b"o"
 STDERR = b"e"
@@ -216,7 +220,6 @@ class Backpressure:
     def __init__(self, queue: OutputQueue, selector: selectors.BaseSelector) -> None:
         self._queue = queue
         self._selector = selector
-        self._watched = False
         self._held = False
         self._muted = False
         self._sent = 0
@@ -228,7 +231,7 @@ class Backpressure:
         `pause` stops the reading of the workers' pipes, or lets it go on. `logged` says whether all output is in logs too;
         if it is not, nothing is ever dropped. `hold` stops the reading for another reason.
         """
-        self._watch(bool(self._queue.size))
+        watch(self._selector, self._queue, selectors.EVENT_WRITE, self._queue.flush, wanted=bool(self._queue.size))
         if self._queue.size < FULL // 2:
             self._held = self._muted = False
             self.deadline = None
@@ -253,9 +256,19 @@ class Backpressure:
         self._sent = self._queue.sent
         self.deadline = now + READER_TIMEOUT
 
-    def _watch(self, wanted: bool) -> None:
-        if wanted and not self._watched:
-            self._selector.register(self._queue, selectors.EVENT_WRITE, self._queue.flush)
-        elif self._watched and not wanted:
-            self._selector.unregister(self._queue)
-        self._watched = wanted
+
+def watch(
+    selector: selectors.BaseSelector,
+    file: FileDescriptorLike,
+    events: int,
+    ready: Callable[[], object],
+    *,
+    wanted: bool,
+) -> None:
+    """Have the loop watch a file, or watch it no more, whatever it did before."""
+    if wanted is (file in selector.get_map()):
+        return
+    if wanted:
+        selector.register(file, events, ready)
+    else:
+        selector.unregister(file)

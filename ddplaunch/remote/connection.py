@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections import deque
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
-from ddplaunch.agent.pipes import MESSAGE, OURS, STDERR, STDOUT
+from ddplaunch.agent.pipes import MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
-from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder, pack
+from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder
+from ddplaunch.remote.stdio import OutputPipe
 
 _READ = 1 << 18  # bytes at a time
 _KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
@@ -72,7 +72,7 @@ class HostConnection:
         self._handler = handler
         self._child: Child | None = None
         self._stdin = self._stdout = self._stderr = -1
-        self._queue: deque[memoryview] = deque()
+        self._sender: OutputPipe | None = None  # to its stdin
         self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()
         self._decoder = Decoder(FROM_HOST)
         self._own_output = b""
@@ -107,6 +107,7 @@ class HostConnection:
                 setattr(self, name, ours)
                 theirs.append(others)
                 os.set_blocking(ours, False)
+            self._sender = OutputPipe(self._stdin)
             self._child = start(self.agent.argv, env, Stdio(*theirs), handled=handled, open_files=open_files)
         except (StartError, OSError) as error:
             self.start_error = str(error)
@@ -174,8 +175,8 @@ class HostConnection:
 
     def send(self, tag: bytes, data: bytes) -> None:
         """Queue a frame, and send what can be sent at once."""
-        if self._stdin >= 0:
-            self._queue.append(memoryview(pack(tag, data)))
+        if self._sender is not None:
+            self._sender.put(tag, data)
             self._flush()
 
     def send_heartbeat(self, *, reading: bool) -> int:
@@ -183,7 +184,7 @@ class HostConnection:
 
         `reading` is whether replies are read at present.
         """
-        if not self._queue:
+        if self._sender is not None and not self._sender.size:
             self.send(HEARTBEAT, b"")
         if self._unanswered is None:  # its agent is still being prepared
             return 0
@@ -191,27 +192,16 @@ class HostConnection:
         return self._unanswered
 
     def _flush(self) -> None:
-        while self._queue:
-            try:
-                written = os.write(self._stdin, self._queue[0])
-            except BlockingIOError:
-                break
-            except OSError:  # the process has ended, which its pidfd reports
-                self.close_stdin()
-                return
-            if written == len(self._queue[0]):
-                self._queue.popleft()
-            else:
-                self._queue[0] = self._queue[0][written:]
-        is_watched = self._stdin in self._selector.get_map()
-        if self._queue and not is_watched:
-            self._selector.register(self._stdin, selectors.EVENT_WRITE, self._flush)
-        elif is_watched and not self._queue:
-            self._selector.unregister(self._stdin)
+        assert self._sender is not None
+        self._sender.flush()
+        if self._sender.broken:  # the process has ended, which its pidfd reports
+            self.close_stdin()
+        else:
+            watch(self._selector, self._stdin, selectors.EVENT_WRITE, self._flush, wanted=bool(self._sender.size))
 
     def close_stdin(self) -> None:
         """Close the stdin of the process, at which the agent on the host ends."""
-        self._queue.clear()
+        self._sender = None
         self._close_pipe("_stdin")
 
     def _close_pipe(self, name: str) -> None:
@@ -234,10 +224,7 @@ class HostConnection:
         if not paused and self._has_ended:
             self._finish()
         elif self._stdout >= 0:
-            if paused:
-                self._selector.unregister(self._stdout)
-            else:
-                self._selector.register(self._stdout, selectors.EVENT_READ, self._read_stdout)
+            watch(self._selector, self._stdout, selectors.EVENT_READ, self._read_stdout, wanted=not paused)
 
     def _read_stderr(self) -> bool:
         """Keep what the process itself prints; return whether there was anything."""

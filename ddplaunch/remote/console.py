@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Iterable
 
-from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
+from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue, watch
 from ddplaunch.control import fields
 from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
@@ -91,11 +91,7 @@ class Console:
             self._sent, self._sent_at = queue.sent, now
         elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
             queue.abandon()
-        is_watched = queue.fileno() in self._selector.get_map()
-        if queue.size and not is_watched:
-            self._selector.register(queue, selectors.EVENT_WRITE, queue.flush)
-        elif is_watched and not queue.size:
-            self._selector.unregister(queue)
+        watch(self._selector, queue, selectors.EVENT_WRITE, queue.flush, wanted=bool(queue.size))
         if queue.full or queue.size < FULL // 2:
             for host in hosts:
                 host.pause(queue.full)

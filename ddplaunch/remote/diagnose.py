@@ -23,6 +23,7 @@ class HostError:
     status: int = RENDEZVOUS
 
 
+NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
 _LOGIN = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (
@@ -80,12 +81,8 @@ def explain(starter: str, python: str, status: int | None, output: str) -> HostE
         return HostError(f"{python} cannot be executed there", other)
     if status in (NOT_FOUND, NOT_EXECUTABLE) or re.search(rf"{re.escape(python)}.*not found", output):
         return HostError(f"{python} does not exist there", other)
-    command = "its agent" if starter == "simulate" else starter
     ended = "did not start ddplaunch" if status is None else f"ended with status {status}"
-    lines = output.strip().splitlines()[-_SHOWN:]
-    return HostError(
-        f"{command} {ended}" + "".join(f"\n  {line}" for line in lines), _LOGIN if starter == "ssh" else None
-    )
+    return HostError(f"{_command(starter)} {ended}{_end_of(output)}", _LOGIN if starter == "ssh" else None)
 
 
 def of_host(
@@ -126,18 +123,20 @@ def refused(message: str, hint: str | None, status: int) -> HostError:
     return HostError(message, hint, RENDEZVOUS if status == USAGE else status)
 
 
-def lost(starter: str, status: int | None, output: str, fault: str = "") -> HostError:
+def lost(starter: str, status: int | None, output: str, fault: str) -> HostError:
     """Make the error for a connected host that was lost; `fault` is why we killed the connection."""
-    lines = "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
+    lines = _end_of(output)
     if status == BUG:
         return HostError(f"this is a bug in ddplaunch {__version__} there; please report it{lines}", None, BUG)
-    command = "its agent" if starter == "simulate" else starter
-    return HostError(f"lost: {fault or f'{command} ended with status {status}'}{lines}", None, NODE_LOST)
+    return HostError(f"lost: {fault or f'{_command(starter)} ended with status {status}'}{lines}", None, NODE_LOST)
 
 
-def no_status() -> HostError:
-    """Make the error for a host that has not reported the job's status."""
-    return HostError("it has not reported how the job ended", None, NODE_LOST)
+def _command(starter: str) -> str:
+    return "its agent" if starter == "simulate" else starter
+
+
+def _end_of(output: str) -> str:
+    return "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
 
 
 def error(errors: Sequence[tuple[str, HostError]]) -> LaunchError:

@@ -240,7 +240,7 @@ class Dispatcher:
             case messages.Refused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
             case messages.Ended(status):
-                self._statuses.ended(host.agent.node_rank, status)
+                self._statuses.ended[host.agent.node_rank] = status
 
     def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host."""
@@ -249,7 +249,7 @@ class Dispatcher:
 
     def disconnected(self, host: HostConnection) -> None:
         """Handle the end of a host's connection."""
-        status = self._statuses.status_of(host.agent.node_rank)
+        status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
             self._console.write(host.own_output)
         elif status is None and not host.given_up:
@@ -275,7 +275,7 @@ class Dispatcher:
         if not self._statuses.has_begun:
             self._host_failed(host, error)
             return
-        self._statuses.lost(host.agent.node_rank, error)
+        self._statuses.lost[host.agent.node_rank] = error
         if (host.fault or host.own_output.strip()) and host is not self._hosts[0]:
             self._console.notify(f"{host}: {error.message}")
 

@@ -14,7 +14,17 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from ddplaunch.agent import child, pipes
-from ddplaunch.agent.pipes import CONTROL, HOST_SIGNAL, MESSAGE, ONE_FEWER, OURS, UNREAD_TIMEOUT, FrontPipes, Replies
+from ddplaunch.agent.pipes import (
+    CONTROL,
+    HOST_SIGNAL,
+    MESSAGE,
+    ONE_FEWER,
+    OURS,
+    UNREAD_TIMEOUT,
+    FrontPipes,
+    Replies,
+    watch,
+)
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process import clock
@@ -51,8 +61,6 @@ class HostFront:
         self._lost = False
         self._question: child.Question | None = None  # to an agent that has to end
         self._ask_at: float | None = None  # when to ask again
-        self._flushes = False
-        self._reads = False
 
     def report(self, report: Report) -> None:
         """Send a report to the dispatcher."""
@@ -142,27 +150,15 @@ class HostFront:
     def _wait(self, until: float | None) -> None:
         if self._output.broken:
             self._disconnect()
-        self._watch_output(bool(self._output.size))
+        watch(self._selector, self._output, selectors.EVENT_WRITE, self._output.flush, wanted=bool(self._output.size))
         self._watch_agent(self._agent is not None and self._output.size < _FULL)
         clock.dispatch(self._selector, soonest(until, self._lost_at))
         if clock.now() >= self._lost_at:
             self._disconnect()
 
-    def _watch_output(self, wanted: bool) -> None:
-        if wanted and not self._flushes:
-            self._selector.register(self._output, selectors.EVENT_WRITE, self._output.flush)
-        elif self._flushes and not wanted:
-            self._selector.unregister(self._output)
-        self._flushes = wanted
-
     def _watch_agent(self, wanted: bool) -> None:
-        if self._pipes is None or wanted is self._reads:
-            return
-        if wanted:
-            self._selector.register(self._pipes.output[0], selectors.EVENT_READ, self._forward_output)
-        else:
-            self._selector.unregister(self._pipes.output[0])
-        self._reads = wanted
+        if self._pipes is not None:
+            watch(self._selector, self._pipes.output[0], selectors.EVENT_READ, self._forward_output, wanted=wanted)
 
     def _forward_output(self) -> bool:
         """Send output of the agent as a frame; return whether there was any."""

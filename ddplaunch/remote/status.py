@@ -28,22 +28,10 @@ class HostStatuses:
         """Expect the agents of these hosts; the job needs `min_nodes` of them."""
         self._hosts = hosts
         self._min_nodes = min_nodes
-        self._statuses: dict[int, int] = {}  # of the job, as each agent reports it
-        self._losses: dict[int, HostError] = {}  # of hosts that were lost after the job had begun
+        self.ended: dict[int, int] = {}  # the status of the job, as each agent reports it
+        self.lost: dict[int, HostError] = {}  # after the job had begun: the agents handle that
         self.errors: dict[int, HostError] = {}  # because of which the job cannot run
         self.has_begun = False  # workers were started
-
-    def ended(self, node_rank: int, status: int) -> None:
-        """Record the job's status from an agent."""
-        self._statuses[node_rank] = status
-
-    def status_of(self, node_rank: int) -> int | None:
-        """Give the job's status from this agent."""
-        return self._statuses.get(node_rank)
-
-    def lost(self, node_rank: int, error: HostError) -> None:
-        """Record that a host was lost while the job runs, which the agents handle."""
-        self._losses[node_rank] = error
 
     def can_go_on_without(self, node_rank: int, left: int) -> bool:
         """Whether the job can begin without this host; `left` is the number of others."""
@@ -56,9 +44,9 @@ class HostStatuses:
         if self.errors:
             error = diagnose.error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)])
             return Verdict(error.status, error.render())
-        if 0 in self._statuses:
-            return Verdict(self._statuses[0])
+        if 0 in self.ended:
+            return Verdict(self.ended[0])
         if signum and not self.has_begun:
             return Verdict(exitcodes.of_signal(signum), note=render_stopped(signum, None, ()))
-        error = diagnose.error([(self._hosts[0], self._losses.get(0) or diagnose.no_status())])
-        return Verdict(next(iter(self._statuses.values()), exitcodes.NODE_LOST), error.render())
+        error = diagnose.error([(self._hosts[0], self.lost.get(0, diagnose.NO_STATUS))])
+        return Verdict(next(iter(self.ended.values()), exitcodes.NODE_LOST), error.render())

@@ -1,4 +1,4 @@
-"""An agent's stdin and stdout as pipes of frames from and to the dispatcher. Decides nothing."""
+"""Pipes of frames between the dispatcher and an agent, to whom they are stdin and stdout. Decides nothing."""
 
 from __future__ import annotations
 
@@ -62,13 +62,14 @@ class InputPipe:
 
 
 class OutputPipe:
-    """Frames to our stdout, after the greeting. Never blocks; bounded if its user watches `size`."""
+    """Frames to the other side. Never blocks; bounded if its user watches `size`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, first: bytes = b"") -> None:
+        """Send `first` before any frame."""
         os.set_blocking(fd, False)
         self._fd = fd
-        self._queue = deque([memoryview(greeting())])
-        self.size = len(self._queue[0])  # bytes waiting
+        self._queue = deque([memoryview(first)] if first else [])
+        self.size = len(first)  # bytes waiting
         self.sent = 0  # bytes written so far
         self.broken = False  # the reader has closed it: everything is dropped
         self.flush()
@@ -115,8 +116,8 @@ class OutputPipe:
 
 
 def claim_stdio() -> tuple[InputPipe, OutputPipe]:
-    """Keep stdin and stdout for frames alone; other code reads /dev/null and prints to stderr from now on."""
-    pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1))
+    """Greet, and keep stdin and stdout for frames alone; other code reads /dev/null and prints to stderr from now on."""
+    pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1), greeting())
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(2, 1)

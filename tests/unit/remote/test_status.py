@@ -20,17 +20,17 @@ def verdict(statuses, *, signum=0, front_lost=False):
 
 
 def test_the_first_host_gives_the_status(statuses):
-    statuses.ended(1, 9)
-    statuses.ended(0, 3)
-    statuses.lost(2, LOST)
+    statuses.ended[1] = 9
+    statuses.ended[0] = 3
+    statuses.lost[2] = LOST
     assert verdict(statuses).status == 3
     assert not verdict(statuses).error
 
 
 def test_without_the_first_any_other_gives_it_and_the_loss_is_told(statuses):
     statuses.has_begun = True
-    statuses.ended(2, 122)
-    statuses.lost(0, LOST)
+    statuses.ended[2] = 122
+    statuses.lost[0] = LOST
     assert verdict(statuses).status == 122
     assert verdict(statuses).error == "error: a: it was lost\n"
 
@@ -42,7 +42,7 @@ def test_without_any_a_node_was_lost(statuses):
 
 
 def test_a_host_on_which_the_job_cannot_run_decides(statuses):
-    statuses.ended(0, 143)
+    statuses.ended[0] = 143
     statuses.errors[1] = HostError("down", "up")
     assert verdict(statuses).status == 121
     assert verdict(statuses).error == "error: b: down\n\nhint: up\n"
@@ -56,7 +56,7 @@ def test_a_signal_before_the_start_gives_its_status(statuses):
 
 def test_a_signal_later_is_told_by_the_agents(statuses):
     statuses.has_begun = True
-    statuses.ended(0, 130)
+    statuses.ended[0] = 130
     assert verdict(statuses, signum=2).note == ""
 
 
