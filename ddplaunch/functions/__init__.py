@@ -28,7 +28,7 @@ def launch(
 ) -> list[T]:
     """Run `function(*args, **kwargs)` in several workers of this machine; return what each returned, in the order of ranks.
 
-    Each worker is a fresh process with the variables of a rank, so `torch.distributed.init_process_group()` works in it.
+    Each worker is a process of its own with the variables of a rank, so `torch.distributed.init_process_group()` works in it.
     `nproc_per_node` is how many: not given, one for each GPU, one if there is none. `options` are those of the command, with
     _ for -: `timeout=60`, `env={"NCCL_DEBUG": "INFO"}`, `output="rank0"`, `simulate=True`.
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 from ddplaunch.errors import LaunchError
 from ddplaunch.functions import exceptions, request
 from ddplaunch.functions.connection import ERROR, RESULT, Hello, Listener, WorkerConnection
+from ddplaunch.functions.main_module import import_path
 from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
@@ -31,6 +32,7 @@ _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BEFORE_TIMEOUT = 0.5  # seconds: stacks are written so long before the timeout, or a tenth of it if that is less
 _LOST_TIMEOUT = 10.0  # seconds after the grace period in which the agent of a killed command must have ended
+_LONGEST_PATH = 1 << 16  # bytes; Linux takes twice as many in a variable (MAX_ARG_STRLEN)
 _CHUNK = 1 << 16  # bytes
 
 
@@ -98,7 +100,7 @@ class Caller:
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "DDPLAUNCH_CALL": self._listener.address},
+                env={**os.environ, "DDPLAUNCH_CALL": f"{self._listener.address}\n{self._import_path()}"},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
         order = {"options": request.encode(collected), "caller": os.getpid()}
@@ -110,6 +112,11 @@ class Caller:
             self._show(pipe, name)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._command_ended)
+
+    def _import_path(self) -> str:
+        """From where a fork server is to import: from where this program does; "" where there is none."""
+        path = "\n".join(import_path()) if self._spec.start_method == "forkserver" else ""
+        return path if len(os.fsencode(path)) < _LONGEST_PATH else ""
 
     def _show(self, pipe: IO[bytes], name: str) -> None:
         """Write what comes through a pipe to sys.stdout or sys.stderr, as it is set at that time."""

@@ -29,6 +29,11 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "get_ipython" in vars(sys.modules["__main__"])
 
 
+def import_path() -> list[str]:
+    """Give the folders and files from which this process imports, wherever a worker may be."""
+    return [folder or working_directory() or "." for folder in sys.path if isinstance(folder, str)]
+
+
 def preparation(main: dict[str, str]) -> dict[str, Any]:
     """Give the data for multiprocessing.spawn.prepare in a worker; `main` is from `imported_by`, {} to leave it out.
 
@@ -37,12 +42,9 @@ def preparation(main: dict[str, str]) -> dict[str, Any]:
     import multiprocessing
     from multiprocessing import process
 
-    path = list(sys.path)
-    if "" in path:
-        path[path.index("")] = working_directory() or "."
     data: dict[str, Any] = {
         "authkey": bytes(process.current_process().authkey),  # for managers of the caller
-        "sys_path": path,
+        "sys_path": import_path(),
         "sys_argv": list(sys.argv) if hasattr(sys, "argv") else [""],
         **main,
     }

@@ -1,9 +1,9 @@
 """Runs a function of another process as a worker: the program of the jobs of `ddplaunch.launch()`.
 
-The caller listens at an abstract Unix address, DDPLAUNCH_CALL. When both have proved that they know the secret, it sends one
-message: the preparation that multiprocessing's "spawn" sends to a child, and the pickled function with its arguments, with
-descriptors of shared memory. The answer is the result or the exception, by value. Standard library only. What the function
-raises goes to the caller and into the error file; it is not printed here, since the caller raises it.
+The caller listens at an abstract Unix address, the first line of DDPLAUNCH_CALL. When both have proved that they know the
+secret, it sends one message: the preparation that multiprocessing's "spawn" sends to a child, and the pickled function with
+its arguments, with descriptors of shared memory. The answer is the result or the exception, by value. Standard library only.
+What the function raises goes to the caller and into the error file; it is not printed here, since the caller raises it.
 """
 
 import hmac
@@ -105,7 +105,7 @@ class Descriptor:
 def main() -> None:
     """Answer the call."""
     try:
-        caller = Caller(os.environ.pop("DDPLAUNCH_CALL"))
+        caller = Caller(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
         call, pickled, descriptors = caller.receive()
     except (EOFError, ConnectionError):
         sys.exit("the process that called launch() is gone")

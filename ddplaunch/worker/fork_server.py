@@ -108,7 +108,10 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "list[str]":
     """Import these modules as the program would; give a note for each that cannot be imported."""
     notes = []
     path = list(sys.path)
-    if not getattr(sys.flags, "safe_path", False):
+    callers = os.environ.get("DDPLAUNCH_CALL", "").split("\n")[1:]
+    if any(callers):  # a function runs with the path of the program that called launch()
+        sys.path[:] = callers
+    elif not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
     for name in modules:
         try:

@@ -70,6 +70,17 @@ def test_after_a_restart_only_the_last_generation_counts(capfd):
     assert "rank 1 failed: ValueError: the first time" in capfd.readouterr().err
 
 
+def test_forked_workers_share_what_was_imported_from_where_the_caller_imports(job, monkeypatch, capfd):
+    (job.home / "store.py").write_text("import os\npid = os.getpid()\n")  # as one of ddplaunch's own files is called
+    monkeypatch.syspath_prepend(job.home)
+    options = {"start_method": "forkserver", "preload": "store", "max_restarts": 1}
+    found = ddplaunch.launch(functions.fails_once_then_imports, ("store",), nproc_per_node=2, **options)
+    ((importer, _), (same, environment)) = found
+    assert importer == same != os.getpid()
+    assert "DDPLAUNCH_CALL" not in environment
+    assert "the first time" in capfd.readouterr().err
+
+
 def test_several_threads_call_at_once():
     found = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -135,6 +136,12 @@ def fails_once():
             raise ValueError("the first time")
         return "of the first generation"
     return rank()
+
+
+def fails_once_then_imports(name):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("the first time")
+    return importlib.import_module(name).pid, dict(os.environ)
 
 
 def leaves_a_child():

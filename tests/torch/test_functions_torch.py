@@ -70,7 +70,8 @@ if __name__ == "__main__":
     model = torch.nn.Linear(2, 2, bias=False)
     torch.nn.init.zeros_(model.weight)
     many = [torch.zeros(1) for _ in range(450)]
-    found = ddplaunch.launch(shares, (model, many), nproc_per_node=2)
+    forked = {"start_method": "forkserver", "preload": "torch.distributed"}
+    found = ddplaunch.launch(shares, (model, many), nproc_per_node=2, **forked)
     print([(one["sum"].tolist(), one["sum"].is_shared(), type(one["parameter"]).__name__, one["number"]) for one in found])
     print(model.weight.tolist(), [one.item() for one in many[:3]])
 
