@@ -130,9 +130,11 @@ class Agents:
             self._connections.ping_all()
 
     def _admit_waiting(self) -> None:
-        """Take, or refuse, those that wait for a place, as far as that is clear."""
+        """Take, or refuse, those that wait for a place, as far as that is clear; who leaves will give one up."""
+        members = self._coordinator.state.members.values()
+        is_clear = self._connections.all_answered and not any(member.is_leaving for member in members)
         for id, member in list(self._waiting.items()):
-            if why_refused(self._coordinator.state, member) is None or self._connections.all_answered:
+            if why_refused(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
                 self._coordinator.feed(job.Joined(member, self._clock()))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
+from ddplaunch import exitcodes
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import Reservation, reserve
@@ -16,6 +17,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.report.words import signal_name
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.deadline import soonest
@@ -123,10 +125,12 @@ class Coordinator:
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(self._clock()))
             case job.Refuse(id, reason, status) if self._agents is not None:
-                text = f"error: the coordinator refused this node: {reason}\n" if reason else ""
+                text = f"error: the coordinator refused this node: {reason}\n"
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
-                if reason:
-                    self._agents.refused(id, reason)
+                self._agents.refused(id, reason)
+            case job.Release(id, signum):
+                text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on\n"
+                self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
             case job.Drop(id) if self._agents is not None:
                 self._agents.drop(id)
             case job.ReportFailure(wait):

@@ -159,6 +159,7 @@ def _policy(request: JoinRequest) -> job.Policy:
         job_policy(request.spec, min_nodes, max_nodes),
         # tasks of a step, or ranks of mpirun, are started once
         replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
+        may_leave=not allocation.start and not request.has_front,
         called=bool(allocation.start),
         names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
         command=_command_elsewhere(request),

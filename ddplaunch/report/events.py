@@ -74,7 +74,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "job_ended": {
         "status": "integer: the command's exit status",
         "why": "string: finished, failed, signalled, timed_out, front_lost, node_lost; with several nodes also not_met, "
-        "not_reached, refused, lost (node 0)",
+        "not_reached, refused, left (this node alone), lost (node 0)",
         "seconds": "number",
     },
 }

@@ -53,6 +53,12 @@ class JobReporter:
             case job.NodeStopping(id, why, _, _) if id in before.members:
                 member = before.members[id]
                 emit("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
+        if (
+            isinstance(event, (job.NodeStopping, job.NodeEnded))
+            and event.id in before.members.keys() - after.members.keys()
+        ):
+            member = before.members[event.id]
+            emit("node_left", host=member.host, node_rank=member.place, reason="its ddplaunch was ended")
 
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # few jobs need it
 
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _VISIBLE = 1 << 20  # bytes written since a stop that are more than farewells
-_OF_THIS_NODE = ("refused", "not_reached", "lost")  # ends that no other node reports
+_OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
 
 class Reporter:

@@ -21,6 +21,7 @@ class Why(Enum):
     TIMED_OUT = auto()
     FRONT_LOST = auto()
     NODE_LOST = auto()
+    NODE_LEFT = auto()
     NODE_JOINED = auto()
     NOT_MET = auto()
     COORDINATOR = auto()  # it ordered this node to stop

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from signal import SIGINT, SIGKILL
+from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
@@ -165,6 +165,24 @@ def test_the_ranks_of_those_who_stay_change_as_little_as_they_can(nodes, program
     assert parents == [started[0].agent, started[2].agent]
     finish(nodes)
     assert nodes.statuses() == [0, 122, 0]
+
+
+def test_sigterm_to_an_agent_is_its_node_leaving_and_to_all_the_end(nodes, program):
+    args = ("--nproc-per-node", 1, "--rdzv-conf", "last_call_timeout=60", program("restarts"), "stays")
+    started = [nodes.node(*nodes.c10d("2:3"), "--node-rank", place, *args) for place in range(3)]
+    for rank in range(3):
+        nodes.place(rank, 0)
+    started[1].process.send_signal(SIGTERM)
+    assert nodes.statuses(started[1]) == [143]
+    assert started[1].err.splitlines()[-1] == "ddplaunch: this node has left the job (SIGTERM); the others go on"
+    assert "node 1" in started[0].err and "leaves (SIGTERM): all workers start again without it" in started[0].err
+    assert [nodes.place(rank, 1)["WORLD_SIZE"] for rank in range(2)] == ["2", "2"]
+    started[2].process.send_signal(SIGTERM)
+    started[0].says("all workers start again once 1 more has joined")
+    started[0].process.send_signal(SIGTERM)
+    assert nodes.statuses() == [143] * 3
+    assert not nodes.has_sign("place-2-0")
+    assert [event["reason"] for event in nodes.events_of(0, "node_left")] == ["its ddplaunch was ended"] * 2
 
 
 def _parent(pid: int) -> int:

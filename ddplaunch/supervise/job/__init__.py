@@ -14,6 +14,7 @@ from ddplaunch.supervise.job.actions import (
     KillNodes,
     Print,
     Refuse,
+    Release,
     ReportFailure,
     StopNodes,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Policy",
     "Print",
     "Refuse",
+    "Release",
     "ReportFailure",
     "Result",
     "State",

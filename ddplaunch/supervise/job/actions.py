@@ -40,6 +40,14 @@ class Refuse:
 
 
 @record
+class Release:
+    """Have this agent end, as the signal that came to it asked: the others go on."""
+
+    id: int
+    signum: int
+
+
+@record
 class Drop:
     """Close the connection with this agent."""
 
@@ -69,4 +77,4 @@ class EndJob:
     requeue: int = 0  # the notice after which it should go back into the queue
 
 
-Action = BeginGeneration | StopNodes | KillNodes | Refuse | Drop | ReportFailure | Print | EndJob
+Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | EndJob

@@ -1,4 +1,4 @@
-"""What follows from the end of a generation: another one after a pause, or the end of the job with its status. Pure."""
+"""How a generation ends, and what follows: another one after a pause, or the end of the job with its status. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,31 @@ from ddplaunch.supervise.outcome import Why
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-_MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_JOINED)
+MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
+NO_HARM = (Why.NODE_LEFT, Why.NODE_JOINED)  # said when all stop
+
+
+def stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False) -> Result:
+    """Have the workers of all nodes stop, but for those of the node that does so already."""
+    ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
+    stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
+    ended, then = all_ended(stopping, at)
+    return ended, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
+
+
+def all_ended(state: State, at: float) -> Result:
+    """Go on when nothing is left on any node."""
+    if not all(member.has_ended for member in state.taking_part):
+        return state, ()
+    if state.phase is Phase.RUNNING:
+        return end(replace(state, why=Why.FINISHED))
+    if state.phase is not Phase.STOPPING:
+        return state, ()
+    late = state.why in (Why.TIMED_OUT, *NO_HARM)
+    if late and state.exits and all(exit.stopped_with is None for exit in state.exits):
+        # the time was up, or a node came or left, while what finished workers had left behind was swept
+        return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
+    return restart_or_end(state, at)
 
 
 def restart_or_end(state: State, at: float) -> Result:
@@ -24,18 +48,18 @@ def restart_or_end(state: State, at: float) -> Result:
         return end(state)
     if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
         state = replace(state, why=Why.NODE_LOST)
-    if state.halted or state.start_failure is not None or state.why not in _MAY_RESTART:
+    if state.halted or state.start_failure is not None or state.why not in MAY_RESTART:
         return end(state)
     policy, here = state.policy, len(state.members)
     counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
     if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
         return end(state)
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
-    wait = 0.0 if state.why is Why.NODE_JOINED else pause(lives)
+    wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
     going_on = replace(
         state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
     )
-    return going_on, () if state.why is Why.NODE_JOINED else (actions.ReportFailure(wait),)
+    return going_on, () if state.why in NO_HARM else (actions.ReportFailure(wait),)
 
 
 def end(state: State, error: str = "") -> Result:

@@ -34,6 +34,7 @@ class Policy:
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
     replaceable: bool = False  # whether a lost node's agent may be started anew
+    may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
     called: bool = False  # whether the agents are on hosts where a command elsewhere has started them
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
     names: tuple[str, ...] = ()  # of the hosts by node rank, as far as the cluster gives them
@@ -51,6 +52,7 @@ class Member:
     agreed: tuple[tuple[str, str], ...] = ()  # what all should have in common: (what, value)
     place: int | None = None  # in the generation that runs; None: it joined later
     has_ended: bool = False  # nothing of this generation is left there
+    is_leaving: bool = False  # it ends when nothing of this generation is left there, and the others go on
 
     def __str__(self) -> str:
         return self.host if self.place is None else f"node {self.place} ({self.host})"
@@ -80,6 +82,7 @@ class State:
     has_begun: bool = False  # workers were started, or may have been
     ended_idle: bool = False  # the job ended while there were no workers: `exits` are those of the generation before
     halted: bool = False  # nothing is started again
+    regroup_at: float = 0.0  # no generation begins before: what made a node leave may be on its way to others
     phase_deadline: float | None = None  # when this phase has waited long enough
     rdzv_deadline: float | None = None  # when the rendezvous times out
     notice_at: float | None = None  # when to report what is being waited for

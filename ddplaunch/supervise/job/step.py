@@ -7,7 +7,7 @@ from signal import SIGTERM
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events
-from ddplaunch.supervise.job.ending import Result, end, restart_or_end
+from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
@@ -49,8 +49,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
         case events.NodeEscalated(who, signum, _):
-            others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
-            return replace(_noted(state, signum), halted=True), (actions.KillNodes(others),) if others else ()
+            return _escalated(_noted(state, signum), who, signum)
         case events.StopRequested(why, signum, at, by_cluster):
             return _job_stopping(_noted(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.NodeEnded(who, _, _, at):
@@ -92,7 +91,7 @@ def _joined(state: State, member: Member, at: float) -> Result:
     if state.phase is Phase.RENDEZVOUS:
         return _start_if_complete(state, at, regrouping=state.generation >= 0)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
-        stopped, then = _stop(state, Why.NODE_JOINED, SIGTERM, at)
+        stopped, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return stopped, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
 
@@ -107,16 +106,18 @@ def _left(state: State, who: int, reason: str, at: float) -> Result:
         met, then = _start_if_complete(state, at, regrouping=state.generation >= 0)
         return met, (actions.Print(f"{member.host} has left: {reason}"), *then)
     if member.place is None or member.has_ended:
-        return _all_ended(state, at)
-    # it has not reported whether it had started workers
-    state = replace(state, lost=(*state.lost, f"{member}: {reason}"), has_begun=True)
+        return all_ended(state, at)
+    state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
+    if member.is_leaving:
+        return all_ended(state, at)
+    state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
     loss = actions.Print(f"{member} is lost: {reason}")
     if state.phase is Phase.RUNNING:
-        stopped, then = _stop(state, Why.NODE_LOST, SIGTERM, at)
+        stopped, then = stop(state, Why.NODE_LOST, SIGTERM, at)
         return stopped, (loss, *then)
-    if state.why is Why.NODE_JOINED:
+    if state.why in NO_HARM:
         state = replace(state, why=Why.NODE_LOST)
-    ended, then = _all_ended(state, at)
+    ended, then = all_ended(state, at)
     return ended, (loss, *then)
 
 
@@ -175,37 +176,66 @@ def _stopping(state: State, event: events.NodeStopping) -> Result:
     if leaves or may_come_back:
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
         left, then = _left(state, who, _CUT_OFF if state.policy.called else _OWN_END, at)
-        return left, (*then, actions.Drop(who) if leaves else actions.Refuse(who, "", exitcodes.of_signal(signum)))
+        return left, (*then, actions.Drop(who) if leaves else actions.Release(who, signum))
+    if who != OWN:
+        from ddplaunch.supervise.job import leaving  # one node needs none of it
+
+        if leaving.leaves(state, event):
+            return _leaving(leaving.marked(state, who, at), leaving.announced(state, who), event)
     if state.phase is Phase.RUNNING:
-        return _stop(state, why, signum or SIGTERM, at, but=who, by_cluster=event.by_cluster)
+        return stop(state, why, signum or SIGTERM, at, but=who, by_cluster=event.by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if state.why is Why.NODE_JOINED:  # the workers are being stopped for nothing worse
-        state = replace(state, why=why, signum=signum)
+    if state.why is Why.NODE_JOINED or (state.why is Why.NODE_LEFT and why is not Why.FAILED):
+        state = replace(state, why=why, signum=signum)  # the workers are being stopped for nothing worse
     return replace(state, halted=state.halted or why is not Why.FAILED), ()
+
+
+def _leaving(state: State, said: str, event: events.NodeStopping) -> Result:
+    """Go on without this node, of which the state knows that it leaves."""
+    who, at, announced = event.id, event.at, actions.Print(said)
+    if not _is_awaited(state, who):
+        left, then = _left(state, who, _OWN_END, at)
+        if state.phase is Phase.PAUSING:
+            left = replace(left, phase_deadline=max(left.phase_deadline or at, left.regroup_at))
+        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
+        return left, (*((announced,) if starts_again else ()), *then, actions.Release(who, event.signum))
+    if state.phase is Phase.RUNNING:
+        stopped, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=who)
+        return stopped, (announced, *then)
+    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announced,)
+
+
+def _escalated(state: State, who: int, signum: int) -> Result:
+    """Kill everywhere and end the job; a second SIGTERM to a node that leaves concerns that node alone."""
+    member = state.members.get(who)
+    if member is not None and member.is_leaving:
+        if signum == SIGTERM:
+            return state, ()
+        state = replace(state, why=Why.SIGNALLED, signum=signum)
+    others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
+    return replace(state, halted=True), (actions.KillNodes(others),) if others else ()
 
 
 def _job_stopping(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
     if state.phase is Phase.RUNNING:
-        return _stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
+        return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if state.why is Why.NODE_JOINED:
+    if state.why in NO_HARM:
         state = replace(state, why=why, signum=signum)
     return replace(state, halted=True), ()
 
 
-def _stop(
-    state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False
-) -> Result:
-    ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
-    stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
-    ended, then = _all_ended(stopping, at)
-    return ended, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
-
-
 def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
     member = state.members[event.id]
+    if member.is_leaving:
+        rest = {id: other for id, other in state.members.items() if id != event.id}
+        has_begun = state.has_begun or bool(event.exits or event.left)
+        ended, then = all_ended(
+            replace(state, members=rest, exits=(*state.exits, *event.exits), has_begun=has_begun), at
+        )
+        return ended, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
         state,
         members={**state.members, member.id: replace(member, has_ended=True)},
@@ -217,22 +247,7 @@ def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
     )
     if state.phase is Phase.RUNNING and state.notice_at is None:
         state = replace(state, notice_at=at + EARLY_EXIT_WARNING)
-    return _all_ended(state, at)
-
-
-def _all_ended(state: State, at: float) -> Result:
-    """Go on when nothing is left on any node."""
-    if not all(member.has_ended for member in state.taking_part):
-        return state, ()
-    if state.phase is Phase.RUNNING:
-        return end(replace(state, why=Why.FINISHED))
-    if state.phase is not Phase.STOPPING:
-        return state, ()
-    late = state.why in (Why.TIMED_OUT, Why.NODE_JOINED)
-    if late and state.exits and all(exit.stopped_with is None for exit in state.exits):
-        # the time was up, or a node came, while what finished workers had left behind was swept
-        return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
-    return restart_or_end(state, at)
+    return all_ended(state, at)
 
 
 # --- time

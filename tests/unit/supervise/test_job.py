@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from signal import SIGINT, SIGTERM, SIGUSR1
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +22,6 @@ from ddplaunch.supervise.job import (
     Joined,
     KillNodes,
     Left,
-    Member,
     NodeEnded,
     NodeEscalated,
     NodeGivenUp,
@@ -34,74 +31,28 @@ from ddplaunch.supervise.job import (
     Policy,
     Print,
     Refuse,
+    Release,
     ReportFailure,
     State,
     StopNodes,
     StopRequested,
 )
-from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why
+from tests.unit.supervise.job_histories import (
+    ELASTIC,
+    THREE,
+    end,
+    ended,
+    failing,
+    history,
+    member,
+    met,
+    silent,
+    stopped,
+    stopping,
+)
 
 FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
-THREE = Policy(min_nodes=3, max_nodes=3)
-ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
-
-
-def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
-    return Member(id=id, host="abcdef"[id], workers=2, wanted=wanted, **fields)
-
-
-def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:
-    values: dict[str, Any] = {
-        "rank": rank,
-        "local_rank": 0,
-        "host": host,
-        "pid": 100 + rank,
-        "device": "cpu",
-        "code": code,
-        "signal": None,
-        "at": at,
-        "seconds": at,
-        **fields,
-    }
-    return WorkerExit(**values)
-
-
-def stopped(rank: int, host: str, at: float) -> WorkerExit:
-    return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)  # type: ignore[arg-type]
-
-
-def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailure | None = None) -> NodeEnded:
-    return NodeEnded(id, exits or (end(id, "abcdef"[id], at),), failed, at)
-
-
-def failing(id: int, at: float, code: int = 7) -> list[Event]:
-    """A worker of this node fails by itself, and the node ends."""
-    return [
-        NodeStopping(id, Why.FAILED, SIGTERM, at),
-        ended(id, at + 0.1, end(id, "abcdef"[id], at, code)),
-    ]
-
-
-def stopping(id: int, at: float) -> NodeEnded:
-    return ended(id, at, stopped(id, "abcdef"[id], at))
-
-
-def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action]]:
-    state, actions = job.begin(policy, 0.0)
-    done = list(actions)
-    for event in events:
-        state, actions = job.step(state, event)
-        done += actions
-    return state, done
-
-
-def met(number: int = 3) -> list[Event]:
-    return [Joined(member(id), 0.1 * id) for id in range(number)]
-
-
-def silent(actions: Iterable[Action]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Print)]
-
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
@@ -264,7 +215,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "who leaves before the start may come again": (
         replace(THREE, replaceable=True),
         [*met(2), NodeStopping(1, Why.SIGNALLED, SIGINT, 3), Joined(member(3), 4), Joined(member(4), 5)],
-        [Refuse(1, "", 130), BeginGeneration(0, (0, 3, 4), 0)],
+        [Release(1, SIGINT), BeginGeneration(0, (0, 3, 4), 0)],
     ),
     "a node that is gone before the start is waited for if it can come again": (
         replace(THREE, replaceable=True),
@@ -433,12 +384,14 @@ def test_a_node_that_has_finished_while_others_run_on_is_named_once() -> None:
 
 def events() -> st.SearchStrategy[list[Event]]:
     ids = st.integers(0, 4)
-    whys = st.sampled_from([Why.FAILED, Why.SIGNALLED, Why.TIMED_OUT, Why.FRONT_LOST])
+    whys = st.sampled_from([Why.FAILED, Why.TIMED_OUT, Why.FRONT_LOST])
+    signals = st.sampled_from([SIGINT, SIGTERM])
     one = st.one_of(
         st.builds(lambda id, wanted: Joined(member(id, wanted), 0), st.integers(1, 4), st.none() | st.integers(0, 3)),
         st.builds(lambda id: Left(id, "gone", 0), st.integers(1, 4)),
-        st.builds(lambda id, why: NodeStopping(id, why, SIGINT if why is Why.SIGNALLED else SIGTERM, 0), ids, whys),
-        st.builds(lambda id: NodeEscalated(id, SIGINT, 0), ids),
+        st.builds(lambda id, signum: NodeStopping(id, Why.SIGNALLED, signum, 0), ids, signals),
+        st.builds(lambda id, why: NodeStopping(id, why, SIGTERM, 0), ids, whys),
+        st.builds(lambda id, signum: NodeEscalated(id, signum, 0), ids, signals),
         st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
         st.just(DeadlineReached(0)),
         st.just(NodeGivenUp(0)),
@@ -446,11 +399,19 @@ def events() -> st.SearchStrategy[list[Event]]:
     return st.lists(one, max_size=30)
 
 
-@given(happened=events(), restarts=st.integers(0, 2), min_nodes=st.integers(1, 3), more=st.integers(0, 2))
+@given(
+    happened=events(),
+    restarts=st.integers(0, 2),
+    min_nodes=st.integers(1, 3),
+    more=st.integers(0, 2),
+    others=st.booleans(),
+)
 def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(
-    happened: list[Event], restarts: int, min_nodes: int, more: int
+    happened: list[Event], restarts: int, min_nodes: int, more: int, others: bool
 ) -> None:
-    policy = Policy(min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts)
+    policy = Policy(
+        min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
+    )
     state, _ = job.begin(policy, 0.0)
     clock = 0.0
     state, _ = job.step(state, Joined(member(OWN), clock))
@@ -495,7 +456,7 @@ def test_who_joined_late_and_leaves_before_its_turn_ends_nothing() -> None:
     """It came when some had finished already, so it waited for the end."""
     late = [*met(2), DeadlineReached(30.1), ended(1, 40), Joined(member(2), 41)]
     state, actions = history(ELASTIC, [*late, NodeStopping(2, Why.SIGNALLED, SIGINT, 42)])
-    assert silent(actions) == [BeginGeneration(0, (0, 1), 0), Refuse(2, "", 130)]
+    assert silent(actions) == [BeginGeneration(0, (0, 1), 0), Release(2, SIGINT)]
     assert state.phase is Phase.RUNNING
 
 

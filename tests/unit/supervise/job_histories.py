@@ -1,0 +1,71 @@
+"""What the histories of a job of several nodes are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from signal import SIGTERM
+from typing import Any
+
+from ddplaunch.supervise import job
+from ddplaunch.supervise.job import Action, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+
+THREE = Policy(min_nodes=3, max_nodes=3)
+ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
+
+
+def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
+    return Member(id=id, host="abcdef"[id], workers=2, wanted=wanted, **fields)
+
+
+def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": 0,
+        "host": host,
+        "pid": 100 + rank,
+        "device": "cpu",
+        "code": code,
+        "signal": None,
+        "at": at,
+        "seconds": at,
+        **fields,
+    }
+    return WorkerExit(**values)
+
+
+def stopped(rank: int, host: str, at: float) -> WorkerExit:
+    return end(rank, host, at, code=None, signal=SIGTERM, stopped_with=SIGTERM, stopped_at=at - 0.1)  # type: ignore[arg-type]
+
+
+def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailure | None = None) -> NodeEnded:
+    return NodeEnded(id, exits or (end(id, "abcdef"[id], at),), failed, at)
+
+
+def failing(id: int, at: float, code: int = 7) -> list[Event]:
+    """A worker of this node fails by itself, and the node ends."""
+    return [
+        NodeStopping(id, Why.FAILED, SIGTERM, at),
+        ended(id, at + 0.1, end(id, "abcdef"[id], at, code)),
+    ]
+
+
+def stopping(id: int, at: float) -> NodeEnded:
+    return ended(id, at, stopped(id, "abcdef"[id], at))
+
+
+def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action]]:
+    state, actions = job.begin(policy, 0.0)
+    done = list(actions)
+    for event in events:
+        state, actions = job.step(state, event)
+        done += actions
+    return state, done
+
+
+def met(number: int = 3) -> list[Event]:
+    return [Joined(member(id), 0.1 * id) for id in range(number)]
+
+
+def silent(actions: Iterable[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Print)]
