@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup
@@ -21,6 +22,9 @@ from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
+
+if TYPE_CHECKING:
+    from ddplaunch.control.questions import Answer, Question
 
 
 class Generations:
@@ -169,6 +173,15 @@ class Generations:
                     self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
+
+    def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
+        """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""
+        try:
+            from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
+
+            answer(question, self.workers, self._setup.draft, reply)
+        except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
+            self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
 
     @property
     def server_pids(self) -> frozenset[int]:

@@ -11,44 +11,27 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from signal import SIGINT, SIGTERM
 
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
-from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.agent.run_socket import RunSocket
+from ddplaunch.agent.setup import AgentJob
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalSource, Source
 from ddplaunch.agent.workers import CannotStart
-from ddplaunch.coordinator.link import Generation, JobEnd, Link, NodeEnd
+from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_left
-from ddplaunch.record import record, replace
-from ddplaunch.report.reporter import Reporter
+from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.node import Phase, Policy
+from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, WorkerExit
 
-if TYPE_CHECKING:
-    from ddplaunch.agent.shutdown import Requeue
-    from ddplaunch.coordinator.link import LinkHandler
-
 STARTS_PER_ROUND = 8  # workers that are started between two waits for events: some 15 ms
-
-
-@record(kw_only=True)
-class AgentJob:
-    """All that the agent of a node needs to know; made before it is forked."""
-
-    policy: Policy
-    setup: AgentSetup
-    link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
-    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
-    sent_again: frozenset[int]  # of which a second one does not escalate
-    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
-    requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 
 def run(job: AgentJob, pipes: FrontPipes) -> int:
@@ -96,6 +79,7 @@ class Agent:
         self._generations = Generations(
             job.setup, self._queue, self._selector, self._reporter, feed=self.feed, ended=self._worker_ended
         )
+        self._run_socket = RunSocket(job.setup, self._selector, self._stop_job, self._reporter.print)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._state = node.begin(job.policy)
         self._end: JobEnd | None = None
@@ -110,11 +94,13 @@ class Agent:
             self._reporter.write(error.render())
             self._shutdown.hand_over(self._state)
             return error.status
+        self._run_socket.open(self._own_link)
         self._process_events()
         while self._state.phase is not Phase.ENDED or not self._link.is_over:
             self._wait()
             self._start_some()
         self._generations.close()
+        self._run_socket.close()
         self._link.close()
         assert self._state.status is not None
         assert self._end is not None
@@ -141,6 +127,7 @@ class Agent:
         now = clock.now()
         self._link.expire(now)
         self._files.expire(now)
+        self._run_socket.expire(now)
         self._process_events()
         output = self._generations.output  # another one, if a generation has begun
         output.flush(now)
@@ -156,7 +143,7 @@ class Agent:
             return clock.now()
         output = self._generations.output.deadline
         deadlines = (output, self._backpressure.deadline, self._link.deadline, self._files.deadline)
-        return soonest(self._state.deadline, *deadlines)
+        return soonest(self._state.deadline, self._run_socket.deadline, *deadlines)
 
     def _child_ended(self) -> None:
         reap(keep=self._generations.pids | self._others)
@@ -212,6 +199,10 @@ class Agent:
         """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""
         self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
+    def ask(self, ask: Ask) -> None:
+        """Answer a question about the workers of this node."""
+        self._generations.answer(ask.question, lambda answer: self._link.send(Answered(ask.number, answer)))
+
     def print(self, text: str) -> None:
         """Print what the link reports."""
         self._reporter.print(text)
@@ -224,6 +215,11 @@ class Agent:
     def _asked_cluster(self, why_ending: Callable[[], ClusterEnding]) -> ClusterEnding:
         with self._signals.busy():
             return why_ending()
+
+    def _stop_job(self) -> None:
+        """End the job as Ctrl-C does: with another signal if that is ignored here, as after nohup."""
+        signum = SIGINT if SIGINT in self._job.signals else SIGTERM
+        self._signals.received(signum, Source.FRONT)
 
     def _expect_one_fewer(self) -> None:
         if self._own_link is not None:
@@ -286,6 +282,7 @@ class Agent:
                     self._link.leave()
                     self._end = JobEnd(action.status, "signalled", self._reporter.stopped(self._state.signum))
                 self._shutdown.conclude(self._state, self._exits, self._end, time.monotonic())
+                self._run_socket.ended(self._end)
             case _:
                 self._generations.do(action)
 

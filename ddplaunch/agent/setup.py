@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.agent.workers import WorkerSetup
@@ -30,7 +30,14 @@ from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run, start_writer
 from ddplaunch.spec import JobSpec, Streams, default
+from ddplaunch.supervise.node import Policy
 from ddplaunch.supervise.outcome import ClusterEnding
+
+if TYPE_CHECKING:
+    import selectors
+
+    from ddplaunch.agent.shutdown import Requeue
+    from ddplaunch.coordinator.link import Link, LinkHandler
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -59,10 +66,16 @@ class AgentSetup:
 
     def __init__(self, inputs: JobInputs) -> None:
         self._inputs = inputs
+        self.began = time.monotonic()
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
         self.files = FileQueue()
         self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
+
+    @property
+    def inputs(self) -> JobInputs:
+        """What was known before the agent started."""
+        return self._inputs
 
     def start_writer(self) -> None:
         """Start what writes the files of the run, if there will be any; it makes the folder while all else is made ready."""
@@ -151,6 +164,19 @@ class AgentSetup:
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
         )
+
+
+@record(kw_only=True)
+class AgentJob:
+    """All that the agent of a node needs to know; made before it is forked."""
+
+    policy: Policy
+    setup: AgentSetup
+    link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
+    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
+    sent_again: frozenset[int]  # of which a second one does not escalate
+    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
+    requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 
 def _time_of_day(at: float) -> bytes:

@@ -18,6 +18,7 @@ from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file
+from ddplaunch.process import clock
 from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import StartError, Stdio
 from ddplaunch.process.worker import RunningWorker
@@ -100,6 +101,22 @@ class Workers:
     def host(self) -> str:
         """The name of this node."""
         return self._setup.plan.workers[0].host
+
+    @property
+    def plans(self) -> tuple[WorkerPlan, ...]:
+        """What each of them was to be."""
+        return self._setup.plan.workers
+
+    @property
+    def running(self) -> Mapping[int, RunningWorker]:
+        """Those that were started, by rank, dead ones included until they are reaped."""
+        return self._running
+
+    @property
+    def quiet(self) -> Mapping[int, float]:
+        """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
+        now = clock.now()
+        return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
 
     @property
     def pids(self) -> frozenset[int]:

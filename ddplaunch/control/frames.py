@@ -30,9 +30,9 @@ class Decoder:
 
     __slots__ = ("_buffer", "_limit", "_signature")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT_UNAUTHENTICATED) -> None:
         self._buffer = bytearray()
-        self._limit = LIMIT_UNAUTHENTICATED
+        self._limit = limit
         self._signature = 0
 
     def trust(self, limit: int = LIMIT) -> None:

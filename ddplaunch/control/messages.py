@@ -31,6 +31,7 @@ from ddplaunch.control.fields import (
     Workers,
     decoder,
 )
+from ddplaunch.control.questions import Answer, Question
 
 _MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
@@ -199,6 +200,20 @@ class Quit(Struct, frozen=True, tag="quit"):
     is_watched: bool = False  # a front that has started the agents is connected and does that, not node 0
 
 
+class Ask(Struct, frozen=True, tag="ask"):
+    """The coordinator to an agent: a question about its workers, to be answered under this number."""
+
+    number: Number
+    question: Question
+
+
+class Answered(Struct, frozen=True, tag="answered"):
+    """An agent to the coordinator: the answer to the question of this number."""
+
+    number: Number
+    answer: Answer
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """The coordinator to an agent: a heartbeat, to be answered."""
 
@@ -212,8 +227,8 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Forward | Ended | Pong
-ToAgent = Begin | Stop | Kill | Forward | Quit | Ping
+ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Forward | Ended | Answered | Pong
+ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)

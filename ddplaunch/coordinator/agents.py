@@ -89,6 +89,8 @@ class Agents:
                 self._ended(id, message)
             case messages.Escalate() if id not in self._ranks:
                 pass  # it has no part in what it wants killed
+            case messages.Answered():
+                self._report(id, message)
             case messages.Stopping() | messages.Noticed() | messages.Escalate():
                 self._reported(id, message)
 

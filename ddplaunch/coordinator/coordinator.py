@@ -10,7 +10,7 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import Answered, ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import Reservation, reserve
 from ddplaunch.plan import Plan
@@ -24,8 +24,10 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
-if TYPE_CHECKING:  # one node needs none of it
+if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
+    from ddplaunch.control.questions import Question
     from ddplaunch.coordinator.agents import Agents
+    from ddplaunch.coordinator.questions import Asker, Questions
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -47,6 +49,7 @@ class Coordinator:
         self._reservation: Reservation | None = None
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._over_at: float | None = None
+        self._questions: Questions | None = None
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
         """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
@@ -67,6 +70,8 @@ class Coordinator:
         self._reporter.on_event(event, before, self._state)
         for action in actions:
             self._do(action)
+        if self._questions is not None:
+            self._questions.left(self._state.members)
 
     def take(self, id: int, report: Report) -> None:
         """Take what an agent reports, unless it was refused or is not a member yet."""
@@ -91,6 +96,21 @@ class Coordinator:
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
             case ForwardToAll(signum):
                 self.forward(signum)
+            case Answered() if self._questions is not None:
+                self._questions.take(id, report)
+
+    def ask(self, question: Question, within: float, asker: Asker) -> None:
+        """Ask the agents of all nodes; who has not answered in so many seconds is not waited for."""
+        if self._questions is None:
+            from ddplaunch.coordinator.questions import Questions
+
+            self._questions = Questions(self._order, self._clock)
+        self._questions.ask(self._state.members, question, within, asker)
+
+    def forget(self, asker: Asker) -> None:
+        """Answer this one no more."""
+        if self._questions is not None:
+            self._questions.forget(asker)
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
@@ -104,12 +124,15 @@ class Coordinator:
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
         others = self._agents.deadline if self._agents is not None else None
-        return soonest(self._state.deadline, others, self._over_at)
+        asked = self._questions.deadline if self._questions is not None else None
+        return soonest(self._state.deadline, others, self._over_at, asked)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
         if self._agents is not None:
             self._agents.expire(now)
+        if self._questions is not None:
+            self._questions.expire(now)
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(job.DeadlineReached(now))
 

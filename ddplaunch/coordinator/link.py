@@ -11,6 +11,10 @@ from ddplaunch.record import record
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
+if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
+    from ddplaunch.control.questions import Answer, Question
+    from ddplaunch.coordinator.coordinator import Coordinator
+
 # --- orders: what the coordinator sends an agent
 
 
@@ -37,7 +41,15 @@ class JobEnd:
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-Order = Generation | JobEnd | node.StopOrdered | node.KillOrdered | node.SignalReceived
+@record
+class Ask:
+    """A question about the workers of a node, to be answered under this number."""
+
+    number: int
+    question: Question
+
+
+Order = Generation | JobEnd | Ask | node.StopOrdered | node.KillOrdered | node.SignalReceived
 
 # --- reports: what an agent sends the coordinator
 
@@ -60,6 +72,14 @@ class ForwardToAll:
     signum: int
 
 
+@record
+class Answered:
+    """The answer to the question of this number."""
+
+    number: int
+    answer: Answer
+
+
 Report = (
     node.ReportStopping
     | node.ReportNotice
@@ -69,6 +89,7 @@ Report = (
     | node.Resume
     | NodeEnd
     | ForwardToAll
+    | Answered
 )
 
 
@@ -86,6 +107,9 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
         def listening(self, port: int) -> None:
             """Take note that the coordinator of the job is here, and listens."""
 
+        def ask(self, ask: Ask) -> None:
+            """Answer a question, now or later, by a report."""
+
         def begin(self, generation: Generation, address: str | None) -> None:
             """Start the workers; `address` is that of this node as the others reach it."""
 
@@ -95,6 +119,8 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
 class Link(ABC):
     """What both kinds of links have in common."""
+
+    coordinator: Coordinator | None = None  # if it is here
 
     def __init__(self, handler: LinkHandler, clock: Callable[[], float]) -> None:
         self._handler = handler
@@ -146,6 +172,8 @@ class Link(ABC):
         match order:
             case Generation():
                 self._handler.begin(order, self.address)
+            case Ask():
+                self._handler.ask(order)
             case JobEnd():
                 if not self._has_ended:
                     self._has_ended = True

@@ -22,40 +22,42 @@ if TYPE_CHECKING:
 class LocalLink(Link):
     """A link whose other end is in the same process."""
 
+    coordinator: Coordinator
+
     def __init__(self, handler: LinkHandler, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         super().__init__(handler, clock)
-        self._coordinator = coordinator
+        self.coordinator = coordinator
 
     def send(self, report: Report) -> None:
         """Report to the coordinator."""
-        self._coordinator.take(OWN, report)
+        self.coordinator.take(OWN, report)
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
-        self._coordinator.expect_one_fewer()
+        self.coordinator.expect_one_fewer()
 
     @property
     def address(self) -> str | None:
         """The address of this node that most others reach."""
-        return self._coordinator.reached_at
+        return self.coordinator.reached_at
 
     @property
     def deadline(self) -> float | None:
         """When the coordinator wants to be called."""
-        return self._coordinator.deadline
+        return self.coordinator.deadline
 
     def expire(self, now: float) -> None:
         """Have the coordinator do what the time asks for."""
-        self._coordinator.expire(now)
+        self.coordinator.expire(now)
 
     @property
     def is_over(self) -> bool:
         """Whether all other agents know that the job has ended."""
-        return self._coordinator.is_over
+        return self.coordinator.is_over
 
     def close(self) -> None:
         """Close the coordinator."""
-        self._coordinator.close()
+        self.coordinator.close()
 
 
 def coordinate_alone(

@@ -8,7 +8,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.fields import host as host_name
 from ddplaunch.control.fields import line, text
 from ddplaunch.coordinator import exits
-from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.supervise import node
@@ -34,6 +34,8 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
             return messages.Escalate(signum)
         case ForwardToAll(signum):
             return messages.Forward(signum)
+        case Answered(number, answer):
+            return messages.Answered(number, answer)
         case NodeEnd(generation, ends, failed, left, traces):
             return messages.Ended(
                 generation=generation,
@@ -58,6 +60,8 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
             return node.Escalate(signum)
         case messages.Forward(signum):
             return ForwardToAll(signum)
+        case messages.Answered(number, answer):
+            return Answered(number, answer)
         case messages.Ended():
             failed = message.start_failure
             return NodeEnd(
@@ -93,6 +97,8 @@ def encode_order(order: Order) -> messages.ToAgent:
             return messages.Kill()
         case node.SignalReceived(signum):
             return messages.Forward(signum)
+        case Ask(number, question):
+            return messages.Ask(number, question)
     raise AssertionError(f"{order!r} concerns no other node")
 
 
@@ -124,6 +130,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
             return node.KillOrdered(at)
         case messages.Forward(signum):
             return node.SignalReceived(signum, at, escalates=False)
+        case messages.Ask(number, question):
+            return Ask(number, question)
     return None
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import front, loop
-from ddplaunch.agent.setup import AgentSetup, JobInputs
+from ddplaunch.agent.setup import AgentJob, AgentSetup, JobInputs
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.endpoints import LOOPBACK
@@ -81,7 +81,7 @@ def run(
             why_ending=_why_ending(spec, env, allocation),
         )
     )
-    job = loop.AgentJob(
+    job = AgentJob(
         policy=Policy(
             ranks=draft.ranks,
             stop_signals=spec.ending_signals,

@@ -30,7 +30,9 @@ CLOSE = b"c"
 EVENT = b"e"  # a line of events.jsonl
 REPLACE = b"r"  # a file as a whole: its name, a newline, its content
 REMOVE = b"u"  # a file elsewhere; its path
+LISTEN = b"l"  # at the socket of the run; JSON
 END = b"."
+LISTENING = b'{"listening"'  # how the reply to LISTEN begins, if that was possible
 
 _BLOCK = 1 << 16  # bytes of small messages that wait together
 _ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
@@ -60,9 +62,19 @@ class Log:
 class FileQueue:
     """Our side of the socket to that process, which takes `serve` of its module; without one, everything is dropped."""
 
-    def __init__(self, sock: socket.socket | None = None, shared: int = -1, pid: int = 0) -> None:
-        """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it."""
+    def __init__(
+        self,
+        sock: socket.socket | None = None,
+        shared: int = -1,
+        pid: int = 0,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """`shared` is a file in memory: what the writer has done, and what is left for it when the agent ends before it.
+
+        `listener` is the socket of the run: the writer, which has it too, gives it a name on the disk.
+        """
         self.pid = pid  # of the writer; 0: there is none
+        self.listener = listener
         self._sock = sock
         self._shared = shared
         self._blocks: deque[bytearray] = deque()
@@ -75,7 +87,8 @@ class FileQueue:
         self._logs = 0  # numbers given
         self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
         self._ending = False
-        self.replied: Callable[[bytes], None] = _ignore  # is called with each reply
+        self.replied: Callable[[bytes], None] = _ignore  # is called with each reply but the next one
+        self.listening: Callable[[bytes], None] = _ignore  # is called when connections to `listener` can come
         self.size = 0  # bytes waiting here
         self.dropped_lines = 0
         self.hangs = False  # the disk: there was no progress for long
@@ -185,7 +198,7 @@ class FileQueue:
                     self._lose_writer()
                 *replies, self._received = (self._received + data).split(b"\n")
                 for reply in replies:
-                    self.replied(reply)
+                    (self.listening if reply.startswith(LISTENING) else self.replied)(reply)
         except BlockingIOError:
             pass
         except OSError:

@@ -29,12 +29,14 @@ class Output:
         self._ended: set[tuple[int, Stream]] = set()
         self._filters: dict[tuple[int, Stream], tuple[LineFilter, Prefix, Log]] = {}
         self._filter_logs: list[Log] = []
+        self.written_at: dict[int, float] = {}  # when each worker has last written, by the clock of deadlines
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
         self._tails[rank] = b""
+        self.written_at.pop(rank, None)
         self._ended -= {(rank, stream) for stream in Stream}
         self._logs.update(((rank, stream), log) for stream, log in zip(Stream, logs or (), strict=False))
 
@@ -48,6 +50,7 @@ class Output:
 
     def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Take what a worker wrote."""
+        self.written_at[rank] = at
         log = self._logs.get((rank, stream))
         if log is not None:
             log.write(data)

@@ -19,6 +19,9 @@ class End:
     signal: int | None
     core_dumped: bool
 
+    def __str__(self) -> str:
+        return f"exit status {self.code}" if self.signal is None else f"killed by signal {self.signal}"
+
 
 @record
 class Usage:

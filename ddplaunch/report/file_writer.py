@@ -9,20 +9,37 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.output.file_queue import CLOSE, END, EVENT, HEADER, MAKE, MISSING, OPEN, PROGRESS, REMOVE, REPLACE, WRITE
+from ddplaunch.output.file_queue import (
+    CLOSE,
+    END,
+    EVENT,
+    HEADER,
+    LISTEN,
+    MAKE,
+    MISSING,
+    OPEN,
+    PROGRESS,
+    REMOVE,
+    REPLACE,
+    WRITE,
+)
 from ddplaunch.output.log import BoundedLog
-from ddplaunch.report import folders
+from ddplaunch.report import folders, run_socket
 
 _GONE = "the log folder did not answer"
 
 
-def run(sock: int, shared: int) -> None:
-    """Be that process: take messages from this socket until there are no more, and note in this file what is done."""
-    writer = _Writer(sock, shared)
+def run(sock: int, shared: int, listener: int = -1) -> None:
+    """Be that process: take messages from this socket until there are no more, and note in this file what is done.
+
+    `listener` is the socket of the run, which the agent has too.
+    """
+    writer = _Writer(sock, shared, listener)
     try:
         writer.run()
     except Exception as error:  # noqa: BLE001 - a bug of ours, which this process has no stderr to show
@@ -36,9 +53,10 @@ def run(sock: int, shared: int) -> None:
 class _Writer:
     """The files that are open, and how much is done."""
 
-    def __init__(self, sock: int, shared: int) -> None:
+    def __init__(self, sock: int, shared: int, listener: int) -> None:
         self._sock = sock
         self._shared = shared
+        self._listener = listener
         self._done = 0  # bytes
         self._steps = 0
         self._path = ""
@@ -46,6 +64,7 @@ class _Writer:
         self._folder = -1
         self._events = -1
         self._logs: dict[int, BoundedLog] = {}
+        self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
 
     def run(self) -> None:
         """Carry out every message."""
@@ -62,6 +81,10 @@ class _Writer:
                 if len(data) == size:
                     self._do(kind, log, data)
                 self._note_done(HEADER + size)
+        if self._socket is not None:
+            folder, name = self._socket
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
         for number in tuple(self._logs):
             self._close_log(number)
 
@@ -88,6 +111,8 @@ class _Writer:
                 self._close_log(log)
             elif kind == EVENT:
                 self._append_event(data)
+            elif kind == LISTEN:
+                self._listen(**json.loads(data))
             elif kind == REMOVE:
                 with suppress(OSError):
                     os.unlink(data)
@@ -119,6 +144,23 @@ class _Writer:
         if runs is not None:
             with suppress(OSError):
                 folders.keep_newest(runs, kept, self._note_step)
+
+    def _listen(self, name: str, in_folder: bool) -> None:
+        """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
+        with socket.socket(
+            fileno=self._listener
+        ) as listener:  # the agent has it too, and is to be the last to close it
+            if in_folder and self._folder >= 0:
+                with suppress(OSError):  # the file system has no sockets
+                    run_socket.listen(listener, self._folder, run_socket.NAME)
+                    self._socket = self._folder, run_socket.NAME
+            if self._socket is None:
+                with suppress(OSError):
+                    folder = run_socket.open_runtime_folder(make=True)
+                    run_socket.listen(listener, folder, name)
+                    self._socket = folder, name
+        if self._socket is not None:
+            self.reply(listening=True)
 
     def _create(self, name: str, flags: int = 0) -> int:
         """Create a file of the folder, which is not there yet, and give its descriptor."""

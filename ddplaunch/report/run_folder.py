@@ -37,6 +37,7 @@ def start_writer() -> FileQueue:
         shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
         os.pwrite(shared, bytes(PROGRESS), 0)
         ours, its = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         agent, pid = os.getpid(), os.fork()
     except OSError:  # no worker will find room either
         if shared >= 0:
@@ -45,15 +46,15 @@ def start_writer() -> FileQueue:
     if pid == 0:
         try:
             signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
-            detach(its.fileno(), shared)
+            detach(its.fileno(), shared, listener.fileno())
             from ddplaunch.report import file_writer  # only that process needs it
 
-            file_writer.run(3, 4)
+            file_writer.run(3, 4, 5)
         finally:
             os._exit(0)  # the agent sees that it has ended
     its.close()
     ours.setblocking(False)
-    return FileQueue(ours, shared, pid)
+    return FileQueue(ours, shared, pid, listener)
 
 
 class RunFolder:
@@ -194,6 +195,12 @@ def state_folder(env: Mapping[str, str]) -> str | None:
     return state if os.path.isabs(state) else None
 
 
+def runs_folder(env: Mapping[str, str]) -> str | None:
+    """Give the folder of all runs of this user that have no --log-dir; None if the user has no home."""
+    state = state_folder(env)
+    return None if state is None else os.path.join(state, "ddplaunch", "runs")
+
+
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:
     """Have the folder of this run made, or give one that keeps nothing, as was asked."""
     if spec.log_dir == os.devnull:  # torchrun's value for none
@@ -201,10 +208,8 @@ def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: File
     if spec.log_dir:
         name = f"{spec.rdzv_id or plan.run_id}_{os.urandom(4).hex()}"  # a second run with an equal id gets a name of its own
         return RunFolder(files, os.path.abspath(spec.log_dir), name, runs=None, torchrun_layout=True)
-    state = state_folder(env)
-    if state is None:
+    if (runs := runs_folder(env)) is None:
         return RunFolder.none(files, "no logs are kept: HOME is not set, and this user has no home folder")
-    runs = os.path.join(state, "ddplaunch", "runs")
     # homes are often shared, so each node has a folder of its own in that of the run
     node = None if len(plan.seats) == 1 else f"node-{plan.node_rank}"
     if len(plan.seats) > plan.nnodes:

@@ -17,7 +17,7 @@ from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
-from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd
+from ddplaunch.coordinator.link import Ask, ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
@@ -116,6 +116,9 @@ class Watcher:
 
     def begin(self, generation: Generation, address: str | None) -> None:
         """Do nothing: no workers are started here."""
+
+    def ask(self, ask: Ask) -> None:
+        """Do nothing: there are no workers here, and nobody asks for them."""
 
     def listening(self, port: int) -> None:
         """Do nothing: the coordinator is elsewhere."""

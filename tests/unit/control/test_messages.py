@@ -35,6 +35,7 @@ EXIT = [
     "",
     "l",
 ]
+WORKER = [3, 1, 9, "cpu", "running", "", 1.0, 0.5, 4096, None]
 HELLO = {
     "type": "hello",
     "place": 1,
@@ -75,6 +76,8 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "forward", "signum": 10},
     {"type": "watch"},
     {"type": "pong", "sent": 1.0, "at": 2.0},
+    {"type": "answered", "number": 1, "answer": {"type": "status", "workers": [WORKER]}},
+    {"type": "answered", "number": 1, "answer": {"type": "none", "reason": "was lost"}},
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
@@ -83,6 +86,7 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
     {"type": "ping", "sent": 1.0},
+    {"type": "ask", "number": 1, "question": {"type": "status"}},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.control import messages
+from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
 from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
@@ -35,6 +36,7 @@ REPORTS: list[Report] = [
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
     ForwardToAll(SIGUSR1),
+    Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
     NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1")),
     NodeEnd(
         0,
@@ -51,6 +53,7 @@ ORDERS: list[Order] = [
     node.StopOrdered(SIGTERM, NOW, time_is_up=True),
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
+    Ask(1, AskStatus()),
     node.SignalReceived(SIGUSR1, NOW, escalates=False),
 ]
 

@@ -1,0 +1,72 @@
+"""How a node answers what is asked about its workers. Looks at them, and changes nothing.
+
+An answer may come later: the loop never waits for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ddplaunch.agent.workers import Workers
+from ddplaunch.control.fields import line
+from ddplaunch.control.frames import LIMIT
+from ddplaunch.control.questions import MAX_WORKERS, Answer, AskStatus, NoAnswer, NodeStatus, Question, WorkerStatus
+from ddplaunch.control.requests import encode
+from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.process.usage import usage
+from ddplaunch.process.worker import RunningWorker
+
+_ROOM = 4096  # bytes of a frame for what is around an answer
+
+
+def answer(question: Question, workers: Workers | None, draft: Plan, reply: Callable[[Answer], None]) -> None:
+    """Answer, now or later, by a call of `reply`; `draft` are the workers that there will be, if there are none yet."""
+    match question:
+        case AskStatus():
+            reply(_bounded(_status(workers, draft)))
+
+
+def _bounded(answer: Answer) -> Answer:
+    """The answer, if it is no longer than a frame may be."""
+    size = len(encode(answer))
+    return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, which is too long")
+
+
+def _status(workers: Workers | None, draft: Plan) -> NodeStatus:
+    plans = (draft.workers if workers is None else workers.plans)[:MAX_WORKERS]
+    running = workers.running if workers is not None else {}
+    quiet = workers.quiet if workers is not None else {}
+    now = time.monotonic()
+    return NodeStatus(tuple(_worker(plan, running.get(plan.rank), quiet.get(plan.rank), now) for plan in plans))
+
+
+def _worker(plan: WorkerPlan, running: RunningWorker | None, quiet: float | None, now: float) -> WorkerStatus:
+    used = usage(running.pid) if running is not None else None
+    state, how = _state(running, used.state if used is not None else "")
+    return WorkerStatus(
+        rank=plan.rank,
+        local_rank=plan.local_rank,
+        pid=running.pid if running is not None else 0,
+        device=line(plan.device),
+        state=state,
+        how=how,
+        seconds=max(0.0, now - running.started_at) if running is not None else 0.0,
+        cpu_seconds=used.cpu_seconds if used is not None else 0.0,
+        rss=used.rss if used is not None else 0,
+        quiet=quiet,
+    )
+
+
+def _state(running: RunningWorker | None, kernel: str) -> tuple[str, str]:
+    """The state of a worker in a word, and how it ended; `kernel` is the letter of proc(5)."""
+    if running is None:
+        return "waiting", ""
+    if (end := running.look()) is not None:
+        return "ended", str(end)
+    if kernel in _STATES:
+        return _STATES[kernel], ""
+    return ("stopping" if running.stopped_with is not None else "running"), ""
+
+
+_STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}

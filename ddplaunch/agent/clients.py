@@ -1,0 +1,240 @@
+"""Those that have connected to the socket of the run: bounded in number, size and time. Never waits for any of them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import socket
+import time
+from collections.abc import Callable
+
+from ddplaunch import __version__
+from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.control import requests
+from ddplaunch.control.fields import Malformed, line, piece, text
+from ddplaunch.control.fields import host as host_name
+from ddplaunch.control.frames import Decoder, FrameError, pack
+from ddplaunch.control.questions import Answer
+from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.link import JobEnd
+from ddplaunch.coordinator.questions import Asker
+from ddplaunch.process import clock
+from ddplaunch.report.run_socket import uid_of
+from ddplaunch.supervise.deadline import soonest
+from ddplaunch.supervise.job import Member
+
+MAX_CLIENTS = 32  # at once
+MAX_QUEUED = 64 << 20  # bytes waiting for one of them, above which it is dropped
+REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
+READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
+_ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
+_CHUNK = 1 << 16  # bytes
+
+
+class Clients:
+    """They are served one request each. `guard` makes each call from the loop."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        coordinator: Coordinator,
+        setup: AgentSetup,
+        *,
+        stop: Callable[[], None],
+        guard: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._listener = listener
+        self._selector = selector
+        self._coordinator = coordinator
+        self._setup = setup
+        self._stop = stop
+        self._guard = guard
+        self._clients: set[_Client] = set()
+        self._resume: float | None = None  # when to accept again
+
+    def accept(self) -> None:
+        """Take all who have connected, if they are this user or root."""
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # too many open files, say; the connection is still there, and would wake us at once
+                self._selector.unregister(self._listener)
+                self._resume = clock.now() + _ACCEPT_PAUSE
+                return
+            sock.setblocking(False)
+            client = _Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
+            self._clients.add(client)
+            if (uid := uid_of(sock)) not in (os.getuid(), 0):
+                client.refuse(f"this run is not of user {uid}")
+            elif len(self._clients) > MAX_CLIENTS:
+                client.refuse("too many others look into this run")
+
+    def _asked(self, client: _Client, request: requests.Request) -> None:
+        client.send(self._run())
+        if isinstance(request.asked, requests.Stop):
+            client.awaits_end = True
+            self._stop()
+            return
+        client.asker = Asker(
+            answered=lambda member, answer: client.send(_node_reply(member, answer)),
+            done=lambda: client.finish(requests.Done()),
+        )
+        client.until = clock.now() + request.within + READ_TIMEOUT
+        self._coordinator.ask(request.asked, request.within, client.asker)
+
+    def _gone(self, client: _Client) -> None:
+        self._clients.discard(client)
+        if client.asker is not None:
+            self._coordinator.forget(client.asker)
+
+    def _run(self) -> requests.Run:
+        state, inputs = self._coordinator.state, self._setup.inputs
+        program, members = inputs.spec.program, state.taking_part
+        folder = self._setup.folder
+        return requests.Run(
+            run_id=piece(self._setup.draft.run_id),
+            host=host_name(inputs.node.host),
+            pid=os.getpid(),
+            folder=piece((folder.path or "") if folder is not None else ""),
+            command=piece(shlex.join((program.target, *program.args))),
+            phase="suspended" if state.suspended_at is not None else state.phase.name.lower(),
+            seconds=max(0.0, time.monotonic() - self._setup.began),
+            world_size=sum(member.workers for member in members),
+            nnodes=len(members),
+            generation=max(0, state.generation),
+            restarts=state.restarts,
+            max_restarts=state.policy.max_restarts,
+            ddplaunch=line(__version__),
+        )
+
+    def ended(self, end: JobEnd) -> None:
+        """Tell those that wait for it how the job has ended."""
+        for client in [client for client in self._clients if client.awaits_end]:
+            client.finish(requests.Ended(end.status, end.why, text(end.text)))
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return soonest(self._resume, *(client.until for client in self._clients))
+
+    def expire(self, now: float) -> None:
+        """Drop those whose time is up; accept again after a pause."""
+        for client in list(self._clients):
+            if client.until is not None and now >= client.until:
+                client.close()
+        if self._resume is not None and now >= self._resume:
+            self._resume = None
+            self._selector.register(self._listener, selectors.EVENT_READ, lambda: self._guard(self.accept))
+
+    def close(self) -> None:
+        """Drop all; what the kernel has taken still arrives."""
+        for client in list(self._clients):
+            client.close()
+
+
+class _Client:
+    """One connection: a request comes, replies go as far as they are read."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        selector: selectors.BaseSelector,
+        guard: Callable[[Callable[[], None]], None],
+        *,
+        asked: Callable[[_Client, requests.Request], None],
+        gone: Callable[[_Client], None],
+    ) -> None:
+        self.until: float | None = clock.now() + REQUEST_TIMEOUT  # by the clock of deadlines
+        self.awaits_end = False
+        self.asker: Asker | None = None
+        self._sock = sock
+        self._selector = selector
+        self._asked = asked
+        self._gone = gone
+        self._decoder = Decoder()
+        self._queue = bytearray()
+        self._has_asked = False
+        self._is_last = False  # nothing follows what waits
+        self._ready = lambda: guard(self._served)
+        selector.register(sock, selectors.EVENT_READ, self._ready)
+
+    def _served(self) -> None:
+        self._flush()
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+        elif not self._has_asked:
+            self._decoder.feed(data)
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            if (payload := self._decoder.take()) is None:
+                return
+            protocol = requests.protocol_of(payload).protocol
+            if protocol != requests.PROTOCOL:
+                self.refuse(f"it speaks protocol {requests.PROTOCOL} (ddplaunch {__version__}), and you {protocol}")
+                return
+            request = requests.for_agent(payload)
+        except (FrameError, Malformed) as error:
+            self.refuse(f"ddplaunch {__version__}, which runs it, does not know what you ask: {error}")
+            return
+        self._has_asked, self.until = True, None
+        self._asked(self, request)
+
+    def refuse(self, reason: str) -> None:
+        """Give no answer, and say why."""
+        self._has_asked = True
+        self.finish(requests.Refused(line(reason)))
+
+    def finish(self, reply: requests.Reply) -> None:
+        """Send the last reply."""
+        self._is_last = True
+        if self.until is None:
+            self.until = clock.now() + READ_TIMEOUT
+        self.send(reply)
+
+    def send(self, reply: requests.Reply) -> None:
+        """Send a reply, or keep it until there is room."""
+        self._queue += pack(requests.encode(reply))
+        if len(self._queue) > MAX_QUEUED:
+            self.close()
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._queue:
+                del self._queue[: self._sock.send(memoryview(self._queue)[:_CHUNK].tobytes())]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        if self._queue or not self._is_last:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._queue else 0)
+            if self._sock.fileno() >= 0:
+                self._selector.modify(self._sock, events, self._ready)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._sock.fileno() >= 0:
+            self._selector.unregister(self._sock)
+            self._sock.close()
+            self._queue.clear()
+            self._gone(self)
+
+
+def _node_reply(member: Member, answer: Answer) -> requests.NodeReply:
+    return requests.NodeReply(node_rank=member.place, host=host_name(member.host), answer=answer)

@@ -1,0 +1,108 @@
+"""The socket of the run in the agent's loop, where the job is coordinated. It costs nothing until somebody connects.
+
+What fails here never ends a job: whoever looks into one may find its files replaced by those of another version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.coordinator.link import JobEnd, Link
+from ddplaunch.output.file_queue import LISTEN
+
+if TYPE_CHECKING:  # only a job that is looked into needs it
+    from ddplaunch.agent.clients import Clients
+
+_LONGEST_NAME = 100  # characters of the run's name in that of its socket
+
+
+class RunSocket:
+    """Takes connections from the moment that the writer of files has given it its place."""
+
+    def __init__(
+        self, setup: AgentSetup, selector: selectors.BaseSelector, stop: Callable[[], None], warn: Callable[[str], None]
+    ) -> None:
+        """`stop` ends the job as Ctrl-C does, `warn` prints a line."""
+        self._setup = setup
+        self._selector = selector
+        self._stop = stop
+        self._warn = warn
+        self._link: Link | None = None
+        self._clients: Clients | None = None
+        self._listens = False
+
+    def open(self, link: Link) -> None:
+        """Have the socket made, if the coordinator is here and there is a process that writes files."""
+        files, setup = self._setup.files, self._setup
+        if link.coordinator is None or files.listener is None:
+            return
+        self._link = link
+        files.listening = self._listening
+        name = f"{setup.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
+        in_folder = setup.folder is not None and setup.inputs.spec.log_dir is None
+        files.put(LISTEN, json.dumps({"name": name, "in_folder": in_folder}).encode())
+
+    def _listening(self, _reply: bytes) -> None:
+        if self._link is not None:
+            assert self._setup.files.listener is not None
+            self._listens = True
+            self._selector.register(self._setup.files.listener, selectors.EVENT_READ, self._connected)
+
+    def _connected(self) -> None:
+        self._guard(self._accept)
+
+    def _accept(self) -> None:
+        if self._clients is None:
+            from ddplaunch.agent.clients import Clients
+
+            assert self._link is not None
+            assert self._link.coordinator is not None
+            assert self._setup.files.listener is not None
+            self._clients = Clients(
+                self._setup.files.listener,
+                self._selector,
+                self._link.coordinator,
+                self._setup,
+                stop=self._stop,
+                guard=self._guard,
+            )
+        self._clients.accept()
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Call this; if it fails there is no socket any more, and the job goes on."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a job
+            self.close()
+            self._warn(f"warning: nobody can look into this run any more: {type(error).__name__}: {error}")
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return self._clients.deadline if self._clients is not None else None
+
+    def expire(self, now: float) -> None:
+        """Do what the time asks for."""
+        if (clients := self._clients) is not None:
+            self._guard(lambda: clients.expire(now))
+
+    def ended(self, end: JobEnd) -> None:
+        """Tell those that wait for it how the job has ended."""
+        if (clients := self._clients) is not None:
+            self._guard(lambda: clients.ended(end))
+
+    def close(self) -> None:
+        """Take no connections any more, and drop those that there are."""
+        clients, self._clients, self._link = self._clients, None, None
+        if clients is not None:
+            clients.close()
+        if self._listens and (listener := self._setup.files.listener) is not None:
+            if listener in self._selector.get_map():
+                self._selector.unregister(listener)
+            listener.close()
+        self._listens = False

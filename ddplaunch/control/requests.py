@@ -1,0 +1,87 @@
+"""What a command asks of a running job over the socket of the run, and what comes back. Pure: bytes to values and back.
+
+A request and the replies to it are frames of `frames.py` without a signature: who may connect is the kernel's business. The
+replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `Stop` they are `Run` and, when the
+job has ended, `Ended`. Instead of the first there may be `Refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddplaunch.control.fields import Duration, Host, Keyword, Line, Number, Piece, Status, Text, decoder
+from ddplaunch.control.questions import Answer, Question
+
+PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """End the job as Ctrl-C does; asked once more, as a second Ctrl-C does."""
+
+
+class Request(Struct, frozen=True):
+    """What a client sends, once."""
+
+    asked: Question | Stop
+    within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
+    protocol: Number = PROTOCOL
+
+
+class Run(Struct, frozen=True, tag="run"):
+    """The job, as its coordinator knows it."""
+
+    run_id: Piece
+    host: Host  # of the coordinator
+    pid: Number  # of its agent
+    folder: Piece  # "": nothing is kept
+    command: Piece  # the program and its arguments
+    phase: Keyword  # rendezvous, running, stopping, pausing, ended, suspended
+    seconds: Duration  # since it began
+    world_size: Number  # 0: not known before all nodes have met
+    nnodes: Number
+    generation: Number
+    restarts: Number
+    max_restarts: Number
+    ddplaunch: Line  # the version
+
+
+class NodeReply(Struct, frozen=True, tag="node"):
+    """What one node has answered."""
+
+    node_rank: Number | None  # None: it takes no part in this generation
+    host: Host
+    answer: Answer
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """All nodes have answered, or have had the time to."""
+
+
+class Ended(Struct, frozen=True, tag="ended"):
+    """The job has ended."""
+
+    status: Status
+    why: Keyword
+    text: Text = ""
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """There will be no answer."""
+
+    reason: Line
+
+
+class _Protocol(Struct):
+    protocol: Number
+
+
+Reply = Run | NodeReply | Done | Ended | Refused
+
+encode = msgspec.json.Encoder().encode
+protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
+for_agent: Callable[[bytes], Request] = decoder(Request)
+for_client: Callable[[bytes], Reply] = decoder(Reply)

@@ -1,0 +1,83 @@
+"""Questions to all nodes that have not been answered by all: who was asked, who has answered, who never will. Opens nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ddplaunch.control.questions import Answer, NoAnswer, Question
+from ddplaunch.coordinator.link import Answered, Ask, Order
+from ddplaunch.record import record
+from ddplaunch.supervise.deadline import soonest
+from ddplaunch.supervise.job import Member
+
+
+@record(kw_only=True)
+class Asker:
+    """Who wants to know: `answered` is called once for each member that was asked, then `done`; neither after `forget`."""
+
+    answered: Callable[[Member, Answer], None]
+    done: Callable[[], None]
+
+
+class _Asked:
+    def __init__(self, asker: Asker, members: Mapping[int, Member], within: float, now: float) -> None:
+        self.asker = asker
+        self.within = within
+        self.until = now + within
+        self.missing = dict(members)
+
+
+class Questions:
+    """At most as many as there are clients at once."""
+
+    def __init__(self, send: Callable[[Sequence[int], Order], None], clock: Callable[[], float]) -> None:
+        self._send = send
+        self._clock = clock
+        self._asked: dict[int, _Asked] = {}
+        self._last = 0  # number given
+
+    def ask(self, members: Mapping[int, Member], question: Question, within: float, asker: Asker) -> None:
+        """Ask these members; who has not answered in `within` seconds does not count any more."""
+        self._last += 1
+        self._asked[self._last] = _Asked(asker, members, within, self._clock())
+        self._send(tuple(members), Ask(self._last, question))
+        self._close_complete()
+
+    def take(self, id: int, report: Answered) -> None:
+        """Take an answer; one that was not asked for, or comes too late, changes nothing."""
+        asked = self._asked.get(report.number)
+        if asked is not None and (member := asked.missing.pop(id, None)) is not None:
+            asked.asker.answered(member, report.answer)
+            self._close_complete()
+
+    def left(self, members: Mapping[int, Member]) -> None:
+        """Take note of which members there still are."""
+        for asked in list(self._asked.values()):
+            for id in asked.missing.keys() - members.keys():
+                asked.asker.answered(asked.missing.pop(id), NoAnswer("was lost before it had answered"))
+        self._close_complete()
+
+    def forget(self, asker: Asker) -> None:
+        """Call this one no more: it has gone."""
+        for number, asked in list(self._asked.items()):
+            if asked.asker is asker:
+                del self._asked[number]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return soonest(*(asked.until for asked in self._asked.values()))
+
+    def expire(self, now: float) -> None:
+        """Give up those that have not answered in time."""
+        for asked in list(self._asked.values()):
+            if now >= asked.until:
+                for id in list(asked.missing):
+                    reason = f"has not answered within {asked.within:g} s"
+                    asked.asker.answered(asked.missing.pop(id), NoAnswer(reason))
+        self._close_complete()
+
+    def _close_complete(self) -> None:
+        for number, asked in list(self._asked.items()):
+            if not asked.missing and self._asked.pop(number, None) is not None:
+                asked.asker.done()

@@ -1,0 +1,66 @@
+"""Where the socket of a run lies: in its folder, or in a folder of this user in /tmp. Makes it, and removes it.
+
+It is there, and answers, from the moment that it has its name; a socket that refuses connections is of a run that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+
+NAME = "socket"  # in the folder of a run
+_BACKLOG = 64
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
+
+
+def runtime_folder(uid: int) -> str:
+    """Give the folder of the sockets that lie in no run folder; independent of variables, so that every command finds them."""
+    return f"/tmp/ddplaunch-{uid}"
+
+
+def open_runtime_folder(*, make: bool = False) -> int:
+    """Open that folder, and give its descriptor.
+
+    Raises:
+        OSError: there is none, or what is there is not this user's alone.
+    """
+    path, uid = runtime_folder(os.getuid()), os.getuid()
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(folder)
+    if found.st_uid != uid or stat.S_IMODE(found.st_mode) & 0o077:
+        os.close(folder)
+        raise PermissionError(f"{path} is not this user's alone")
+    return folder
+
+
+def address(folder: int, name: str) -> str:
+    """Give the address of a socket in an open folder: short enough, wherever that lies (107 bytes, unix(7))."""
+    return f"/proc/self/fd/{folder}/{name}"
+
+
+def listen(sock: socket.socket, folder: int, name: str) -> None:
+    """Listen in this folder under this name, for this user alone.
+
+    Raises:
+        OSError: the file system has no sockets, or takes no more files.
+    """
+    new = f".{name}"
+    before = os.umask(0o177)
+    try:
+        sock.bind(address(folder, new))
+        sock.listen(_BACKLOG)
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)  # who finds it, is answered
+    finally:
+        os.umask(before)
+
+
+def uid_of(sock: socket.socket) -> int:
+    """Give the user at the other side of a connection, as it was made."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])

@@ -1,0 +1,161 @@
+"""Asks running jobs over their sockets: all at once, each for a bounded time, and believes nothing that is no typed reply."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+
+from ddplaunch.control import requests
+from ddplaunch.control.fields import Malformed
+from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
+from ddplaunch.control.questions import Question
+from ddplaunch.errors import LaunchError
+from ddplaunch.record import record
+from ddplaunch.report import run_socket
+
+_CHUNK = 1 << 16  # bytes
+_MOST_REPLIES = 100_000  # of one run
+_PATIENCE = 1.0  # seconds that replies may take beyond those that the nodes have
+
+
+@record
+class Place:
+    """Where the socket of a run lies."""
+
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Its path, for people."""
+        return f"{self.folder}/{self.name}"
+
+
+@record
+class Replies:
+    """What a run has replied, and what kept it from more; "" if it has replied all."""
+
+    place: Place
+    run: requests.Run | None
+    nodes: tuple[requests.NodeReply, ...]
+    problem: str
+
+
+def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Replies]:
+    """Ask all these runs the same, and give their replies; those that have ended are left out."""
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        conversations = []
+        for place in places:
+            try:
+                sock = stack.enter_context(connect(place))
+            except (OSError, LaunchError):
+                continue  # it was killed, or has ended meanwhile
+            conversation = _Conversation(place, sock)
+            conversations.append(conversation)
+            sock.setblocking(False)
+            with suppress(OSError):
+                sock.send(pack(requests.encode(requests.Request(asked, within))))
+            selector.register(sock, selectors.EVENT_READ, conversation)
+        until = time.monotonic() + within + _PATIENCE
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+        return [conversation.replies() for conversation in conversations if not conversation.has_gone]
+
+
+def connect(place: Place) -> socket.socket:
+    """Connect to the socket of a run.
+
+    Raises:
+        OSError: nobody listens there.
+        LaunchError: it is another user's.
+    """
+    folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)  # where too many wait already, it is an error
+        sock.connect(run_socket.address(folder, place.name))
+        sock.setblocking(True)
+        if (uid := run_socket.uid_of(sock)) not in (os.getuid(), 0) and os.getuid() != 0:
+            raise LaunchError(f"{place.path} belongs to another user ({uid})")
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.close(folder)
+    return sock
+
+
+def replies_of(sock: socket.socket, asked: Question | requests.Stop) -> Iterator[requests.Reply]:
+    """Ask one run, and give each reply as it comes, until it ends the conversation.
+
+    Raises:
+        OSError: it was lost, or is silent for longer than the time limit of the socket.
+        Malformed: it does not speak as we do.
+    """
+    sock.sendall(pack(requests.encode(requests.Request(asked))))
+    decoder = Decoder(LIMIT)
+    while data := sock.recv(_CHUNK):
+        decoder.feed(data)
+        try:
+            while (frame := decoder.take()) is not None:
+                yield requests.for_client(frame)
+        except FrameError as error:
+            raise Malformed(str(error)) from None
+
+
+class _Conversation:
+    """The replies of one run to a question, as they come."""
+
+    def __init__(self, place: Place, sock: socket.socket) -> None:
+        self._place = place
+        self._sock = sock
+        self._decoder = Decoder(LIMIT)
+        self._run: requests.Run | None = None
+        self._nodes: list[requests.NodeReply] = []
+        self._problem = "does not answer"
+        self.has_gone = False  # it ended before it had answered anything
+
+    def read(self) -> bool:
+        """Take what has come; False if nothing more will."""
+        try:
+            data = self._sock.recv(_CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self.has_gone = self._run is None
+            return False
+        self._decoder.feed(data)
+        try:
+            while (frame := self._decoder.take()) is not None:
+                if not self._take(requests.for_client(frame)):
+                    return False
+        except (FrameError, Malformed) as error:
+            self._problem = f"answers what this version does not understand: {error}"
+            return False
+        return len(self._nodes) <= _MOST_REPLIES
+
+    def _take(self, reply: requests.Reply) -> bool:
+        match reply:
+            case requests.Run():
+                self._run = reply
+            case requests.NodeReply():
+                self._nodes.append(reply)
+            case requests.Refused(reason):
+                self._problem = f"refuses to answer: {reason}"
+                return False
+            case requests.Done():
+                self._problem = ""
+                return False
+        return True
+
+    def replies(self) -> Replies:
+        """What has come."""
+        return Replies(self._place, self._run, tuple(self._nodes), self._problem)

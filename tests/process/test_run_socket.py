@@ -1,0 +1,125 @@
+"""The socket of a run: it answers while the job goes on, whoever else has connected, and is gone when the job is."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+from ddplaunch.agent.clients import MAX_CLIENTS
+from ddplaunch.control import requests
+from ddplaunch.control.frames import LIMIT, Decoder, pack
+from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.report import run_socket
+from ddplaunch.runs import client, find
+from ddplaunch.runs.client import Place, Replies
+from tests.conftest import Job, until
+
+
+def place_of(job: Job) -> Place:
+    """Where the socket of the one job below this home is, as soon as it is there."""
+    place: Place = until(lambda: next(iter(find.places(job.env)), None), "a socket")
+    return place
+
+
+def status_of(place: Place, within: float = 10.0) -> Replies:
+    """Ask this run how it is."""
+    [replies] = client.ask_all([place], AskStatus(), within)
+    return replies
+
+
+def replies_to(place: Place, data: bytes) -> list[requests.Reply]:
+    """Send this, and nothing more; give all that comes back."""
+    decoder, found = Decoder(LIMIT), []
+    with client.connect(place) as sock:
+        sock.settimeout(30)
+        try:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while received := sock.recv(1 << 16):
+                decoder.feed(received)
+        except (BrokenPipeError, ConnectionResetError):  # closed while it was written to
+            pass
+    while (frame := decoder.take()) is not None:
+        found.append(requests.for_client(frame))
+    return found
+
+
+def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, program):
+    job.start("--nproc-per-node", 2, program("behave"))
+    job.signs("ready", 2)
+    place = place_of(job)
+    assert place == Place(str(job.folder), run_socket.NAME)
+    assert stat.S_IMODE(os.stat(place.path).st_mode) == 0o600
+    with ExitStack() as stack:
+        silent = [stack.enter_context(client.connect(place)) for _ in range(3)]
+        for sock in silent[1:]:  # one says nothing, one the half of it, one does not read what it has asked for
+            request = pack(requests.encode(requests.Request(AskStatus())))
+            sock.sendall(request[: len(request) // 2] if sock is silent[1] else request)
+        numbers = random.Random(1)
+        for size in (0, 1, 3, 4, 5, 40, 5000, 200_000):
+            garbage = replies_to(place, numbers.randbytes(size))
+            assert not garbage or isinstance(garbage[0], requests.Refused)
+        for asked in (b"[]", b'{"protocol":2}', b'{"protocol":1,"asked":{"type":"dance"}}', b"{" * 4000):
+            [refused] = replies_to(place, pack(asked))
+            assert isinstance(refused, requests.Refused)
+            assert "ddplaunch" in refused.reason
+        found = status_of(place)
+        assert found.problem == ""
+        assert found.run is not None
+        assert (found.run.world_size, found.run.phase, found.run.folder) == (2, "running", str(job.folder))
+        [node] = found.nodes
+        assert isinstance(node.answer, NodeStatus)
+        assert {worker.rank: worker.pid for worker in node.answer.workers} == job.pids()
+        assert all(worker.state == "running" and worker.rss for worker in node.answer.workers)
+        for _ in range(MAX_CLIENTS):
+            stack.enter_context(client.connect(place))
+        assert "too many" in status_of(place).problem
+    until(lambda: not status_of(place).problem, "the end of those that were too many")
+    with client.connect(place) as sock:
+        sock.settimeout(30)
+        run, ended = client.replies_of(sock, requests.Stop())
+    assert isinstance(run, requests.Run)
+    assert isinstance(ended, requests.Ended)
+    result = job.wait()
+    assert (ended.status, ended.why) == (result.status, "signalled") == (130, "signalled")
+    assert list(find.places(job.env)) == []
+    job.nothing_left()
+
+
+def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, program):
+    before = set(find.places(job.env))
+    job.start("--nnodes", 2, "--nproc-per-node", 2, "--simulate", program("behave"))
+    job.signs("ready", 4)
+    [place] = until(lambda: set(find.places(job.env)) - before, "a socket")
+    assert place.folder == run_socket.runtime_folder(os.getuid())
+    found = status_of(place)
+    assert found.problem == ""
+    ranks = {node.node_rank: [worker.rank for worker in node.answer.workers] for node in found.nodes}
+    assert ranks == {0: [0, 1], 1: [2, 3]}
+    other = next(worker.pid for node in found.nodes for worker in node.answer.workers if worker.rank == 2)
+    agent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGSTOP)
+    late = status_of(place, within=0.3)
+    os.kill(agent, signal.SIGCONT)
+    assert {node.node_rank: type(node.answer) for node in late.nodes} == {0: NodeStatus, 1: NoAnswer}
+    assert "within 0.3 s" in next(node.answer.reason for node in late.nodes if node.node_rank == 1)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait().status == 143
+    assert place not in find.places(job.env)
+    job.nothing_left()
+
+
+def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, program):
+    job.start("--nproc-per-node", 1, program("behave"))
+    job.signs("ready", 1)
+    place = place_of(job)
+    job.kill_all()
+    job.wait()
+    assert os.path.exists(place.path)
+    assert client.ask_all([place], AskStatus(), 1.0) == []
+    job.nothing_left()

@@ -1,0 +1,67 @@
+"""Over the socket of a run comes what a client asks, or what a run replies, or `Malformed`; no third thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.control import requests
+from ddplaunch.control.fields import Malformed
+from tests.unit.hostile import altered, taken
+
+RUN = {
+    "type": "run",
+    "run_id": "20261122-1",
+    "host": "gpu01",
+    "pid": 9,
+    "folder": "/runs/1",
+    "command": "train.py --lr 0.1",
+    "phase": "running",
+    "seconds": 1.5,
+    "world_size": 8,
+    "nnodes": 2,
+    "generation": 1,
+    "restarts": 1,
+    "max_restarts": 3,
+    "ddplaunch": "0.1.0",
+}
+TO_AGENT: list[dict[str, Any]] = [
+    {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
+    {"asked": {"type": "stop"}, "within": 2.0, "protocol": 1},
+]
+TO_CLIENT: list[dict[str, Any]] = [
+    RUN,
+    {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
+    {"type": "done"},
+    {"type": "ended", "status": 130, "why": "signalled", "text": ""},
+    {"type": "refused", "reason": "too many"},
+]
+CASES = [(requests.for_agent, message) for message in TO_AGENT] + [
+    (requests.for_client, message) for message in TO_CLIENT
+]
+
+
+@pytest.mark.parametrize(("decode", "message"), CASES, ids=lambda value: str(value)[:40])
+def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harmless(
+    decode: Callable[[bytes], Any], message: dict[str, Any]
+) -> None:
+    assert json.loads(requests.encode(decode(json.dumps(message).encode()))) == message
+    for payload in altered(message):
+        taken(decode, payload)
+
+
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
+def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
+    assert taken(requests.for_agent, payload) is None
+    assert taken(requests.for_client, payload) is None
+
+
+def test_a_later_protocol_is_recognized_whatever_its_requests_look_like() -> None:
+    assert requests.protocol_of(b'{"protocol": 7, "asked": ["something", "new"]}').protocol == 7
+    with pytest.raises(Malformed):
+        requests.protocol_of(b'{"protocol": "7"}')

@@ -1,0 +1,83 @@
+"""A question to all nodes is answered once for each of them, whatever becomes of them, and then it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddplaunch.control.questions import Answer, AskStatus, NoAnswer, NodeStatus
+from ddplaunch.coordinator.link import Answered, Ask, Order
+from ddplaunch.coordinator.questions import Asker, Questions
+from ddplaunch.supervise.job import Member
+
+MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, wanted=None) for id in range(3)}
+FINE = NodeStatus(())
+
+
+@dataclass
+class Bed:
+    """Questions, the orders that come of them, and what the one who asks is told."""
+
+    now: float = 0.0
+    sent: list[tuple[Sequence[int], Order]] = field(default_factory=list)
+    told: list[tuple[int, Answer] | str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.questions = Questions(lambda ids, order: self.sent.append((ids, order)), lambda: self.now)
+        self.asker = Asker(
+            answered=lambda member, answer: self.told.append((member.id, answer)),
+            done=lambda: self.told.append("done"),
+        )
+
+    def ask(self) -> None:
+        """Ask all members, with two seconds to answer."""
+        self.questions.ask(MEMBERS, AskStatus(), 2.0, self.asker)
+
+
+def test_all_are_asked_at_once_and_each_answer_is_told_as_it_comes():
+    bed = Bed()
+    bed.ask()
+    assert bed.sent == [((0, 1, 2), Ask(1, AskStatus()))]
+    for id in (2, 0):
+        bed.questions.take(id, Answered(1, FINE))
+    assert bed.told == [(2, FINE), (0, FINE)]
+    bed.questions.take(1, Answered(1, FINE))
+    assert bed.told[2:] == [(1, FINE), "done"]
+    assert bed.questions.deadline is None
+
+
+def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
+    bed = Bed()
+    bed.ask()
+    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.left({id: member for id, member in MEMBERS.items() if id != 1})
+    assert bed.told[1:] == [(1, NoAnswer("was lost before it had answered"))]
+    assert bed.questions.deadline == 2.0
+    bed.questions.expire(1.9)
+    assert "done" not in bed.told
+    bed.questions.expire(2.0)
+    assert bed.told[2:] == [(2, NoAnswer("has not answered within 2 s")), "done"]
+
+
+def test_an_answer_that_nobody_asked_for_or_that_comes_twice_or_too_late_changes_nothing():
+    bed = Bed()
+    bed.questions.take(0, Answered(1, FINE))
+    bed.ask()
+    bed.questions.take(7, Answered(1, FINE))
+    bed.questions.take(0, Answered(2, FINE))
+    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.take(0, Answered(1, FINE))
+    assert bed.told == [(0, FINE)]
+    bed.questions.expire(2.0)
+    told = list(bed.told)
+    bed.questions.take(1, Answered(1, FINE))
+    assert bed.told == told
+
+
+def test_who_has_gone_is_told_nothing_more():
+    bed = Bed()
+    bed.ask()
+    bed.questions.forget(bed.asker)
+    bed.questions.take(0, Answered(1, FINE))
+    bed.questions.expire(9.0)
+    assert bed.told == []
