@@ -19,8 +19,9 @@ from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file
 from ddplaunch.process import clock
+from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.pump import Pump
-from ddplaunch.process.start import StartError, Stdio
+from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import NOTHING, record, replace
 from ddplaunch.report import error_file
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
+STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -155,23 +157,30 @@ class Workers:
         )
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         pumps: dict[Stream, Pump] = {}
+        stacks: int | None = None
+        is_python = self._setup.plan.interpreter is not None
         try:
+            if is_python:
+                stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
+                env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             if worker.terminal:
-                stdio = Stdio(0, 1, 2)
+                stdio = Stdio(0, 1, 2, stacks)
                 self._output.open(worker.rank, None)
             else:
                 pumps = self._pipes.make(worker.rank)
                 stdin = 0 if worker.stdin else devnull
-                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd)
+                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd, stacks)
                 self._output.open(worker.rank, folder.open_logs(folder.log_names(*place), self._setup.log_limit))
             child = self._starter.start(worker, env, stdio)
         except BaseException:
             close(pumps)
+            if stacks is not None:
+                os.close(stacks)
             raise
         finally:
             os.close(devnull)
         self._pipes.watch(worker.rank, pumps)
-        return RunningWorker(worker.rank, child, time.monotonic(), by_itself=self._setup.plan.interpreter is not None)
+        return RunningWorker(worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks)
 
     def pause_output(self, paused: bool) -> None:
         """Stop reading the pipes of the workers, or go on."""

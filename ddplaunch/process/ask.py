@@ -7,8 +7,8 @@ import pickle
 import select
 import signal
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from ddplaunch.process.linux import detach
 
@@ -45,12 +45,62 @@ def ask(question: Callable[[], T], timeout: float) -> T:
     os.waitpid(pid, 0 if received else os.WNOHANG)
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
-    if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
+    return _unpacked(received)  # type: ignore[no-any-return]  # what `question` gave
+
+
+class Asking(Generic[T]):
+    """A question that a child answers while this process goes on; `fileno` is readable when there is more of the answer."""
+
+    def __init__(self, question: Callable[[Sequence[int]], T], descriptors: Sequence[int] = ()) -> None:
+        """Ask. The child has no descriptors but these, under the numbers that `question` gets.
+
+        Raises:
+            OSError: there is no room for another process, or for its pipe.
+        """
+        self._pipe, answer = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _answer(lambda: question(range(4, 4 + len(descriptors))), answer, descriptors)
+        except OSError:
+            os.close(self._pipe)
+            raise
+        finally:
+            os.close(answer)
+        os.set_blocking(self._pipe, False)
+        self._received = b""
+
+    def fileno(self) -> int:
+        """The pipe."""
+        return self._pipe
+
+    def read(self) -> bool:
+        """Take in what there is; say whether that was all."""
+        try:
+            data = os.read(self._pipe, 1 << 20)
+        except BlockingIOError:
+            return False
+        self._received += data
+        return not data
+
+    def end(self) -> T | None:
+        """End the child, and give its answer; None if there is none, or no whole one."""
+        os.close(self._pipe)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0 if self._received else os.WNOHANG)
+        try:
+            return _unpacked(self._received)  # type: ignore[no-any-return]  # what `question` gave
+        except Exception:  # noqa: BLE001 - what the child raised
+            return None
+
+
+def _unpacked(received: bytes) -> Any:
+    if len(received) < _SIZE or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded
     found, error = pickle.loads(received[_SIZE:])
     if error is not None:
         raise error
-    return found  # type: ignore[no-any-return]  # what `question` gave
+    return found
 
 
 def _read(pipe: int, until: float) -> bytes | None:
@@ -65,9 +115,9 @@ def _read(pipe: int, until: float) -> bytes | None:
     return None
 
 
-def _answer(question: Callable[[], object], pipe: int) -> None:
+def _answer(question: Callable[[], object], pipe: int, kept: Sequence[int] = ()) -> None:
     try:
-        detach(pipe)
+        detach(pipe, *kept)
         try:
             answer: tuple[object, BaseException | None] = (question(), None)
         except Exception as error:  # noqa: BLE001 - it is raised in the parent

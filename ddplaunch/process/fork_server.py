@@ -101,7 +101,8 @@ class ForkServer:
         # one that is forked after we have given up ends by itself: another process has its rank by then
         wait, release = os.pipe()
         try:
-            line = self._answer(content, (stdio.stdin, stdio.stdout, stdio.stderr, wait))
+            stacks = () if stdio.stacks is None else (stdio.stacks,)
+            line = self._answer(content, (stdio.stdin, stdio.stdout, stdio.stderr, *stacks, wait))
             what, _, text = line.partition(" ")
             if what == "errno" and text.isdecimal():
                 raise StartError(int(text), "cannot create a process")

@@ -100,6 +100,18 @@ def grow_pipe(fd: int, size: int) -> None:
         pass
 
 
+def bounded_file(name: str, size: int) -> int:
+    """Make a file in memory that nobody can make larger than so many bytes; give its descriptor.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
 def unread(fd: int) -> int:
     """How many bytes wait in a pipe (FIONREAD, pipe(7))."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)

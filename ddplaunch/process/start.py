@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from ddplaunch.process.linux import signal_at_end_of
@@ -22,13 +23,18 @@ class Child:
     failure: int  # pipe: holds an errno if exec failed, is at its end if it succeeded
 
 
+STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
+STACKS_SIGNAL = signal.SIGRTMAX - 5
+
+
 @record
 class Stdio:
-    """The three file descriptors that a child gets as 0, 1 and 2."""
+    """The file descriptors that a child gets as 0, 1 and 2, and as STACKS_FD."""
 
     stdin: int
     stdout: int
     stderr: int
+    stacks: int | None = None  # where the worker is to write its stacks, see worker/stacks.py
 
 
 class StartError(Exception):
@@ -115,6 +121,8 @@ def _exec_program(
             high = [fd if fd > 2 else os.dup(fd) for fd in high]
         for target, fd in enumerate(high):
             os.dup2(fd, target)
+        if stdio.stacks is not None:
+            failure = _place(stdio.stacks, STACKS_FD, failure)
         if cpus:
             os.sched_setaffinity(0, cpus)
         if open_files:
@@ -125,6 +133,17 @@ def _exec_program(
         os.write(failure, str(error.errno).encode())
     finally:
         os._exit(127)
+
+
+def _place(fd: int, target: int, kept: int) -> int:
+    """Give a descriptor this number; return that of `kept`, which may have had it. A low limit of open files forbids it."""
+    with suppress(OSError):
+        kept = os.dup(kept) if kept == target else kept
+        if fd == target:
+            os.set_inheritable(fd, True)
+        else:
+            os.dup2(fd, target)
+    return kept
 
 
 def _reset_signals(handled: Iterable[int]) -> None:

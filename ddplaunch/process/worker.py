@@ -38,8 +38,12 @@ class RunningWorker:
     so that signals to the group of a worker that ended reach what it left behind and no other process.
     """
 
-    def __init__(self, rank: int, child: Child, started_at: float, *, by_itself: bool) -> None:
-        """`by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
+    def __init__(
+        self, rank: int, child: Child, started_at: float, *, by_itself: bool, stacks: int | None = None
+    ) -> None:
+        """`stacks` is the file that it writes its stacks to.
+
+        `by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
 
         They would kill a data loader, or run the handler that it has inherited, while its parent still needs it. What
         such a worker has started is ended by it, or swept. A command that is no Python program is mostly a wrapper.
@@ -49,6 +53,7 @@ class RunningWorker:
         self.pidfd = child.pidfd
         self._child = child
         self._by_itself = by_itself
+        self.stacks = stacks
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent
@@ -103,8 +108,9 @@ class RunningWorker:
 
     def reap(self) -> Usage:
         """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
-        os.close(self.pidfd)
-        os.close(self._child.failure)
+        for fd in (self.pidfd, self._child.failure, self.stacks):
+            if fd is not None:
+                os.close(fd)
         pid, _, usage = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
             return Usage(0, 0.0)

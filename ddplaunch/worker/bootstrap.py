@@ -34,6 +34,7 @@ if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
 
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
+stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
 failed = False
@@ -64,6 +65,8 @@ def extend(distributed: "Any") -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+if stacks:
+    load("stacks")["offer"](*map(int, stacks.split(",")))
 
 if pinned or sharing or port:
     settings = load("torch_settings")

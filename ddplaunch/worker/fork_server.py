@@ -6,9 +6,9 @@ What the imports print is kept, and printed by each worker as if it had imported
 
 On the socket, whose number the variable holds:
 
-    to the server    for each worker a length (8 bytes, with the descriptors that are to be 0, 1 and 2, and of a pipe from
-                     which the worker reads a byte before it begins), and then as many bytes: CPUs, number of arguments,
-                     arguments and variables, each ended by a zero byte
+    to the server    for each worker a length (8 bytes, with the descriptors that are to be 0, 1 and 2, that of the file for
+                     stacks if there is one, and of a pipe from which the worker reads a byte before it begins), and then
+                     as many bytes: CPUs, number of arguments, arguments and variables, each ended by a zero byte
     to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, or `errno N`
 
 It refuses to fork while it has threads, children, connections or an open GPU, which the workers would share.
@@ -232,7 +232,7 @@ def _become_worker(agent: int, content: bytes, stdio: "list[int]", printed: _Pri
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != agent:
         os._exit(_NO_PARENT)
-    for target, fd in enumerate(stdio):
+    for target, fd in enumerate(stdio[:3]):
         os.dup2(fd, target)
         os.close(fd)
     cpus, count, *fields = content.split(b"\0")[:-1]
@@ -243,10 +243,23 @@ def _become_worker(agent: int, content: bytes, stdio: "list[int]", printed: _Pri
     for field in fields[int(count) :]:
         name, _, value = field.partition(b"=")
         os.environ[os.fsdecode(name)] = os.fsdecode(value)
+    for fd in stdio[3:]:
+        _place(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
     _open_stdin()
     _seed()
     printed.print()
     return arguments
+
+
+def _place(fd: int, target: int) -> None:
+    """Give a descriptor this number, unless what was imported has that."""
+    if fd == target:
+        return
+    try:
+        os.fstat(target)
+    except OSError:
+        os.dup2(fd, target, False)
+    os.close(fd)
 
 
 def _open_stdin() -> None:

@@ -1,0 +1,64 @@
+"""Has the stacks of this node's workers taken by a child, while the loop goes on. Waits for nothing; knows no reason why."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ddplaunch.process.ask import Asking
+from ddplaunch.process.worker import RunningWorker
+from ddplaunch.stacks import Sample
+from ddplaunch.stacks.take import Target, take
+
+MARGIN = 0.5  # seconds after the time limit in which the child gives its answer
+
+
+class StackTaker:
+    """One taking after another, or several at once; each is answered by a call of its `reply`."""
+
+    def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
+        self._selector = selector
+        self._host = host
+        self._asked: set[Asking[list[Sample]]] = set()
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes that take stacks just now."""
+        return frozenset(asking.pid for asking in self._asked)
+
+    def take(self, workers: Iterable[RunningWorker], within: float, reply: Callable[[Sequence[Sample]], None]) -> None:
+        """Take the stacks of these workers, as far as they live, and of their children in so many seconds."""
+        found = [worker for worker in workers if worker.look() is None]
+        files = [worker.stacks for worker in found if worker.stacks is not None]
+        until, host = time.monotonic() + within, self._host
+
+        def question(descriptors: Sequence[int]) -> list[Sample]:
+            left = iter(descriptors[len(found) :])
+            targets = [
+                Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left))
+                for worker, pidfd in zip(found, descriptors, strict=False)
+            ]
+            return take(targets, until=until, host=host)
+
+        try:
+            asking = Asking(question, [*(worker.pidfd for worker in found), *files])
+        except OSError:  # no room for another process
+            reply(())
+            return
+
+        def readable() -> None:
+            if asking.read():
+                self._selector.unregister(asking)
+                self._asked.discard(asking)
+                reply(asking.end() or ())
+
+        self._asked.add(asking)
+        self._selector.register(asking, selectors.EVENT_READ, readable)
+
+    def close(self) -> None:
+        """Give up what is not answered yet."""
+        for asking in self._asked:
+            self._selector.unregister(asking)
+            asking.end()
+        self._asked.clear()

@@ -1,0 +1,122 @@
+"""Merges the stacks of many processes: equal ones once, the program's own frames first. Pure; opens no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from ddplaunch.errors import count
+from ddplaunch.plan.ranks import compress
+from ddplaunch.record import record
+from ddplaunch.report.stack import is_library, place
+from ddplaunch.report.words import these_ranks
+from ddplaunch.stacks import Sample
+from ddplaunch.supervise.outcome import Frame
+
+# what calls a function that it was given: its name says nothing about what is done
+_WRAPPERS = {
+    "wrapper",
+    "wrapped",
+    "inner",
+    "decorate_context",
+    "_call_impl",
+    "_wrapped_call_impl",
+    "__call__",
+    "_fn",
+    "<lambda>",
+}
+_MOST_FRAMES = 24  # of a stack that are shown
+
+
+@record(kw_only=True)
+class Group:
+    """Processes with equal stacks."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the job that they belong to."""
+        return tuple(sorted({sample.rank for sample in self.samples}))
+
+    @property
+    def who(self) -> str:
+        """Name them as a subject: "ranks 0-2,4", "2 children of rank 3"."""
+        if not self.samples[0].child:
+            return these_ranks(self.ranks)
+        children = "a child" if len(self.samples) == 1 else f"{len(self.samples)} children"
+        return f"{children} of {these_ranks(self.ranks)}"
+
+
+def merge(samples: Iterable[Sample], *, threads: bool = False) -> list[Group]:
+    """Group equal stacks: workers before their children, those of many ranks first; `threads`: of all threads."""
+    groups: dict[object, list[Sample]] = {}
+    for sample in samples:
+        stack = tuple((thread.name, thread.frames) for thread in sample.threads) if threads else sample.main
+        groups.setdefault((bool(sample.child), sample.state, stack, sample.native), []).append(sample)
+    merged = [Group(samples=tuple(sorted(found, key=lambda one: (one.rank, one.pid)))) for found in groups.values()]
+    return sorted(merged, key=lambda group: (bool(group.samples[0].child), -len(group.ranks), group.ranks))
+
+
+def where(sample: Sample, cwd: str) -> str:
+    """Say where a process is, in one line: "all_reduce, train.py:88 in train_step"."""
+    return ", ".join(part for part in (_summary(sample.main, cwd), sample.state) if part) or "no Python frame"
+
+
+def _summary(frames: Sequence[Frame], cwd: str) -> str:
+    """What the program calls, and where it does."""
+    own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)
+    if own is None:
+        return place(frames[0], cwd) if frames else ""
+    called = next((frame for frame in reversed(frames[:own]) if frame.function not in _WRAPPERS), None)
+    here = place(frames[own], cwd)
+    return f"{_name(called)}, {here}" if called else here
+
+
+def _name(frame: Frame) -> str:
+    """The name of a function; of one like `__next__` with that of its module."""
+    module = frame.file.rpartition("/")[2].removesuffix(".py")
+    return f"{module}.{frame.function}" if frame.function.startswith("__") else frame.function
+
+
+def lines(groups: Iterable[Group], cwd: str, *, threads: bool = False) -> list[str]:
+    """Write groups: each in a line, and the stack below it, where there is more of it than the line says."""
+    written: list[str] = []
+    for group in groups:
+        sample = group.samples[0]
+        if written:
+            written.append("")
+        written.append(f"{group.who}: {where(sample, cwd)}")
+        if sample.native:
+            written += (f"  {line}" for line in sample.native.splitlines())
+        elif len(sample.main) > 1:
+            written += _stack(sample.main, cwd, "  ")
+        if threads:
+            for thread in sample.threads:
+                if not thread.is_main:
+                    written += [f"  thread {thread.name}".rstrip(), *_stack(thread.frames, cwd, "    ")]
+    return written
+
+
+def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[str]:
+    """Write a stack, innermost frame first; of libraries' frames that follow each other the first one."""
+    written: list[str] = []
+    for folded, run in groupby(frames, is_library):
+        found = list(run)
+        if folded:
+            more = f" (and {count(len(found) - 1, 'frame')} of libraries)" if len(found) > 1 else ""
+            written.append(f"{indent}{place(found[0], cwd)}{more}")
+        else:
+            written += (f"{indent}{place(frame, cwd)}" for frame in found)
+    left = len(written) - _MOST_FRAMES
+    return written if left <= 0 else [*written[:_MOST_FRAMES], f"{indent}... and {count(left, 'more frame')}"]
+
+
+def in_short(groups: Iterable[Group], cwd: str, most: int) -> list[str]:
+    """Write groups in a line each, with as many as `most`."""
+    found = list(groups)
+    shown = [f"{group.who}: {where(group.samples[0], cwd)}" for group in found[:most]]
+    if len(found) > most:
+        left = compress({rank for group in found[most:] for rank in group.ranks})
+        shown.append(f"... and {count(len(found) - most, 'more place')}, of ranks {left}")
+    return shown

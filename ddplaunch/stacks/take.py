@@ -1,0 +1,153 @@
+"""Takes the stacks of the workers of a node, and of their children, all at once, in a child of the agent.
+
+A process gets the signal only where it is proven that it will write its stack: it handles the signal, and has our file open
+under the number that it was given. Any other would be killed by it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
+from ddplaunch.process.tree import Process, descendants, look
+from ddplaunch.record import record
+from ddplaunch.stacks import Sample, dump
+from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
+
+_PACE = 0.001  # seconds between two looks
+_MOST_CHILDREN = 64  # of a worker
+_NAME = "/memfd:ddplaunch-stacks"
+
+
+@record
+class Target:
+    """A worker that has been started."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    file: int | None  # where it writes its stacks; None: it is no Python
+
+
+def take(targets: Sequence[Target], *, until: float, host: str = "") -> list[Sample]:
+    """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest."""
+    found: list[Sample] = []
+    pending = [_of_worker(target, until, host, found) for target in targets]
+    while pending:
+        pending = [one for one in pending if next(one, None) is not None]
+        if pending:
+            time.sleep(_PACE)
+    return sorted(found, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
+
+
+def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
+    """Take one worker's, and then, since they share a file, those of its children one after another; yields to wait."""
+    worker = look(target.pid)
+    if worker is None or worker.state in "ZX":
+        return
+    yield from _of_process(target, worker, until, host, found, is_child=False)
+    if target.file is None:
+        return
+    for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
+        if _is_ours(child.pid, target.file):
+            yield from _of_process(target, child, until, host, found, is_child=True)
+
+
+def _of_process(
+    target: Target, process: Process, until: float, host: str, found: list[Sample], *, is_child: bool
+) -> Iterator[bool]:
+    def sample(text: str = "", state: str = "") -> None:
+        name = process.name if is_child else ""
+        threads = dump.parse(text)
+        found.append(Sample(rank=target.rank, pid=process.pid, host=host, child=name, threads=threads, state=state))
+
+    status = read_status(process.pid)
+    if status is None:
+        return
+    if (why := _why_not(process.pid, status, target.file)) is not None:
+        sample(state=why)
+        return
+    assert target.file is not None
+    os.lseek(target.file, 0, os.SEEK_SET)
+    # of one that could not answer the last time the signal still waits, and would be answered twice
+    if not status.has_pending(STACKS_SIGNAL) and not _send(target, process, is_child=is_child):
+        sample(state="it belongs to another user")
+        return
+    while not _has_written(process.pid, target.file):
+        if (now := look(process.pid)) is None or now.started != process.started or now.state in "ZX":
+            return
+        if time.monotonic() >= until:
+            sample(state=_unanswered(process.pid))
+            return
+        yield True
+    sample(os.pread(target.file, os.lseek(target.file, 0, os.SEEK_CUR), 0).decode(errors="replace"))
+
+
+def _why_not(pid: int, status: Status, file: int | None) -> str | None:
+    """Say why a process cannot be asked, None if it can."""
+    if status.is_stopped:
+        return "stopped" if status.state == "T" else "held by a debugger"
+    if file is None or not status.catches(STACKS_SIGNAL):
+        return "no Python, or it has not begun to run its program" + place_in_kernel(pid, status)
+    if not _is_ours(pid, file):
+        return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
+    if status.blocks(STACKS_SIGNAL):
+        return f"the program blocks signal {STACKS_SIGNAL}, so its stack cannot be taken"
+    return None
+
+
+def _is_ours(pid: int, file: int) -> bool:
+    """Whether a process has our file where the handler writes to."""
+    path = f"/proc/{pid}/fd/{STACKS_FD}"
+    try:
+        if not os.readlink(path).startswith(_NAME):
+            return False
+        theirs, ours = os.stat(path), os.fstat(file)
+    except OSError:
+        return False
+    status = read_status(pid)
+    same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+    return same and status is not None and status.catches(STACKS_SIGNAL)
+
+
+def _send(target: Target, process: Process, *, is_child: bool) -> bool:
+    """Send the signal to this very process; False if that is not allowed."""
+    if not is_child:
+        pidfd = target.pidfd
+    else:
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            return True
+    try:
+        now = look(process.pid)
+        if now is not None and now.started == process.started:
+            signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
+    except PermissionError:
+        return False
+    except OSError:
+        pass
+    finally:
+        if is_child:
+            os.close(pidfd)
+    return True
+
+
+def _has_written(pid: int, file: int) -> bool:
+    """Whether the dump is complete: the handler has written, and has returned; while it runs its signal is blocked."""
+    if os.lseek(file, 0, os.SEEK_CUR) == 0:
+        return False
+    status = read_status(pid)
+    return status is not None and not status.has_pending(STACKS_SIGNAL) and not status.blocks(STACKS_SIGNAL)
+
+
+def _unanswered(pid: int) -> str:
+    status = read_status(pid)
+    if status is None:
+        return "it has just ended"
+    if status.state == "D":
+        return f"in uninterruptible sleep{place_in_kernel(pid, status)}"
+    return f"it does not answer{place_in_kernel(pid, status)}"

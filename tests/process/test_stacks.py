@@ -1,0 +1,123 @@
+"""Stacks of real processes, in whatever situation they are; none of them comes to harm by being asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.stack_taker import StackTaker
+from ddplaunch.process.linux import bounded_file
+from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Stdio, handled_signals, start
+from ddplaunch.process.tree import descendants
+from ddplaunch.process.worker import RunningWorker
+from ddplaunch.stacks import Sample
+from ddplaunch.stacks.merge import where
+
+ROOT = Path(__file__).parents[2]
+BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
+PROGRAM = ROOT / "tests" / "programs" / "asked.py"
+LIMIT = 20.0  # seconds, on a machine that is busy
+
+SLEEPING = r"asked\.py:\d+ in sleeps"
+OWN_SIGNAL = "the program itself handles signal 59, so its stack cannot be taken"
+
+CASES = {
+    "sleeps": SLEEPING,
+    "forks": SLEEPING,
+    "spawns": SLEEPING,
+    "computes": r"asked\.py:\d+ in computes",
+    "threads": SLEEPING,
+    "handles": OWN_SIGNAL,
+    "registers": OWN_SIGNAL,
+    "closes": OWN_SIGNAL,
+    "blocks": "the program blocks signal 59, so its stack cannot be taken",
+    "executes": "no Python, or it has not begun to run its program.*",
+    "stops": "stopped",
+}
+READY = sum({"forks": 2, "spawns": 2}.get(case, 1) for case in CASES)  # processes that say so
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[dict[str, RunningWorker]]:
+    """A worker for each case, all of them in it."""
+    read, write = os.pipe()
+    started = {}
+    for rank, case in enumerate(CASES):
+        file = bounded_file("ddplaunch-stacks", 1 << 20)
+        env = {**os.environ, "DDPLAUNCH_STACKS": f"{STACKS_FD},{STACKS_SIGNAL}"}
+        argv = [sys.executable, str(BOOTSTRAP), "script", str(PROGRAM), case]
+        child = start(argv, env, Stdio(0, write, 2, file), handled=handled_signals())
+        started[case] = RunningWorker(rank, child, time.monotonic(), by_itself=True, stacks=file)
+    said = b""
+    while said.count(b"\n") < READY:
+        said += os.read(read, 4096)
+    while not started["stops"].has_stopped:
+        time.sleep(0.01)
+    yield started
+    for worker in started.values():
+        worker.signal(signal.SIGKILL)
+        os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED | os.WNOWAIT)
+        worker.reap()
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
+    """What is found in all of them at once."""
+    with selectors.DefaultSelector() as selector:
+        taker = StackTaker(selector, "here")
+        answers: list[list[Sample]] = []
+        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples)))
+        while not answers:
+            for key, _ in selector.select():
+                key.data()
+        assert not taker.pids
+        taker.close()
+    return answers[0]
+
+
+def test_each_worker_is_found_where_it_is_and_none_is_harmed(workers, taken):
+    own = {sample.rank: sample for sample in taken if not sample.child}
+    for rank, (case, expected) in enumerate(CASES.items()):
+        assert re.fullmatch(expected, where(own[rank], str(PROGRAM.parent))), case
+    assert all(worker.look() is None for worker in workers.values())
+    assert list(descendants(workers["spawns"].pid))
+
+
+def test_a_forked_child_is_found_and_another_program_is_left_alone(workers, taken):
+    ranks = {case: rank for rank, case in enumerate(CASES)}
+    children = [sample for sample in taken if sample.child]
+    assert [sample.rank for sample in children] == [ranks["forks"]]
+    assert [frame.function for frame in children[0].main] == ["sleeps", "in_child", "forks", "<module>"]
+
+
+def test_threads_are_told_apart_from_the_main_one(workers, taken):
+    (sample,) = (one for one in taken if one.rank == list(CASES).index("threads"))
+    assert len(sample.threads) == 2
+    assert sample.main[-1].function == "<module>"
+
+
+def test_it_takes_little_of_the_start_of_a_worker():
+    def cpu(env: dict[str, str], file: int | None) -> float:
+        read, write = os.pipe()
+        argv = [sys.executable, str(BOOTSTRAP), "script", os.devnull]
+        child = start(argv, {**os.environ, **env}, Stdio(0, write, 2, file), handled=handled_signals())
+        _, _, usage = os.wait4(child.pid, 0)
+        for fd in (child.pidfd, child.failure, read, write):
+            os.close(fd)
+        return usage.ru_utime + usage.ru_stime
+
+    file = bounded_file("ddplaunch-stacks", 1 << 20)
+    asked = {"DDPLAUNCH_STACKS": f"{STACKS_FD},{STACKS_SIGNAL}"}
+    both = [(cpu(asked, file), cpu({}, None)) for _ in range(10)]
+    os.close(file)
+    assert min(with_it for with_it, _ in both) - min(without for _, without in both) < 0.004

@@ -1,0 +1,90 @@
+"""What faulthandler writes, in the forms that its versions have, and what a program may have written there instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.stacks.dump import MOST_FRAMES, MOST_THREADS, parse
+from ddplaunch.supervise.outcome import Frame
+
+OF_3_11 = """\
+Thread 0x00007f1a5b7fe6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/threading.py", line 995 in _bootstrap
+
+Current thread 0x00007f1a6a1f5740 (most recent call first):
+  File "/home/me/train.py", line 88 in train_step
+  File "/home/me/train.py", line 120 in <module>
+  File "/opt/ddplaunch/worker/bootstrap.py", line 84 in <module>
+"""
+
+OF_3_14 = """\
+Thread 0x00007f1a5b7fe6c0 [loader] (most recent call first):
+  File "/usr/lib/python3.14/threading.py", line 324 in wait
+
+Current thread 0x00007f1a6a1f5740 [python] (most recent call first):
+  Garbage-collecting
+  File "/home/me/train.py", line 88 in train_step
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3.14", at _PyEval_EvalFrameDefault+0x1 [0x55d]
+"""
+
+
+def main(text: str) -> list[str]:
+    (thread,) = (thread for thread in parse(text) if thread.is_main)
+    return [f"{frame.file}:{frame.line} {frame.function}" for frame in thread.frames]
+
+
+@pytest.mark.parametrize("text", [OF_3_11, OF_3_14], ids=["3.11", "3.14"])
+def test_the_thread_that_took_the_signal_is_the_main_one(text):
+    assert main(text)[0] == "/home/me/train.py:88 train_step"
+    assert len(parse(text)) == 2
+
+
+def test_the_frame_of_the_bootstrap_is_left_out():
+    assert main(OF_3_11)[-1] == "/home/me/train.py:120 <module>"
+
+
+def test_threads_have_the_names_that_newer_versions_write():
+    assert [thread.name for thread in parse(OF_3_14)] == ["loader", "python"]
+
+
+def test_without_a_current_thread_the_last_one_is_the_main_one():
+    text = OF_3_11.replace("Current thread", "Thread")
+    assert main(text)[0] == "/home/me/train.py:88 train_step"
+
+
+def test_names_are_written_as_python_writes_them():
+    head = "Current thread 0x1 (most recent call first):\n"
+    assert main(head + r'  File "/home/caf\xe9/\u6f22\U0001f600.py", line 1 in f') == ["/home/café/漢😀.py:1 f"]
+    assert main(head + '  File "/a"b.py", line ??? in f') == ['/a"b.py:0 f']
+    assert main(head + "  File ???, line ??? in ???") == ["???:0 ???"]
+
+
+def test_notes_in_place_of_frames_are_left_out():
+    head = "Current thread 0x1 (most recent call first):\n"
+    assert main(f"{head}  <no Python frame>\n") == []
+    assert main(f"{head}  <Cannot show all threads while the GIL is disabled>\n  ...\n") == []
+
+
+def test_what_is_no_dump_has_no_threads():
+    assert parse("") == ()
+    assert parse('  File "a.py", line 1 in f\n' * 10) == ()
+
+
+def test_a_dump_is_bounded_and_keeps_the_main_thread():
+    thread = "Thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * (MOST_FRAMES + 9)
+    found = parse(thread * (MOST_THREADS + 9) + OF_3_11)
+    assert len(found) == MOST_THREADS
+    assert all(len(thread.frames) <= MOST_FRAMES for thread in found)
+    assert found[-1].is_main
+    assert parse(f'{OF_3_11}  File "{"a" * 9000}", line 1 in f\n') == parse(OF_3_11)
+
+
+@given(st.lists(st.sampled_from([*OF_3_14.splitlines(), '  File "', "x" * 600, r"\U00110000", "\0"]) | st.text()))
+def test_no_text_is_too_strange(lines):
+    for thread in parse("\n".join(lines)):
+        assert all(isinstance(frame, Frame) and len(frame.file) <= 512 for frame in thread.frames)
