@@ -51,11 +51,7 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
     ready = False
     while True:
-        try:
-            why = _why_unsafe(fd)
-        except OSError as error:  # of waitpid, where children are reaped by others or not at all
-            why = f"what was imported has changed how processes end ({error})"
-        if why is not None:
+        if (why := _why_unsafe(fd)) is not None:
             _send(control, f"unsafe {why}\n")
             os._exit(0)
         if not ready:
@@ -168,7 +164,8 @@ def _temporary_file() -> int:
 
 def _why_unsafe(fd: int) -> "str | None":
     """Say what forked workers would share to their harm, None if nothing."""
-    _let_threads_end()
+    if len(os.listdir("/proc/self/task")) > 1:
+        _let_threads_end()
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         return "what was imported has started threads, which a forked process would not have"
@@ -195,7 +192,15 @@ def _let_threads_end() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    os.waitpid(pid, 0)
+    _wait(pid)
+
+
+def _wait(pid: int) -> int:
+    """Wait for the end of a child; give its status, or 0 where what was imported has it reaped by another or by the kernel."""
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return 0
 
 
 def _fork() -> "str | None":
@@ -216,7 +221,8 @@ def _fork() -> "str | None":
                 os.write(write, b"pid %d\n" % worker)
                 os._exit(0)
             return None
-        _, status = os.waitpid(between, 0)
+        status = _wait(between)
+        os.set_blocking(read, False)  # it fails where nothing was written
         answer = os.read(read, 32).decode() if status == 0 else f"errno {status >> 8 or _EAGAIN}\n"
     except OSError as error:
         answer = f"errno {error.errno}\n"

@@ -111,8 +111,13 @@ def test_a_module_may_raise_whatever_it_likes(run, imported):
     assert "fresh processes" not in result.err
 
 
-def test_a_module_may_close_stdin(run):
-    assert sorted(run("print('runs')", "import os\nos.close(0)").out.splitlines()) == ["[0] runs", "[1] runs"]
+@pytest.mark.parametrize(
+    "imported", ["import os\nos.close(0)", "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"]
+)
+def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imported):
+    result = run("print('runs')", imported)
+    assert sorted(result.out.splitlines()) == ["[0] runs", "[1] runs"]
+    assert "fresh processes" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -125,10 +130,6 @@ def test_a_module_may_close_stdin(run):
         ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "what was imported has started a process"),
         ("import socket\nkept = socket.socket()", "what was imported has opened a socket"),
         ("import os\nos._exit(3)", "it has ended"),
-        (
-            "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-            "what was imported has changed how processes end ([Errno 10] No child processes)",
-        ),
     ],
 )
 def test_workers_are_fresh_processes_where_none_may_be_forked(run, job, imported, why):
@@ -161,10 +162,8 @@ def test_a_server_that_does_not_answer_is_done_without(job, write, signum):
 
 DIES = """
 if 'RANK' not in os.environ:
-    forks = []
     def after():
-        forks.append(os.getpid())
-        if forks == [pid, pid]:  # the first is for nothing
+        if os.getpid() == pid:  # it has forked, and not said whom
             os.kill(pid, 9)
     os.register_at_fork(after_in_parent=after)
 """
