@@ -54,11 +54,11 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
     if verb == "shim":
         return _Verb(verb, params=[click.Argument(["folder"]), *_help_and_version(show)])
     if verb == "submit":
-        flags = [click.Option([name], is_flag=True, help=text) for name, text in SUBMIT_OPTIONS]
+        flags = [_with_help(click.Option([name], is_flag=True), text) for name, text in SUBMIT_OPTIONS]
         argv = click.Argument(["job"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
         return _Submit(verb, params=[*flags, *_help_and_version(show), argv])
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
-    forms = [click.Option([f"--{name}"], is_flag=True, help=text) for name, text in FORMS if verb == "plan"]
+    forms = [_with_help(click.Option([f"--{name}"], is_flag=True), text) for name, text in FORMS if verb == "plan"]
     return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_aliases(), *_help_and_version(show), program])
 
 
@@ -171,14 +171,20 @@ class _Root(click.Group):
 
 
 def _click_option(option: Option) -> click.Option:
-    return click.Option(
+    made = click.Option(
         [name for name in (option.short, option.flag, option.name) if name],
         is_flag=option.is_flag or None,  # False would let click take no value where the next argument is an option
         multiple=option.repeatable,
         type=None if option.is_flag else click.UNPROCESSED,
-        help=option.help,
         shell_complete=_complete_value,
     )
+    return _with_help(made, option.help)
+
+
+def _with_help(option: click.Option, text: str) -> click.Option:
+    """Set the text that a shell shows; given at once, click would look for an indent in it, with `inspect`."""
+    option.help = text
+    return option
 
 
 def _aliases() -> list[click.Parameter]:
@@ -202,7 +208,8 @@ def _help_and_version(show: Callable[[str], int]) -> list[click.Parameter]:
     def option(
         names: list[str], callback: Callable[[click.Context, click.Parameter, Any], None], text: str
     ) -> click.Option:
-        return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=callback, help=text)
+        made = click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=callback)
+        return _with_help(made, text)
 
     return [
         option(["-h", "--help"], help_, "The options that people use."),

@@ -22,9 +22,9 @@ LIMIT = 108  # modules of ours; each costs some 0.2 ms
 
 # not of ours, public top-level names; whatever is private (C parts of these) or at python's own start does not count
 OF_CLICK = {
-    "ast", "click", "collections", "contextlib", "copyreg", "datetime", "dis", "enum", "functools", "gettext", "importlib",
-    "inspect", "itertools", "keyword", "linecache", "math", "opcode", "operator", "platform", "re", "reprlib", "struct",
-    "threading", "token", "tokenize", "types", "typing", "uuid", "warnings", "weakref",
+    "click", "collections", "contextlib", "copyreg", "datetime", "enum", "functools", "gettext", "importlib", "itertools",
+    "keyword", "math", "operator", "platform", "re", "reprlib", "struct", "threading", "types", "typing", "uuid", "warnings",
+    "weakref",
 }  # fmt: skip
 OF_NEWER_PYTHONS = {"annotationlib"}  # by typing
 OURS = {
