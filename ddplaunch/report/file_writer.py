@@ -37,7 +37,8 @@ _GONE = "the log folder did not answer"
 def run(sock: int, shared: int, listener: int = -1) -> None:
     """Be that process: take messages from this socket until there are no more, and note in this file what is done.
 
-    `listener` is the socket of the run, which the agent has too.
+    `listener` is the socket of the run, which the agent has too. The first socket is closed at the end: this process needs
+    another while for its own, for which nobody has to wait.
     """
     writer = _Writer(sock, shared, listener)
     try:
@@ -48,6 +49,7 @@ def run(sock: int, shared: int, listener: int = -1) -> None:
         writer.reply(
             problem=f"the process that writes the logs has failed: {''.join(traceback.format_exception(error))}"
         )
+    os.close(sock)
 
 
 class _Writer:
