@@ -11,13 +11,12 @@ import click
 from ddplaunch import __version__
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Option
-from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS, SHELLS
 from ddplaunch.output.streams import use_colour
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-SHELLS = ("bash", "zsh", "fish")
 VERBS = {
     "run": "Start a job; may be left out.",
     "plan": "Show what would be started, and why; start nothing.",

@@ -98,11 +98,6 @@ class _Page(click.HelpFormatter):
             return text
         return click.style(text, bold=True) if style == "bold" else click.style(text, fg=style)
 
-    def usage(self, verbs: Sequence[str]) -> None:
-        for at, verb in enumerate(verbs):
-            head = self.styled("Usage:", "bold") if at == 0 else " " * len("Usage:")
-            self.write(f"{head} {USAGE[verb]}\n")
-
     def paragraph(self, text: str) -> None:
         self.write_paragraph()
         self.write_text(text)
@@ -133,7 +128,7 @@ def alone(*, colour: bool) -> str:
 def of(verb: str, *, full: bool, colour: bool) -> str:
     """The help of a verb; of `run` the options that people use, or all of them."""
     page = _Page(colour)
-    page.usage((verb,))
+    page.write(f"{page.styled('Usage:', 'bold')} {USAGE[verb]}\n")
     page.paragraph(_ABOUT[verb])
     match verb:
         case "plan":

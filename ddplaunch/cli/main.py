@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
-from ddplaunch.cli.commands import FLAGS, SHELLS, VERBS, command, root
+from ddplaunch.cli.commands import FLAGS, VERBS, command, root
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.table import SHELLS
 from ddplaunch.output.streams import use_colour
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import JobSpec, ProgramKind

@@ -11,26 +11,22 @@ from itertools import takewhile
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.option import Option
+from ddplaunch.options.table import ALIASES, BY_NAME
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
 _NUMBER = "--nproc-per-node"
 
-# options of other launchers, and ours of the same meaning; None: nothing has to be said here
-_ACCELERATE = {
-    "--num-processes": _NUMBER, "--num-machines": "--nnodes", "--machine-rank": "--node-rank", "--gpu-ids": "--devices",
-    "--main-process-ip": "--master-addr", "--main-process-port": "--master-port", "--multi-gpu": None,
-}  # fmt: skip
-_DEEPSPEED = {"--num-gpus": _NUMBER, "--num-nodes": "--nnodes", "--no-local-rank": None, "--no-ssh": None}
-_MPIRUN = {"-n": _NUMBER, "-np": _NUMBER, "--np": _NUMBER, "-H": "--hosts", "--host": "--hosts", "-x": "--env",
-           "--allow-run-as-root": None, "--oversubscribe": None}  # fmt: skip
+# options of other launchers, and ours of the same meaning, besides those of ALIASES; None: nothing has to be said here
+_OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
+_MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
 _LAUNCH = {"--use-env": None}
 _LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
     "torchrun": _LAUNCH,
     "torch.distributed.run": _LAUNCH,
     "torch.distributed.launch": _LAUNCH,
-    "accelerate": _ACCELERATE,
-    "deepspeed": _DEEPSPEED,
+    "accelerate": {"--multi-gpu": None},
+    "deepspeed": {"--no-local-rank": None, "--no-ssh": None},
     "mpirun": _MPIRUN,
     "mpiexec": _MPIRUN,
     "horovodrun": _MPIRUN,
@@ -186,7 +182,7 @@ def _of_launcher(name: str, words: Sequence[str], flags: Mapping[str, Option | N
     while at < end:
         typed, equals, value = words[at].partition("=")
         flag = _flag(words[at])
-        ours = known.get(flag, flag if flag in flags else "")
+        ours = known.get(flag, _OURS.get(flag, flag if flag in flags else ""))
         has_value = not equals and at + 1 < end and not words[at + 1].startswith("-")
         option = flags.get(ours or "")
         has_value = has_value and not (option is not None and option.is_flag)

@@ -94,17 +94,12 @@ def drop_lower(resolved: dict[str, Resolved]) -> None:
         LaunchError: both have the same source, and different meanings.
     """
     for conflict in _CONFLICTS:
-        _settle(resolved, conflict)
-
-
-def _settle(resolved: dict[str, Resolved], conflict: Conflict) -> None:
-    first, second = (resolved.get(name) for name in conflict.names)
-    if first is None or second is None or conflict.agree(first.value, second.value):
-        return
-    if first.given.source != second.given.source:
+        first, second = (resolved.get(name) for name in conflict.names)
+        if first is None or second is None or conflict.agree(first.value, second.value):
+            continue
+        if first.given.source == second.given.source:
+            raise not_together(first, second, conflict.hint)
         del resolved[min(first, second, key=lambda one: one.given.source).given.option.name]
-    else:
-        raise not_together(first, second, conflict.hint)
 
 
 def not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:

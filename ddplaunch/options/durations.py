@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from ddplaunch.options.parsers import BadValue
 
@@ -37,16 +36,12 @@ def positive_duration(value: str) -> float:
     return seconds
 
 
-def duration_from(low: float) -> Callable[[str], float]:
-    """Make the parser of a time, as seconds, that is not below `low` seconds."""
-
-    def parse(value: str) -> float:
-        seconds = duration(value)
-        if seconds < low:
-            raise BadValue(f"expected at least {write_duration(low)}")
-        return seconds
-
-    return parse
+def duration_from_1s(value: str) -> float:
+    """Read a time of at least a second as seconds."""
+    seconds = duration(value)
+    if seconds < 1:
+        raise BadValue("expected at least 1s")
+    return seconds
 
 
 def write_duration(seconds: float) -> str:

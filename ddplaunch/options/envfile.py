@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddplaunch.options.parsers import _VARIABLE, BadValue
+from ddplaunch.options.parsers import VARIABLE, BadValue
 
 _ESCAPED = r'\\(["\\$`n])'
 _DOUBLE = r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?'
@@ -23,7 +23,7 @@ def variables(content: str, place: str) -> list[tuple[str, str]]:
         if not stripped or stripped.startswith("#"):
             continue
         name, equals, rest = re.sub(r"^export\s+", "", stripped).partition("=")
-        if not equals or not re.fullmatch(_VARIABLE, name) or "\0" in rest:
+        if not equals or not re.fullmatch(VARIABLE, name) or "\0" in rest:
             raise BadValue(f"{place}:{count}: expected NAME=VALUE")
         found.append((name, _unquoted(rest, f"{place}:{count}")))
     return found

@@ -6,13 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ddplaunch.options.durations import duration, positive_duration, write_duration
-from ddplaunch.options.parsers import (
-    UNPRINTABLE,
-    BadValue,
-    digits,
-    quoted,
-    switch,
-)
+from ddplaunch.options.parsers import UNPRINTABLE, BadValue, digits, quoted, switch
 from ddplaunch.spec import Fault
 
 NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets

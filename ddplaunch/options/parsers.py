@@ -10,6 +10,7 @@ from ddplaunch.spec import StreamChoice, Streams
 
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
+VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
 NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
 # within brackets: control characters, those that change the direction or have no width, halves of characters
 UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
@@ -160,6 +161,11 @@ def needles(value: str) -> tuple[str, ...]:
     return found
 
 
+def write_needles(found: Sequence[str]) -> str:
+    """Write texts so that `needles` reads the same."""
+    return ",".join(needle.replace(",", ",,") for needle in found)
+
+
 def modules(value: str) -> tuple[str, ...]:
     """Parse names of modules, separated by commas."""
     names = tuple(name for name in value.split(",") if name)
@@ -167,11 +173,6 @@ def modules(value: str) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in one.split(".")):
             raise BadValue(f"expected names of modules such as torch,numpy; {one!r} is none")
     return names
-
-
-def write_needles(found: Sequence[str]) -> str:
-    """Write texts so that `needles` reads the same."""
-    return ",".join(needle.replace(",", ",,") for needle in found)
 
 
 def devices(value: str) -> tuple[str, ...]:
@@ -238,9 +239,6 @@ def init_method(value: str) -> str:
     raise BadValue('expected "env", "tcp" or file:PATH')
 
 
-_VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
-
-
 def variable(value: str) -> tuple[str, str]:
     """Read NAME=VALUE.
 
@@ -248,7 +246,7 @@ def variable(value: str) -> tuple[str, str]:
         BadValue: it is not that.
     """
     name, equals, content = value.partition("=")
-    if not re.fullmatch(_VARIABLE, name) or "\0" in content:
+    if not re.fullmatch(VARIABLE, name) or "\0" in content:
         raise BadValue("expected NAME=VALUE")
     if not equals:
         raise BadValue(

@@ -144,29 +144,23 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
             hint=f"name the signals that stop it without {both[0]}: --signals-to-handle "
             + ",".join(signum.name for signum in stops if signum.name != both[0]),
         )
-    standalone, nodes, endpoint = (resolved.get(name) for name in ("standalone", "nnodes", "rdzv_endpoint"))
+    standalone, no_control, nodes, endpoint, restarts, notices = (
+        resolved.get(name)
+        for name in ("standalone", "no_control", "nnodes", "rdzv_endpoint", "max_restarts", "requeue_on")
+    )
     min_nodes, max_nodes = nodes.value if nodes else default("nnodes")
-    if standalone and nodes and max_nodes > 1:
-        raise not_together(standalone, nodes, "--standalone means one node: leave one out")
     # torchrun overrides any endpoint silently; one that names this machine does no harm
-    if standalone and endpoint and endpoint.value and not _names_this_machine(endpoint.value):
-        raise not_together(standalone, endpoint, "--standalone means one node, without a rendezvous: leave one out")
-    no_control, restarts = resolved.get("no_control"), resolved.get("max_restarts")
-    if no_control and nodes and min_nodes < max_nodes:
-        raise not_together(
-            no_control, nodes, "without a control channel nodes cannot agree on their number: leave one out"
-        )
-    if no_control and restarts and restarts.value and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved):
-        raise not_together(
-            no_control, restarts, "without a control channel nodes cannot restart together: leave one out"
-        )
-    notices = resolved.get("requeue_on")
-    if no_control and notices:
-        raise not_together(
-            no_control,
-            notices,
-            "without a control channel no node knows when all workers have exited: leave one out",
-        )
+    elsewhere = endpoint and not _names_this_machine(endpoint.value)
+    restarting = restarts and restarts.value and (max_nodes > 1 or "hosts" in resolved or "hostfile" in resolved)
+    for first, second, contradicts, why in (
+        (standalone, nodes, max_nodes > 1, "--standalone means one node"),
+        (standalone, endpoint, elsewhere, "--standalone means one node, without a rendezvous"),
+        (no_control, nodes, min_nodes < max_nodes, "without a control channel nodes cannot agree on their number"),
+        (no_control, restarts, restarting, "without a control channel nodes cannot restart together"),
+        (no_control, notices, True, "without a control channel no node knows when all workers have exited"),
+    ):
+        if first and second and contradicts:
+            raise not_together(first, second, f"{why}: leave one out")
     if chaos := resolved.get("chaos"):
         if "simulate" not in resolved:
             raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ddplaunch.options import durations, node_parsers, parsers
 from ddplaunch.options.option import Alias, Option
-from ddplaunch.options.parsers import variable
 
 _NAME = parsers.text("expected a name")
 _PINS = ("device", "visible", "none")
@@ -50,7 +49,7 @@ OPTIONS: tuple[Option, ...] = (
            help="SCRIPT is a command: it is run as it is, without python."),
     Option(name="python", group=_PROGRAM, metavar="PATH", parse=parsers.path, path="command", foreign="PYTHON_EXEC",
            example="python3.12", help="The interpreter of the workers. Not given: the one that runs ddplaunch."),
-    Option(name="env", group=_PROGRAM, metavar="NAME=VALUE", parse=variable, write="=".join, repeatable=True,
+    Option(name="env", group=_PROGRAM, metavar="NAME=VALUE", parse=parsers.variable, write="=".join, repeatable=True,
            variable=False, example="NCCL_DEBUG=INFO", help="A variable for the workers; may be given again and again."),
     Option(name="env_file", group=_PROGRAM, metavar="FILE", parse=parsers.path, path="file", repeatable=True, field="env",
            example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
@@ -202,7 +201,7 @@ OPTIONS: tuple[Option, ...] = (
            help="Settings of torchrun's rendezvous: join_timeout and timeout are --rdzv-timeout; last_call_timeout (30) is "
                 "how many seconds MIN nodes wait for more of MAX; is_host=1 says that this is node 0, is_host=0 that it "
                 "is not."),
-    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=durations.duration_from(1),
+    Option(name="heartbeat_timeout", group=_NODES, metavar="TIME", parse=durations.duration_from_1s,
            write=durations.write_duration, example="30s",
            help="A node that sends no heartbeat for so long is lost: exit status 122, unless MIN nodes are left."),
     Option(name="token_file", group=_NODES, metavar="FILE", parse=parsers.path, path="file", example="token.txt",
