@@ -15,17 +15,19 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from typing import IO, Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.functions import exceptions, request
-from ddplaunch.functions.connection import ERROR, RESULT, Hello, Listener, WorkerConnection
+from ddplaunch.functions.connection import ERROR, RESULT, Listener, WorkerConnection
 from ddplaunch.functions.main_module import import_path
 from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
 from ddplaunch.process.linux import check_kernel
+from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
@@ -44,7 +46,10 @@ class Caller:
         self._spec = spec
         self._result_limit = result_limit
         self._began = time.monotonic()
-        self._selector = selectors.DefaultSelector()
+        self._resources = ExitStack()  # closed when the job has ended, or could not be started
+        self._selector = self._resources.enter_context(selectors.DefaultSelector())
+        self._resources.callback(function.close)
+        self._resources.callback(self._close_connections)
         self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
         self._others: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
         self._stacks: dict[int, int] = {}  # descriptors of the files for them, by rank
@@ -58,11 +63,12 @@ class Caller:
         self._stop_signal = stop_signal(spec)
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = Listener()
+        self._resources.callback(self._listener.close)
         try:
             self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
             self._start(collected)
         except BaseException:
-            self._close()
+            self._resources.close()
             raise
 
     def run(self) -> list[Any]:
@@ -78,7 +84,7 @@ class Caller:
                 worker.drain()
             return self._results()
         finally:
-            self._close()
+            self._resources.close()
 
     # --- the command
 
@@ -92,6 +98,7 @@ class Caller:
         except LaunchError as error:
             raise exceptions.JobError(f"{error.message}; {error.hint}") from None
         ours, theirs = socket.socketpair()
+        self._resources.enter_context(ours)
         self._selector.register(ours, selectors.EVENT_READ, self._read_control)
         self._ours = ours
         with theirs:
@@ -103,6 +110,7 @@ class Caller:
                 env={**os.environ, "DDPLAUNCH_CALL": f"{self._listener.address}\n{self._import_path()}"},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
+        self._resources.callback(self._close_command)
         order = {"options": request.encode(collected), "caller": os.getpid()}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
@@ -111,6 +119,7 @@ class Caller:
             assert pipe is not None
             self._show(pipe, name)
         self._pidfd = os.pidfd_open(self._process.pid)
+        self._resources.callback(os.close, self._pidfd)
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._command_ended)
 
     def _import_path(self) -> str:
@@ -198,7 +207,7 @@ class Caller:
                 WorkerConnection(connection, self._selector, self._call_for, self._listener.prove, self._result_limit)
             )
 
-    def _call_for(self, worker: WorkerConnection, hello: Hello) -> tuple[Payload, dict[str, Any]] | None:
+    def _call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> tuple[Payload, dict[str, Any]] | None:
         if self._is_ending:
             return None
         try:
@@ -207,26 +216,22 @@ class Caller:
             self._cannot_send = error
             return None
         self._others.discard(worker)
-        if hello.rank in self._workers:
-            self._others.add(self._workers[hello.rank])
-        self._workers[hello.rank] = worker
-        self._world_size = hello.world_size
+        if rank in self._workers:
+            self._others.add(self._workers[rank])
+        self._workers[rank] = worker
+        self._world_size = world_size
         more: dict[str, Any] = {"result_limit": self._result_limit, "stacks_after": None}
         if self._spec.timeout is not None:
             left = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)
             more["stacks_after"] = max(0.01, left - (time.monotonic() - self._began))
-            payload = self._with_file_for_stacks(payload, hello.rank)
+            payload = self._with_file_for_stacks(payload, rank)
         return payload, more
 
     def _with_file_for_stacks(self, payload: Payload, rank: int) -> Payload:
         if (old := self._stacks.pop(rank, None)) is not None:
             os.close(old)
         self._stacks[rank] = os.memfd_create(f"ddplaunch-stacks-{rank}")
-        return Payload(
-            preparation=payload.preparation,
-            pickle=payload.pickle,
-            descriptors=(*payload.descriptors, os.dup(self._stacks[rank])),
-        )
+        return replace(payload, descriptors=(*payload.descriptors, os.dup(self._stacks[rank])))
 
     # --- the end
 
@@ -241,11 +246,13 @@ class Caller:
         for rank in range(self._world_size):
             reply = self._workers[rank].reply if rank in self._workers else None
             if reply is None or reply[0] != RESULT:
-                raise outcome.without_result(rank)
+                why = f"rank {rank} ended with exit status 0 before its function had returned"
+                raise exceptions.without_result(rank, why, "it called sys.exit() or os._exit(): return instead")
             try:
                 results.append(pickle.loads(reply[1]))
             except Exception as error:
-                raise outcome.unreadable(rank, error) from error
+                why = f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
+                raise exceptions.without_result(rank, why) from error
         return results
 
     def _exception_of(self, rank: int) -> exceptions.Raised | None:
@@ -276,23 +283,15 @@ class Caller:
                 found.append((rank, text))
         return found
 
-    def _close(self) -> None:
-        """Close all descriptors; kill the command if it still runs."""
+    def _close_connections(self) -> None:
         for worker in (*self._workers.values(), *self._others):
             worker.close()
         for descriptor in self._stacks.values():
             os.close(descriptor)
-        self._listener.close()
-        self._function.close()
-        if hasattr(self, "_ours"):
-            self._ours.close()
-        if hasattr(self, "_process"):
-            if self._process.returncode is None:  # we were interrupted more than once
-                self._process.kill()  # its agent ends the rest
-                self._process.wait()
-            for pipe in (self._process.stdout, self._process.stderr):
-                if pipe is not None:
-                    pipe.close()
-        if hasattr(self, "_pidfd"):
-            os.close(self._pidfd)
-        self._selector.close()
+
+    def _close_command(self) -> None:
+        """Kill the command if it still runs, and close its pipes."""
+        if self._process.returncode is None:  # we were interrupted more than once
+            self._process.kill()  # its agent ends the rest
+        with self._process:  # waits for it
+            pass

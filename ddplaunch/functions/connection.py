@@ -21,7 +21,6 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch.functions import pickling
-from ddplaunch.record import record
 
 # the same in worker/call.py, which runs where ddplaunch need not be
 NONCE = 32  # bytes; a proof has as many
@@ -34,14 +33,6 @@ AT_ONCE = 200  # descriptors in one message; Linux takes 253
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _CHUNK = 1 << 20  # bytes
 _ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
-
-
-@record(kw_only=True)
-class Hello:
-    """The first message of a worker."""
-
-    rank: int
-    world_size: int
 
 
 class Listener:
@@ -91,11 +82,14 @@ class WorkerConnection:
         self,
         connection: socket.socket,
         selector: selectors.BaseSelector,
-        call_for: Callable[[WorkerConnection, Hello], tuple[pickling.Payload, dict[str, Any]] | None],
+        call_for: Callable[[WorkerConnection, int, int], tuple[pickling.Payload, dict[str, Any]] | None],
         prove: Callable[[bytes, bytes], bytes],
         result_limit: int,
     ) -> None:
-        """Take a connection; `call_for` gives the call for a worker, None for none, `prove` is that of the listener."""
+        """Take a connection.
+
+        `call_for` gives the call for a worker, by its rank and the world size, None for none; `prove` is that of the listener.
+        """
         self._connection = connection
         self._selector = selector
         self._call_for = call_for
@@ -163,7 +157,7 @@ class WorkerConnection:
         said = self._nonce + bytes(self._buffer[:-NONCE])
         if not compare_digest(proof, self._prove(b"worker", said)) or not 0 <= rank < world_size:
             return False
-        call = self._call_for(self, Hello(rank=rank, world_size=world_size))
+        call = self._call_for(self, rank, world_size)
         if call is None:
             return False
         self._send(self._prove(b"caller", said), *call)

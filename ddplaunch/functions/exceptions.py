@@ -97,6 +97,15 @@ def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence
     return result
 
 
+def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
+    """Make the exception for a worker that ended with 0, and whose result is not here."""
+    result = WorkerFailed(why)
+    result.rank, result.exit_status = rank, 0
+    if hint:
+        result.add_note(f"\nhint: {hint}")
+    return result
+
+
 def _after_traceback(report: str, rank: int) -> str:
     """The part of a failure report that follows the traceback: the process, the others, the hint."""
     at = report.rfind(f"\n\n  rank {rank}   ")

@@ -62,19 +62,6 @@ class CallOutcome:
         error.host, error.local_rank, error.pid = first["host"], first["local_rank"], first["pid"]
         return error
 
-    def without_result(self, rank: int) -> exceptions.WorkerFailed:
-        """Make the exception for a worker that ended with 0 before its function had returned."""
-        error = exceptions.WorkerFailed(f"rank {rank} ended with exit status 0 before its function had returned")
-        error.rank, error.status, error.exit_status = rank, 1, 0
-        error.add_note("\nhint: it called sys.exit() or os._exit(): return instead")
-        return error
-
-    def unreadable(self, rank: int, why: Exception) -> exceptions.WorkerFailed:
-        """Make the exception for a result that cannot be unpickled here."""
-        error = exceptions.WorkerFailed(f"the result of rank {rank} cannot be read here: {type(why).__name__}: {why}")
-        error.rank, error.status, error.exit_status = rank, 1, 0
-        return error
-
 
 def _in_python(report: str) -> str:
     """Write options as keywords of `launch()`."""

@@ -95,13 +95,11 @@ class Function:
     def _reason(self, error: Exception, *, by_value: bool) -> str:
         """Say which part cannot be pickled, and why."""
         function, args, kwargs = self._whole
-        parts: Iterator[tuple[str, Any]] = iter(
-            [
-                ("the function", function),
-                *((f"args[{number}]", value) for number, value in enumerate(args)),
-                *((f"kwargs[{name!r}]", value) for name, value in kwargs.items()),
-            ]
-        )
+        parts: list[tuple[str, Any]] = [
+            ("the function", function),
+            *((f"args[{number}]", value) for number, value in enumerate(args)),
+            *((f"kwargs[{name!r}]", value) for name, value in kwargs.items()),
+        ]
         for name, value in parts:
             try:
                 close(dumps(value, by_value=by_value)[1])

@@ -17,16 +17,17 @@ from ddplaunch.spec import JobSpec
 CALL = "launch()"
 RUNNER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "call.py")
 
-_OF_PROGRAMS = ("module", "no_python", "python", "run_path")
-_OF_TERMINALS = ("debug",)
 _OF_OTHER_HOSTS = (
     "cluster", "exclude", "hostfile", "hosts", "include", "local_addr", "master_addr", "no_control", "node_rank",
     "rdzv_backend", "rdzv_conf", "rdzv_endpoint", "rdzv_id", "remote_python", "standalone", "token_file",
 )  # fmt: skip
+_REFUSED = {
+    **dict.fromkeys(("module", "no_python", "python", "run_path"), "a function runs in the interpreter that has it"),
+    "debug": "the workers of a function have no terminal",
+    **dict.fromkeys(_OF_OTHER_HOSTS, "the workers of a function run on this machine"),
+}
 # in files and variables these are for commands, and are ignored for functions
-_NOT_OF_FUNCTIONS = frozenset(
-    (*_OF_PROGRAMS, *_OF_TERMINALS, *_OF_OTHER_HOSTS, "nnodes", "simulate", "quiet", "verbose")
-)
+_NOT_OF_FUNCTIONS = frozenset((*_REFUSED, "nnodes", "simulate", "quiet", "verbose"))
 
 
 def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
@@ -40,7 +41,7 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     """
     asked = list(from_keywords(keywords, call=CALL))
     for one in asked:
-        if reason := _refusal(one.option.name):
+        if reason := _REFUSED.get(one.option.name):
             raise LaunchError(f"{one}: {reason}", hint=f"leave {one.option.name} out")
     if not any(one.option.name == "simulate" for one in asked):
         several = next((one for one in asked if one.option.name == "nnodes" and one.value() != (1, 1)), None)
@@ -84,16 +85,6 @@ def decode(encoded: Iterable[list[str]]) -> list[Given]:
 
 def _option(name: str, text: str) -> Given:
     return Given(option=BY_NAME[name], text=text, source=Source.CALL, origin=CALL)
-
-
-def _refusal(name: str) -> str | None:
-    if name in _OF_PROGRAMS:
-        return "a function runs in the interpreter that has it"
-    if name in _OF_TERMINALS:
-        return "the workers of a function have no terminal"
-    if name in _OF_OTHER_HOSTS:
-        return "the workers of a function run on this machine"
-    return None
 
 
 def stop_signal(spec: JobSpec) -> signal.Signals:
