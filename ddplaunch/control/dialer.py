@@ -198,13 +198,13 @@ class _Attempt:
         )
 
 
-def answers(key: Key, targets: Sequence[Target], timeout: float = 1.0) -> bool:
-    """Whether a coordinator of this job answers at one of these addresses; waits at most `timeout` seconds."""
+def answers(key: Key, targets: Sequence[Target]) -> bool:
+    """Whether a coordinator of this job answers at one of these addresses within a second."""
     found: list[Peer] = []
     with selectors.DefaultSelector() as selector:
-        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=timeout)
+        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
         dialer.set_targets(targets)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 1.0
         while not found and (now := time.monotonic()) < deadline:
             dialer.expire(now)
             until = min(dialer.deadline or deadline, deadline)

@@ -58,19 +58,19 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
     return checked
 
 
-def line(text: str, limit: int = _LINE) -> str:
+def line(text: str) -> str:
     """Make a text fit for a `Line`: what does not print, and what is no UTF-8 in a path, becomes a question mark."""
-    return re.sub(f"[{UNPRINTABLE}]", "?", text[:limit])
+    return re.sub(f"[{UNPRINTABLE}]", "?", text[:_LINE])
 
 
 def piece(text: str, limit: int = _LINE) -> str:
-    """Make a text of a program fit for a `Piece`."""
-    return _whole(text[:limit])
+    """Make a text of a program fit for a `Piece`: JSON cannot carry lone surrogates, which stand for bytes that are no UTF-8."""
+    return text[:limit].encode(errors="replace").decode()
 
 
 def text(text: str, limit: int = _TEXT) -> str:
-    """Make a text fit for a `Text`."""
-    return _whole(text[:limit])
+    """Make a text fit for a `Text`, in the same way."""
+    return piece(text, limit)
 
 
 def host(name: str) -> str:
@@ -81,8 +81,3 @@ def host(name: str) -> str:
 def number(value: int) -> int:
     """Make a number that a program wrote fit for a `Number`."""
     return max(0, min(value, _LARGEST))
-
-
-def _whole(text: str) -> str:
-    """A text without lone surrogates, which stand for bytes that are no UTF-8, and which JSON cannot carry."""
-    return text.encode(errors="replace").decode()

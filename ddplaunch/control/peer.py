@@ -44,11 +44,6 @@ class Peer:
     def __repr__(self) -> str:
         return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
 
-    @property
-    def drained(self) -> bool:
-        """Whether the kernel has taken all that was sent."""
-        return not self._queue
-
     def admit(self) -> None:
         """Take long frames from now on."""
         self._decoder.trust()

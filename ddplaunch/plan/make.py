@@ -60,9 +60,7 @@ def make_plan(
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
     own_cpus = [len(share) for share in bound] if _exclusive(spec) else []
     usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
-    omp, threads_reason = threads(usable, len(sharing), asked=spec.threads, env_value=caller.get("OMP_NUM_THREADS"))
-    if spec.threads is not None:
-        threads_reason = spec.origin("threads")
+    omp, threads_reason = threads(spec, usable, len(sharing), caller.get("OMP_NUM_THREADS"))
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
         has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
         raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
@@ -77,15 +75,13 @@ def make_plan(
         mine, own = pin.place(spec, pin_mode, owned[index], node.devices, node.hardware)
         identity = variables.of_place(
             rank=rank,
-            local_rank=local_rank,
+            local_rank=0 if spec.virtual_local_rank else local_rank,
             world_size=world_size,
             local_world_size=workers if task is None else task.local_world_size,
             node_rank=node_rank,
             nnodes=nnodes,
             role=spec.role,
         )
-        if spec.virtual_local_rank:
-            identity["LOCAL_RANK"] = "0"
         plans.append(
             WorkerPlan(
                 rank=rank,

@@ -127,15 +127,15 @@ def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[s
     return {name: value for name, value in names.items() if name not in env}
 
 
-def threads(usable: int, workers: int, *, asked: int | None, env_value: str | None) -> tuple[int | None, str]:
+def threads(spec: JobSpec, usable: int, workers: int, env_value: str | None) -> tuple[int | None, str]:
     """Give OMP_NUM_THREADS for each worker and the reason; None: leave the variable as it is.
 
-    `usable` is the number of CPUs that the workers of this node share, `asked` the value of --threads,
-    `env_value` what OMP_NUM_THREADS holds before ddplaunch sets anything. --threads beats the variable. An empty
-    variable counts as not set, as it does for OpenMP, which would then start a thread on every CPU in every worker.
+    `usable` is the number of CPUs that the workers of this node share, `env_value` what OMP_NUM_THREADS holds before
+    ddplaunch sets anything. --threads beats the variable. An empty variable counts as not set, as it does for OpenMP,
+    which would then start a thread on every CPU in every worker.
     """
-    if asked is not None:
-        return asked, "--threads"
+    if spec.threads is not None:
+        return spec.threads, spec.origin("threads")
     if env_value and not env_value.isspace():
         return None, f"OMP_NUM_THREADS={env_value} was set"
     return max(1, usable // workers), f"{count(usable, 'usable CPU')} / {count(workers, 'worker')}"

@@ -5,6 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.plan.variables import threads
+from ddplaunch.record import replace
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
 
 
 @pytest.mark.parametrize(
@@ -18,27 +22,27 @@ from ddplaunch.plan.variables import threads
     ],
 )
 def test_workers_share_the_usable_cpus(usable: int, workers: int, value: int, reason: str) -> None:
-    assert threads(usable, workers, asked=None, env_value=None) == (value, reason)
+    assert threads(SPEC, usable, workers, None) == (value, reason)
 
 
 def test_the_callers_variable_is_left_as_it_is() -> None:
     """It need not be a number: OpenMP takes one for each level of nesting."""
-    assert threads(8, 4, asked=None, env_value="4,2") == (None, "OMP_NUM_THREADS=4,2 was set")
+    assert threads(SPEC, 8, 4, "4,2") == (None, "OMP_NUM_THREADS=4,2 was set")
 
 
 @pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_variable_counts_as_not_set(value: str) -> None:
-    assert threads(8, 4, asked=None, env_value=value) == (2, "8 usable CPUs / 4 workers")
+    assert threads(SPEC, 8, 4, value) == (2, "8 usable CPUs / 4 workers")
 
 
 @pytest.mark.parametrize("env_value", [None, "", "3"])
 def test_the_flag_beats_the_variable(env_value: str | None) -> None:
-    assert threads(8, 4, asked=5, env_value=env_value) == (5, "--threads")
+    assert threads(replace(SPEC, threads=5, origins={"threads": "--threads"}), 8, 4, env_value) == (5, "--threads")
 
 
 @given(usable=st.integers(1, 1024), workers=st.integers(1, 1024))
 def test_no_cpu_is_promised_twice(usable: int, workers: int) -> None:
-    value, _ = threads(usable, workers, asked=None, env_value=None)
+    value, _ = threads(SPEC, usable, workers, None)
     assert value is not None
     assert value >= 1
     assert value == 1 or value * workers <= usable
