@@ -45,6 +45,12 @@ def below(text: str) -> str:
     return re.sub(r"\n(?=[^ \n])", "\n  ", text)
 
 
+def why_failed(error: OSError) -> str:
+    """Give why a system call failed, as it reads after a colon: "permission denied"."""
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]
+
+
 def count(number: int, noun: str) -> str:
     """Count things: "1 worker", "4 workers"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,7 +11,7 @@ import click
 
 from ddplaunch import __version__
 from ddplaunch.cli.commands import FLAGS, VERBS, command, root
-from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.errors import LaunchError, below, visible, why_failed
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -233,8 +233,7 @@ def _print(text: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return of_signal(_SIGPIPE)
-        reason = (error.strerror or str(error)).lower()
-        raise LaunchError(f"cannot write to stdout: {reason}", status=NOT_WRITTEN) from None
+        raise LaunchError(f"cannot write to stdout: {why_failed(error)}", status=NOT_WRITTEN) from None
     return OK
 
 

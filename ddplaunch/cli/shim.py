@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 
 _MARK = "made by `ddplaunch shim`"
 _TORCHRUN = f"""\
@@ -80,7 +80,7 @@ def make(folder: str) -> str:
                 file.write(text)
             os.chmod(path, 0o755 if name == "torchrun" else 0o644)
     except OSError as error:
-        raise LaunchError(f"cannot write {folder}: {(error.strerror or str(error)).lower()}") from None
+        raise LaunchError(f"cannot write {folder}: {why_failed(error)}") from None
     quoted = shlex.quote(folder)
     return f'export PATH={quoted}:"$PATH" PYTHONPATH={quoted}"${{PYTHONPATH:+:$PYTHONPATH}}"'
 

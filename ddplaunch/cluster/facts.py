@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.options.parsers import digits
 from ddplaunch.record import record
 from ddplaunch.spec import JobSpec
 
@@ -33,10 +34,10 @@ class ClusterFacts:
         name = next((name for name in names if self.env.get(name)), None)
         if name is None:
             return None
-        text = self.env[name]
-        if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > _LARGEST:
-            raise LaunchError(f"{name}={printable(text)} is not a number", hint=NOT_HERE)
-        return int(text)
+        value = digits(self.env[name])
+        if value is None or value > _LARGEST:
+            raise LaunchError(f"{name}={printable(self.env[name])} is not a number", hint=NOT_HERE)
+        return value
 
     def needed(self, *names: str) -> int:
         """The number that the first of these variables holds.
@@ -57,9 +58,10 @@ class ClusterFacts:
         """
         try:
             return self.read(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
-            raise LaunchError(f"{origin}: {reason[:1].lower()}{reason[1:]}") from None
+        except OSError as error:
+            raise LaunchError(f"{origin}: {why_failed(error)}") from None
+        except UnicodeDecodeError:
+            raise LaunchError(f"{origin}: it is not UTF-8 text") from None
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,7 @@ from ddplaunch.cluster import Allocation, checks, endpoints
 from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
 from ddplaunch.errors import LaunchError
+from ddplaunch.options.parsers import digits
 
 NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
 
@@ -82,8 +83,8 @@ def _port(facts: ClusterFacts) -> int | None:
 
 def _workers(facts: ClusterFacts) -> int | None:
     """The number of GPUs of a pod, which platforms that copy PyTorchJob set."""
-    text = facts.value("NPROC_PER_NODE") or ""
-    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text) else None
+    workers = digits(facts.value("NPROC_PER_NODE") or "")
+    return workers if workers and workers < 100_000 else None
 
 
 def _controller(facts: ClusterFacts) -> tuple[int | None, int | None]:

@@ -18,6 +18,7 @@ from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError, count
+from ddplaunch.options.parsers import digits
 from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
 from ddplaunch.record import record, replace
 from ddplaunch.spec import JobSpec
@@ -86,8 +87,8 @@ def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
         LaunchError: a list is missing or malformed.
     """
     text = env.get("SLURM_HET_SIZE") or env.get("SLURM_PACK_SIZE") or "1"
-    size = int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else 0
-    if not 0 < size <= _MAX_COMPONENTS:
+    size = digits(text)
+    if not size or size > _MAX_COMPONENTS:
         raise LaunchError(f"SLURM_HET_SIZE={printable(text)} is no number of components", hint=NOT_HERE)
     names = ("SLURM_JOB_NODELIST_HET_GROUP_", "SLURM_JOB_NODELIST_PACK_GROUP_")
     return tuple(_hosts(env, *(f"{name}{number}" for name in names)) for number in range(size if size > 1 else 0))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.net.port import bind, for_all_addresses
 
 CLOSED = "connection closed"
@@ -49,7 +49,7 @@ def describe(error: OSError) -> str:
     """Give the error of a connection as text."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return RESET
-    return (error.strerror or str(error)).lower()
+    return why_failed(error)
 
 
 def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.socket:

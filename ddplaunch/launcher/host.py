@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.fields import Malformed, text
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.remote import messages
 from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL
@@ -102,7 +102,7 @@ def _enter(folder: str) -> None:
         os.chdir(folder)
     except OSError as error:
         raise LaunchError(
-            f"{folder}: {(error.strerror or str(error)).lower()}",
+            f"{folder}: {why_failed(error)}",
             hint="ddplaunch runs on each host in the folder where it was typed",
         ) from None
 

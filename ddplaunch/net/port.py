@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 
 
 class Reservation:
@@ -76,7 +76,7 @@ def check_loopback() -> None:
             probe.connect(("127.0.0.1", 9))  # sends nothing
         except OSError as error:
             raise LaunchError(
-                f"the workers cannot reach each other at 127.0.0.1: {(error.strerror or str(error)).lower()}",
+                f"the workers cannot reach each other at 127.0.0.1: {why_failed(error)}",
                 hint="is the interface lo of this network namespace down? `ip link set lo up`; or name another address of "
                 "this host: `--master-addr HOST`",
             ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
 from ddplaunch.options.durations import duration
 from ddplaunch.options.option import Given
@@ -98,7 +98,7 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
                 raise BadValue(f"{given} is larger than {_LARGEST >> 20} MiB")
             return variables(text, given.text)
     except OSError as error:
-        raise LaunchError(f"{given}: {(error.strerror or str(error)).lower()}") from None
+        raise LaunchError(f"{given}: {why_failed(error)}") from None
     except UnicodeDecodeError:
         raise LaunchError(f"{given}: the file is not UTF-8 text") from None
     except BadValue as error:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError, did_you_mean, why_failed
 from ddplaunch.options import token
 from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
@@ -124,8 +124,8 @@ def _table(path: str, source: Source, *, shown: str) -> dict[str, Any] | None:
             content = file.read(_LARGEST + 1) if stat.S_ISREG(opened.st_mode) else b""
     except OSError as error:
         if source is Source.PYPROJECT or owner != os.geteuid():
-            raise _IgnoredError(f"it cannot be read: {(error.strerror or str(error)).lower()}") from None
-        raise LaunchError(f"cannot read {shown}: {error.strerror}") from None
+            raise _IgnoredError(f"it cannot be read: {why_failed(error)}") from None
+        raise LaunchError(f"cannot read {shown}: {why_failed(error)}") from None
     if source is Source.PYPROJECT and _TABLE[:-1].encode() not in content:
         return None  # it is for other tools
     if others := {link.st_uid, owner} - {0, os.geteuid()}:

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.spec import JobSpec
 
 VARIABLE = "DDPLAUNCH_TOKEN"
@@ -79,7 +79,7 @@ def _read(path: str, asked: str) -> str:
             content = file.read(_MAX_SIZE + 1)
         secret = content.decode().strip()
     except OSError as error:
-        raise LaunchError(f"{asked}: {(error.strerror or str(error)).lower()}") from None
+        raise LaunchError(f"{asked}: {why_failed(error)}") from None
     except UnicodeDecodeError:
         raise LaunchError(f"{asked}: the file is not UTF-8 text") from None
     if not secret:

@@ -11,7 +11,7 @@ import signal
 import sys
 import termios
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.exitcodes import NOT_EXECUTABLE
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -38,9 +38,8 @@ def check_kernel() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-        reason = (error.strerror or str(error)).lower()
         raise LaunchError(
-            f"the system call pidfd_open, without which ddplaunch cannot supervise, fails here: {reason}",
+            f"the system call pidfd_open, without which ddplaunch cannot supervise, fails here: {why_failed(error)}",
             hint=f"it takes Linux 5.3 or newer (this is {os.uname().release}), and in a container or sandbox a seccomp "
             "profile that allows it",
             status=NOT_EXECUTABLE,

@@ -13,7 +13,7 @@ from functools import partial
 from ddplaunch.agent import front
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options import token as secret
 from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
@@ -72,7 +72,7 @@ def _agents(
         cwd = os.getcwd()
     except OSError as error:
         raise LaunchError(
-            f"the current folder: {(error.strerror or str(error)).lower()}",
+            f"the current folder: {why_failed(error)}",
             hint="ddplaunch runs on each host in the folder where it was typed: change to one that exists",
         ) from None
     run_id = run_id_of(spec)

@@ -6,6 +6,7 @@ import re
 import socket
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.options.parsers import digits
 from ddplaunch.record import record
 
 MAX_HOSTS = 65536
@@ -53,10 +54,8 @@ def _is_ipv6(text: str) -> bool:
 
 def number(text: str, limit: int) -> int | None:
     """Give the number from 0 to `limit`, None if the text is none."""
-    # int() would take "1_0", "+1" and the digits of other scripts as well
-    if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) > limit:
-        return None
-    return int(text)
+    value = digits(text)
+    return None if value is None or value > limit else value
 
 
 def wrong(piece: str, origin: str, what: str, *, hint: str | None = None) -> LaunchError:

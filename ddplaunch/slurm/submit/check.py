@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.process.program import check as check_program
 from ddplaunch.slurm.submit import output_paths
 from ddplaunch.slurm.submit.args import Request
@@ -103,4 +103,4 @@ def _readable(path: str, asked: str) -> None:
         with open(path, "rb"):
             pass
     except OSError as error:
-        raise LaunchError(f"{asked}: {(error.strerror or str(error)).lower()}") from None
+        raise LaunchError(f"{asked}: {why_failed(error)}") from None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from ddplaunch.errors import below, visible
+from ddplaunch.errors import below, visible, why_failed
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.record import NOTHING, record
 from ddplaunch.slurm import scontrol
@@ -168,9 +168,8 @@ class _Watch:
                 raise
             except OSError as error:
                 self._dropped.add(stream)
-                reason = (error.strerror or str(error)).lower()
                 self.print_below(
-                    f"cannot write to {'stdout' if stream == 1 else 'stderr'}: {reason}; the output is in its file"
+                    f"cannot write to {'stdout' if stream == 1 else 'stderr'}: {why_failed(error)}; the output is in its file"
                 )
                 return
 

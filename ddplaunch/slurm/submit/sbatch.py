@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.exitcodes import NOT_FOUND
 from ddplaunch.slurm.submit.follow import Submitted, notify
 
@@ -31,7 +31,7 @@ def submit(script: str, options: Sequence[str], env: Mapping[str, str]) -> Submi
     except FileNotFoundError:
         raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
     except OSError as error:
-        raise LaunchError(f"sbatch: {(error.strerror or str(error)).lower()}") from None
+        raise LaunchError(f"sbatch: {why_failed(error)}") from None
     if done.returncode:
         if "establish a configuration source" in done.stderr:
             raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=_status(done.returncode))

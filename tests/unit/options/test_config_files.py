@@ -112,7 +112,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith("error: ddplaunch.toml is not valid TOML: 'utf-8' codec can't decode")
     (tmp_path / "ddplaunch.toml").unlink()
     (tmp_path / "ddplaunch.toml").symlink_to("ddplaunch.toml")
-    assert refused(tmp_path) == "error: cannot read ddplaunch.toml: Too many levels of symbolic links\n"
+    assert refused(tmp_path) == "error: cannot read ddplaunch.toml: too many levels of symbolic links\n"
 
 
 NOT_OURS: dict[str, Callable[[Path], object]] = {
