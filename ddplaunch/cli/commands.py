@@ -21,6 +21,8 @@ VERBS = {
     "run": "Start a job; may be left out.",
     "plan": "Show what would be started, and why; start nothing.",
     "submit": "Queue the job in Slurm.",
+    "ps": "Show your running jobs and their workers.",
+    "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
     "completion": "Print what makes bash, zsh or fish complete our options.",
 }
@@ -34,6 +36,12 @@ SUBMIT_OPTIONS = (
     ("--follow", "Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job."),
     ("--parsable", "Prints the number of the job and nothing else."),
 )
+# of the verbs that look into runs: names, the name of the value ("": a flag), help
+RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
+    "ps": ((("--json",), "", "All that is known, as JSON."),),
+    "stop": (),
+}
+NAMES_NO_RUN = ("ps",)
 FLAGS: dict[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
     **{option.short: option for option in OPTIONS if option.short},
@@ -56,6 +64,8 @@ def command(verb: str, show: Callable[[str], int]) -> click.Command:
         flags = [_with_help(click.Option([name], is_flag=True), text) for name, text in SUBMIT_OPTIONS]
         argv = click.Argument(["job"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_job)
         return _Submit(verb, params=[*flags, *_help_and_version(show), argv])
+    if verb in RUN_OPTIONS:
+        return _RunVerb(verb, show)
     program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
     forms = [_with_help(click.Option([f"--{name}"], is_flag=True), text) for name, text in FORMS if verb == "plan"]
     return _Verb(verb, params=[*forms, *map(_click_option, OPTIONS), *_aliases(), *_help_and_version(show), program])
@@ -155,6 +165,19 @@ class _Submit(_Verb):
         return [*own, *(CompletionItem(name) for name in others if name.startswith(incomplete) and name not in names)]
 
 
+class _RunVerb(click.Command):
+    """A verb that looks into a run, which it names or leaves open; options may come behind the name."""
+
+    def __init__(self, verb: str, show: Callable[[str], int]) -> None:
+        options: list[click.Parameter] = [
+            click.Option(list(names), is_flag=not metavar or None, type=None if not metavar else str, help=text)
+            for names, metavar, text in RUN_OPTIONS[verb]
+        ]
+        run = click.Argument(["run"], required=False, shell_complete=_complete_run)
+        named = [] if verb in NAMES_NO_RUN else [run]
+        super().__init__(verb, params=[*options, *_help_and_version(show), *named], add_help_option=False)
+
+
 class _Root(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["run", *args] if args and args[0] not in VERBS else args)
@@ -239,6 +262,15 @@ def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     return [shell for shell in SHELLS if shell.startswith(incomplete)]
+
+
+def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from ddplaunch.runs.find import names
+
+    found = [CompletionItem(name) for name in names(os.environ) if name.startswith(incomplete)]
+    return found or _files(incomplete, "dir")
 
 
 def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

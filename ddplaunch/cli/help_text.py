@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.cli.commands import FORMS, SUBMIT_OPTIONS, VERBS
+from ddplaunch.cli.commands import FORMS, RUN_OPTIONS, SUBMIT_OPTIONS, VERBS
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME, GROUPS, OPTIONS
@@ -18,9 +18,15 @@ USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
     "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
     "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
+    "ps": "ddplaunch ps [--json]",
+    "stop": "ddplaunch stop [RUN]",
     "shim": "ddplaunch shim FOLDER",
     "completion": "ddplaunch completion [bash|zsh|fish]",
 }
+_RUN = (
+    "RUN is the name of a run, as `ddplaunch ps` shows it, a beginning of that, or its folder. It may be left out where only "
+    "one job runs."
+)
 _ABOUT = {
     "run": "Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the "
     "moment one fails or you stop the job. Everything after SCRIPT belongs to the script.",
@@ -28,6 +34,11 @@ _ABOUT = {
     "came from. Starts nothing. Takes the options of `ddplaunch --help-all`.",
     "submit": "Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to "
     "sbatch, but for those below; what follows it are the arguments of `ddplaunch` on one machine.",
+    "ps": "Shows your jobs that run on this host, and their workers on all of their hosts: what each does, the share of a CPU "
+    "since its start, its memory, and for how long it has written nothing. Of jobs on other hosts that share this home it shows "
+    "where they run. Each job is asked; what does not answer in a second is named.",
+    "stop": "Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
+    "the second Ctrl-C does. " + _RUN,
     "shim": "Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m "
     "torch.distributed.run, themselves, and prints the line that puts FOLDER first in PATH and PYTHONPATH of your shell. "
     "Nothing else is changed: without that line, torchrun stays torch's.",
@@ -137,6 +148,10 @@ def of(verb: str, *, full: bool, colour: bool) -> str:
             page.rows("Options", SUBMIT_OPTIONS)
             page.examples(_SUBMIT_EXAMPLES)
             page.paragraph(SUBMIT_DEFAULTS)
+        case _ if RUN_OPTIONS.get(verb):
+            page.rows("Options", [(_names(*row[:2]), row[2]) for row in RUN_OPTIONS[verb]])
+        case "stop":
+            pass
         case "completion":
             page.examples(_SHELLS)
         case "shim":
@@ -158,13 +173,20 @@ def _job(page: _Page, full: bool) -> None:
             "Options",
             [(_usage_of(option), _IN_SHORT.get(option.name) or _first_sentence(option.help)) for option in shown],
         )
-    verbs = [(verb, summary) for verb, summary in VERBS.items() if full or verb != "run"]
-    page.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")] if full else verbs)
+    if full:
+        page.rows("Verbs", [*VERBS.items(), ("help, version", "The same as --help and --version.")])
+    else:
+        shown_alone = [(verb, text) for verb, text in VERBS.items() if verb not in (*RUN_OPTIONS, "run", "shim")]
+        page.rows("Verbs", [*shown_alone, (", ".join(RUN_OPTIONS), "Look into your running jobs, and end them.")])
     if not full:
         page.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
         return
     page.paragraph(_DEFAULTS)
     page.rows("Exit status", list(MEANINGS.items()))
+
+
+def _names(names: Sequence[str], metavar: str) -> str:
+    return f"{', '.join(names)} {metavar}".rstrip()
 
 
 def _usage_of(option: Option) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ddplaunch import __version__
-from ddplaunch.cli.commands import FLAGS, VERBS, command, root
+from ddplaunch.cli.commands import FLAGS, RUN_OPTIONS, VERBS, command, root
 from ddplaunch.errors import LaunchError, below, visible, why_failed
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
@@ -47,6 +47,10 @@ def parse(verb: str, argv: Sequence[str]) -> Mapping[str, Any]:
     try:
         return command(verb, _print).make_context(f"ddplaunch {verb}", list(argv)).params
     except click.UsageError as error:
+        if verb in RUN_OPTIONS:
+            from ddplaunch.cli import run_verbs
+
+            raise run_verbs.wrong(verb, error) from None
         raise _as_launch_error(error, argv) from None
 
 
@@ -86,6 +90,10 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
         from ddplaunch.cli import shim  # no other verb needs it
 
         return _print(shim.make(parsed["folder"]))
+    if verb in RUN_OPTIONS:
+        from ddplaunch.cli import run_verbs
+
+        return run_verbs.call(verb, parsed, env, _print, _write_stderr)
     if shell := parsed["print_completion"]:
         return _completion((shell,), env)
     if not parsed["program"] and len(argv) > 1 and argv[-1].endswith(".py"):

@@ -16,7 +16,7 @@ from ddplaunch.errors import below, visible
 from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.record import replace
-from ddplaunch.report.run_folder import state_folder
+from ddplaunch.report.state_folder import state_folder
 from ddplaunch.spec import JobSpec
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written

@@ -58,7 +58,7 @@ def keep_newest(root: str, number: int, removed: Callable[[], None]) -> None:
         return
     runs.sort(key=_last_written)
     for entry in runs[: len(runs) - number]:
-        if not _goes_on(entry.path):
+        if not goes_on(entry.path):
             _remove(entry.path, removed)
         removed()
 
@@ -104,12 +104,12 @@ def _events_files(run: str) -> list[str]:
     return [f"{folder}/events.jsonl" for folder in (nodes or [run])]
 
 
-def _goes_on(run: str) -> bool:
-    """Whether the run in this folder has not ended."""
-    return any(_is_written(file) for file in _events_files(run))
+def goes_on(run: str, *, for_sure: bool = False) -> bool:
+    """Whether the run in this folder has not ended; `for_sure`: no, where the file system has no locks to tell by."""
+    return any(_is_written(file, for_sure) for file in _events_files(run))
 
 
-def _is_written(file: str) -> bool:
+def _is_written(file: str, for_sure: bool) -> bool:
     """Whether the agent that writes these events still runs."""
     try:
         events = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would have nobody to wait for
@@ -120,7 +120,7 @@ def _is_written(file: str) -> bool:
     except BlockingIOError:
         return True
     except OSError:  # a file system without locks
-        return not os.path.exists(f"{os.path.dirname(file)}/summary.json")
+        return not for_sure and not os.path.exists(f"{os.path.dirname(file)}/summary.json")
     finally:
         os.close(events)
     return False

@@ -23,6 +23,7 @@ from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, 
 from ddplaunch.plan import Plan
 from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.report.events import VERSION, Event
+from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
 
@@ -185,20 +186,6 @@ class RunFolder:
 def run_id_of(spec: JobSpec) -> str:
     """Give the name of this run: as was asked, or one that no other run has."""
     return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-
-
-def state_folder(env: Mapping[str, str]) -> str | None:
-    """Give the folder in which programs of this user keep what is to last; None if the user has no home."""
-    state = env.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # which the XDG standard says to ignore
-        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    return state if os.path.isabs(state) else None
-
-
-def runs_folder(env: Mapping[str, str]) -> str | None:
-    """Give the folder of all runs of this user that have no --log-dir; None if the user has no home."""
-    state = state_folder(env)
-    return None if state is None else os.path.join(state, "ddplaunch", "runs")
 
 
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:

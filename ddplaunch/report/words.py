@@ -6,7 +6,6 @@ from collections.abc import Collection
 from signal import Signals
 
 from ddplaunch.errors import count as count  # noqa: PLC0414 - offered here too
-from ddplaunch.plan.ranks import compress
 
 
 def duration(seconds: float) -> str:
@@ -51,4 +50,6 @@ def tilde(path: str, home: str) -> str:
 
 def these_ranks(ranks: Collection[int]) -> str:
     """Name ranks as a subject: "rank 3", "ranks 0-2,4"."""
+    from ddplaunch.plan.ranks import compress  # what only writes quantities needs no plan
+
     return f"rank{'s' if len(ranks) > 1 else ''} {compress(ranks)}"

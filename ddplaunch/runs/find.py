@@ -3,26 +3,152 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from ddplaunch.control.questions import AskStatus
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.record import record
 from ddplaunch.report import run_socket
-from ddplaunch.report.run_folder import runs_folder
-from ddplaunch.runs.client import Place
+from ddplaunch.report.state_folder import runs_folder
+from ddplaunch.runs.client import Place, Replies, ask_all
+
+ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
+_SHOWN = 5  # runs that an error names
+
+
+@record
+class Elsewhere:
+    """A run whose folder is here, since the home is shared, and which goes on on another host."""
+
+    run_id: str
+    host: str
+    folder: str
 
 
 def places(env: Mapping[str, str]) -> Iterator[Place]:
     """Give where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
-    if (runs := runs_folder(env)) is not None:
-        with suppress(OSError):
-            for name in sorted(os.listdir(runs)):
-                if os.path.lexists(f"{runs}/{name}/{run_socket.NAME}"):
-                    yield Place(f"{runs}/{name}", run_socket.NAME)
+    for folder in folders(env):
+        if os.path.lexists(f"{folder}/{run_socket.NAME}"):
+            yield Place(folder, run_socket.NAME)
     with suppress(OSError):
-        folder = run_socket.open_runtime_folder()
+        runtime = run_socket.open_runtime_folder()
         try:
-            for name in sorted(os.listdir(folder)):
+            for name in sorted(os.listdir(runtime)):
                 if not name.startswith("."):
                     yield Place(run_socket.runtime_folder(os.getuid()), name)
         finally:
-            os.close(folder)
+            os.close(runtime)
+
+
+def folders(env: Mapping[str, str]) -> list[str]:
+    """Give the folders of this user's runs but those with --log-dir, by name."""
+    runs = runs_folder(env)
+    try:
+        return [f"{runs}/{name}" for name in sorted(os.listdir(runs))] if runs is not None else []
+    except OSError:
+        return []
+
+
+def running(env: Mapping[str, str]) -> list[Replies]:
+    """Ask all runs of this user on this host how they are."""
+    return ask_all(list(places(env)), AskStatus(), ANSWER_WITHIN)
+
+
+def elsewhere(env: Mapping[str, str], here: Sequence[Replies]) -> list[Elsewhere]:
+    """Give the runs that go on on other hosts; `here` are those of this one."""
+    import json
+    import socket
+
+    from ddplaunch.report.folders import goes_on
+
+    known = {name_of(replies) for replies in here}
+    found = []
+    for folder in folders(env):
+        if os.path.basename(folder) in known or not goes_on(folder, for_sure=True):
+            continue
+        for events in (f"{folder}/events.jsonl", f"{folder}/node-0/events.jsonl"):
+            with suppress(OSError, ValueError, KeyError, TypeError), open(events, "rb") as file:
+                host = json.loads(file.readline(1 << 16))["host"]
+                if host != socket.gethostname():
+                    found.append(Elsewhere(os.path.basename(folder), str(host), folder))
+                break
+    return found
+
+
+def name_of(replies: Replies) -> str:
+    """Give the name of a run, as far as it is known."""
+    if replies.run is not None:
+        return replies.run.run_id
+    in_folder = replies.place.name == run_socket.NAME
+    return os.path.basename(replies.place.folder) if in_folder else replies.place.name.rpartition(".")[0]
+
+
+def names(env: Mapping[str, str]) -> list[str]:
+    """Give the names of the runs that go on here and of those that are kept."""
+    return sorted({*map(name_of, running(env)), *map(os.path.basename, folders(env))}, reverse=True)
+
+
+def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
+    """Give the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
+
+    Raises:
+        LaunchError: there is none, or it is not clear which.
+    """
+    here = running(env)
+    if named is None:
+        if len(here) == 1:
+            return here[0]
+        if not here:
+            raise _none(env, "no job of yours runs here", elsewhere(env, here), verb)
+        raise _several(f"{len(here)} jobs of yours run here", here, verb)
+    if os.sep in named:
+        return _by_folder(env, named, here, verb)
+    exact = [replies for replies in here if name_of(replies) == named]
+    found = exact or [replies for replies in here if name_of(replies).startswith(named)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _several(f"{named} is the beginning of {len(found)} runs", found, verb)
+    there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
+    if any(os.path.basename(folder) == named for folder in folders(env)) and not there:
+        raise LaunchError(f"run {named} does not run any more", hint=f"`ddplaunch logs {named}` shows its output")
+    meant = did_you_mean(named, map(name_of, here))
+    raise _none(env, f"no run {named} is found here", there, verb, meant)
+
+
+def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb: str) -> Replies:
+    path = os.path.realpath(named)
+    for replies in here:
+        if replies.run is not None and replies.run.folder:
+            folder = os.path.realpath(replies.run.folder)
+            if path in (folder, os.path.dirname(folder)):
+                return replies
+    try:
+        owner = os.stat(path).st_uid
+    except OSError as error:
+        raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="`ddplaunch ps` shows what runs") from None
+    place = Place(path, run_socket.NAME)
+    if os.path.lexists(place.path):  # a folder below another home, as that of another XDG_STATE_HOME
+        if found := ask_all([place], AskStatus(), ANSWER_WITHIN):
+            return found[0]
+    elif owner not in (os.getuid(), 0) and os.getuid() != 0:
+        raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
+    raise LaunchError(f"no job runs in {named}", hint="`ddplaunch ps` shows what runs")
+
+
+def _several(what: str, found: Sequence[Replies], verb: str) -> LaunchError:
+    names = [name_of(replies) for replies in found]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return LaunchError(f"{what}: {', '.join(names[:_SHOWN])}{more}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
+
+
+def _none(
+    env: Mapping[str, str], what: str, there: Sequence[Elsewhere], verb: str, meant: str | None = None
+) -> LaunchError:
+    if there:
+        run = there[-1]
+        return LaunchError(
+            f"{what}; {run.run_id} runs on {run.host}", hint=f"`ssh {run.host} ddplaunch {verb} {run.run_id}`"
+        )
+    return LaunchError(what, hint=f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs")

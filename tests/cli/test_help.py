@@ -47,7 +47,10 @@ def test_help_fits_two_screens_and_names_the_rest(capsys: pytest.CaptureFixture[
     assert "--help-all" in text
 
 
-@pytest.mark.parametrize("words", ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help"])
+@pytest.mark.parametrize(
+    "words",
+    ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help", "ps --help", "stop --help"],
+)
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60)])
 def test_help_keeps_to_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, columns: str, width: int
@@ -119,7 +122,19 @@ def test_completion_takes_the_callers_shell(
 
 
 COMPLETIONS = [
-    ("", {"plain,run", "plain,plan", "plain,shim", "plain,submit", "plain,completion", "file,"}),
+    (
+        "",
+        {
+            "plain,run",
+            "plain,plan",
+            "plain,shim",
+            "plain,submit",
+            "plain,completion",
+            "plain,ps",
+            "plain,stop",
+            "file,",
+        },
+    ),
     ("pl", {"plain,plan", "file,pl"}),
     ("--nn", {"plain,--nnodes"}),
     ("--cluster s", {"plain,static", "plain,slurm", "plain,ssh"}),
@@ -132,6 +147,8 @@ COMPLETIONS = [
     ("--token-file t", {"file,t"}),
     ("train.py --nn", {"file,--nn"}),
     ("completion b", {"plain,bash"}),
+    ("ps --", {"plain,--json", "plain,--help", "plain,--help-all", "plain,--version"}),
+    ("stop no-such-run", {"dir,no-such-run"}),
     ("submit ", {"plain,--"}),
     ("submit --part", {"plain,--partition"}),
     ("submit --nodes 2 --pa", {"plain,--parsable", "plain,--partition"}),

@@ -1,0 +1,20 @@
+"""Where this user's programs keep what is to last, and the folders of all runs there. Makes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def state_folder(env: Mapping[str, str]) -> str | None:
+    """Give the folder in which programs of this user keep what is to last; None if the user has no home."""
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # which the XDG standard says to ignore
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return state if os.path.isabs(state) else None
+
+
+def runs_folder(env: Mapping[str, str]) -> str | None:
+    """Give the folder of all runs of this user that have no --log-dir; None if the user has no home."""
+    state = state_folder(env)
+    return None if state is None else os.path.join(state, "ddplaunch", "runs")

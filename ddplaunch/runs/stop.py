@@ -1,0 +1,53 @@
+"""`ddplaunch stop`: ends a running job as Ctrl-C in its terminal does, and waits until it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from ddplaunch.control import requests
+from ddplaunch.control.fields import Malformed
+from ddplaunch.errors import LaunchError, below, count
+from ddplaunch.exitcodes import NODE_LOST, OK
+from ddplaunch.report.words import duration
+from ddplaunch.runs import client, find
+
+_FIRST_REPLY = 5.0  # seconds
+_SENT = 0.2
+
+
+def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]) -> int:
+    """Stop the job that is meant, say on stderr by `write` what comes of it, and give the exit status.
+
+    Raises:
+        LaunchError: it is not clear which job is meant, or it does not answer.
+    """
+    chosen = find.choose(env, named, "stop")
+    name, began = find.name_of(chosen), time.monotonic()
+    try:
+        with client.connect(chosen.place) as sock:
+            # who has not answered just now is asked to stop all the same, and does so when it can
+            sock.settimeout(_FIRST_REPLY if chosen.run is not None else _SENT)
+            for reply in client.replies_of(sock, requests.Stop()):
+                match reply:
+                    case requests.Run():
+                        workers = f" ({count(reply.world_size, 'worker')})" if reply.world_size else ""
+                        write(f"stopping {name}{workers}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                        sock.settimeout(None)  # they have the grace period of their job
+                    case requests.Ended(status):
+                        write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
+                        return OK
+                    case requests.Refused(reason):
+                        raise LaunchError(f"run {name} refuses: {below(reason)}")
+    except TimeoutError:
+        raise LaunchError(
+            f"run {name} does not answer: its agent is stopped, or hangs",
+            hint="the front still ends it: send that SIGTERM, twice if it has to be killed",
+            status=NODE_LOST,
+        ) from None
+    except Malformed as error:
+        raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
+    except OSError:
+        pass  # it ended at this very moment
+    write(f"{name} has ended; how was not said")
+    return OK

@@ -1,0 +1,98 @@
+"""`ddplaunch ps` and `stop`: what they say of running jobs and do to them, and one clear error for all else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli import main
+from ddplaunch.runs import find
+from tests.conftest import Job, Result, until
+
+
+@pytest.fixture
+def verb(job, monkeypatch, capsys):
+    """Call a verb as in a shell of the user of this job."""
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+
+    def call(*words: str) -> Result:
+        status = main.main(words)
+        out, err = capsys.readouterr()
+        return Result(status, out, err, 0.0)
+
+    return call
+
+
+def socket_of(job: Job) -> str:
+    """The name of the run of this job, when it has a socket."""
+    until(lambda: list(find.places(job.env)), "a socket")
+    return job.folder.name
+
+
+def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, verb, tmp_path):
+    job.start("--nproc-per-node", 2, program("behave"))
+    job.signs("ready", 2)
+    name = socket_of(job)
+    other = Job(tmp_path / "other")
+    other.home.mkdir()
+    other.start("--run-id", f"{name}-other", "--log-dir", other.home / "logs", program("behave"))
+    other.sign("ready-0")
+    until(lambda: len([p for p in find.places(job.env) if name in p.path]) == 2, "the socket of the other")
+
+    shown = verb("ps").out
+    assert f"{name}: running, 2 workers" in shown
+    assert "behave.py" in shown
+    assert all(str(pid) in shown for pid in job.pids().values())
+    runs = {run["run_id"]: run for run in json.loads(verb("ps", "--json").out)}
+    assert [worker["pid"] for worker in runs[name]["workers"]] == [job.pids()[0], job.pids()[1]]
+    [folder] = (other.home / "logs").iterdir()
+    assert runs[f"{name}-other"]["folder"] == str(folder)
+
+    ambiguous = verb("stop", name[:-1])
+    assert ambiguous.status == 2
+    assert f"is the beginning of 2 runs: {name}" in ambiguous.err
+    assert "did you mean" in verb("stop", f"{name}x").err
+    assert "ddplaunch ps" in verb("stop", "/nowhere").err
+    (tmp_path / "empty").mkdir()
+    assert "no job runs in" in verb("stop", str(tmp_path / "empty")).err
+
+    stopped = verb("stop", str(folder))
+    assert stopped.status == 0
+    assert "has ended with status 130" in stopped.err
+    assert other.wait().status == 130
+    os.kill(job.pids()[0], signal.SIGSTOP)  # it takes no signal before it goes on
+    assert "suspended" in verb("ps").out
+    assert "has ended with status 130" in verb("stop", name).err
+    assert job.wait().status == 130
+    gone = verb("stop", name)
+    assert (gone.status, "does not run any more" in gone.err) == (2, True)
+    for each in (job, other):
+        each.nothing_left()
+
+
+def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others(job, program, verb):
+    job.start("--nproc-per-node", 1, program("behave"))
+    job.signs("ready", 1)
+    name = socket_of(job)
+    agent = int(Path(f"/proc/{job.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGSTOP)
+    assert f"{name}: does not answer" in verb("ps").out
+    silent = verb("stop", name)
+    assert "does not answer" in silent.err
+    assert silent.status == 122
+    os.kill(agent, signal.SIGCONT)
+    assert job.wait().status == 130  # what was asked for is done when it can be
+    job.nothing_left()
+
+
+def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", nodes.env["XDG_STATE_HOME"])
+    nodes.node(*nodes.static(2, 0), "--run-id", f"waits-{nodes.port}", "-m", "this")
+    shown = until(lambda: found if f"waits-{nodes.port}" in (found := verb("ps").out) else "", "the job")
+    assert f"waits-{nodes.port}: waits for its nodes" in shown
+    assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").err
+    assert nodes.statuses() == [130]
