@@ -60,6 +60,13 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
         os.umask(before)
 
 
+def remove_refusing(path: str, name: str) -> None:
+    """Remove what a killed run has left among the sockets of this host; that of a folder may be of a run on another host."""
+    if path == runtime_folder(os.getuid()):
+        with suppress(OSError):
+            os.unlink(f"{path}/{name}")
+
+
 def uid_of(sock: socket.socket) -> int:
     """Give the user at the other side of a connection, as it was made."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

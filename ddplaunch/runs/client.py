@@ -52,8 +52,11 @@ def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Rep
         for place in places:
             try:
                 sock = stack.enter_context(connect(place))
+            except ConnectionRefusedError:
+                run_socket.remove_refusing(place.folder, place.name)
+                continue
             except (OSError, LaunchError):
-                continue  # it was killed, or has ended meanwhile
+                continue  # it has ended meanwhile, or is not ours
             conversation = _Conversation(place, sock)
             conversations.append(conversation)
             sock.setblocking(False)

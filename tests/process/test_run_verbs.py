@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.report import run_socket
 from ddplaunch.runs import find
 from tests.conftest import Job, Result, until
 
@@ -29,7 +30,7 @@ def verb(job, monkeypatch, capsys):
 
 def socket_of(job: Job) -> str:
     """The name of the run of this job, when it has a socket."""
-    until(lambda: list(find.places(job.env)), "a socket")
+    until((job.folder / run_socket.NAME).exists, "a socket")
     return job.folder.name
 
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
-from ddplaunch.cli.commands import VERBS
+from ddplaunch.cli.commands import RUN_OPTIONS, VERBS
 from ddplaunch.cli.main import parse, resolve
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
@@ -64,10 +64,10 @@ def understood(words: list[str]) -> None:
     if verb == "submit":
         verb, rest = "run", list(split(rest).job)
     try:
-        parsed = parse(verb, rest)
+        parsed = parse(verb, [word.strip("[]") for word in rest] if verb in RUN_OPTIONS else rest)
     except click.exceptions.Exit:  # --help
         return
-    if verb not in ("completion", "shim"):
+    if verb not in ("completion", "shim", *RUN_OPTIONS):
         files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
         resolve(files_need_not_exist, {}, None)
 
