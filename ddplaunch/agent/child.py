@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.pipes import ASKS, BUSY, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
+from ddplaunch.agent.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
 from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.process import clock
 from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
@@ -95,9 +95,9 @@ class Question:
         self._ask()
 
     def has_answer(self) -> bool:
-        """Whether the loop has come by, or is in a call that it has announced as long."""
+        """Whether the loop has come by."""
         self._replies.take()
-        return self._replies.has(RUNS + BUSY)
+        return self._replies.has(RUNS)
 
     def repeat(self) -> bool:
         """Ask again, INTERVAL seconds after the last time; False if the agent is to be given up."""

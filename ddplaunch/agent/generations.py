@@ -25,6 +25,7 @@ from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import Answer, Question
+    from ddplaunch.process.apart import AskApart
 
 
 class Generations:
@@ -39,6 +40,7 @@ class Generations:
         *,
         feed: Callable[[node.Event], None],
         ended: Callable[[int], None],
+        ask_apart: AskApart,
     ) -> None:
         self._setup = setup
         self._queue = queue
@@ -46,6 +48,7 @@ class Generations:
         self._reporter = reporter
         self._feed = feed
         self._ended = ended
+        self._ask_apart = ask_apart
         self._next: tuple[Generation, str | None] | None = None
         self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
         self.output = setup.output(queue, setup.draft)
@@ -68,7 +71,9 @@ class Generations:
         try:
             setup = self._setup.workers(generation, address)
         except LaunchError as error:
-            self._fail(generation, error)
+            host = self._setup.draft.workers[0].host
+            failure = StartFailure(min(generation.ranks), host, error.message, error.status)
+            self._feed(node.StartFailed(failure, clock.now()))
         else:
             self._reporter.use(setup.plan, setup.folder)
             self._starter.prepare(setup.plan, setup.env)
@@ -82,33 +87,25 @@ class Generations:
         (generation, setup), self._ready = self._ready, None
         if generation.agreed is not None:
             self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
-        try:
-            self.workers = Workers(
-                setup,
-                self._starter,
-                generation.number,
-                generation.port,
-                self.output,
-                self._selector,
-                self._ended,
-                clock.now,
-            )
-        except LaunchError as error:
-            self._fail(generation, error)
-        else:
-            self._reporter.generation_started(generation.number, generation.port)
-
-    def _fail(self, generation: Generation, error: LaunchError) -> None:
-        host = self._setup.draft.workers[0].host
-        failure = StartFailure(min(generation.ranks), host, error.message, error.status)
-        self._feed(node.StartFailed(failure, clock.now()))
+        self.workers = Workers(
+            setup,
+            self._starter,
+            generation.number,
+            generation.port,
+            self.output,
+            self._selector,
+            self._ended,
+            clock.now,
+            self._ask_apart,
+        )
+        self._reporter.generation_started(generation.number, generation.port)
 
     @property
     def is_starting(self) -> bool:
         """Whether workers are yet to be started, and can be."""
         if self._ready is not None:
             return self._ready[1].folder.is_settled
-        return self.workers is not None and bool(self.workers.waiting) and self._starter.is_ready
+        return self.workers is not None and self.workers.may_start and self._starter.is_ready
 
     def start_next(self) -> None:
         """Start one worker more."""

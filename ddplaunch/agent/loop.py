@@ -10,7 +10,6 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
 from signal import SIGINT, SIGTERM
 
 from ddplaunch.agent.generations import Generations
@@ -23,13 +22,14 @@ from ddplaunch.agent.workers import CannotStart
 from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
+from ddplaunch.process.apart import AskApart
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_left
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase
-from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 STARTS_PER_ROUND = 8  # workers that are started between two waits for events: some 15 ms
 
@@ -72,12 +72,18 @@ class Agent:
             end_within=job.policy.grace_period + END_MARGIN,
             signals_all=job.signals_all,
         )
-        if (why_ending := self._reporter.why_ending) is not None:
-            self._reporter.why_ending = lambda: self._asked_cluster(why_ending)
+        self.ask_apart = AskApart(self._selector)
+        self.print = self._reporter.print
         ends = (self._queue, self._selector, self._signals, self._backpressure, self._files, pipes)
-        self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue)
+        self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue, ask_apart=self.ask_apart)
         self._generations = Generations(
-            job.setup, self._queue, self._selector, self._reporter, feed=self.feed, ended=self._worker_ended
+            job.setup,
+            self._queue,
+            self._selector,
+            self._reporter,
+            feed=self.feed,
+            ended=self._worker_ended,
+            ask_apart=self.ask_apart,
         )
         self._run_socket = RunSocket(job.setup, self._selector, self._stop_job, self._reporter.print)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
@@ -92,7 +98,7 @@ class Agent:
             self._own_link = self._job.link(self, self._reporter, self._selector)
         except LaunchError as error:
             self._reporter.write(error.render())
-            self._shutdown.hand_over(self._state)
+            self._shutdown.leave_early(self._state)
             return error.status
         self._run_socket.open(self._own_link)
         self._process_events()
@@ -129,8 +135,7 @@ class Agent:
         self._files.expire(now)
         self._run_socket.expire(now)
         self._process_events()
-        output = self._generations.output  # another one, if a generation has begun
-        output.flush(now)
+        self._generations.output.flush(now)  # another one, if a generation has begun
         self._reporter.report_folder()
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(node.DeadlineReached(now))
@@ -141,9 +146,8 @@ class Agent:
         """When to wake at the latest."""
         if self._generations.is_starting:
             return clock.now()
-        output = self._generations.output.deadline
-        deadlines = (output, self._backpressure.deadline, self._link.deadline, self._files.deadline)
-        return soonest(self._state.deadline, self._run_socket.deadline, *deadlines)
+        parts = (self._state, self._generations.output, self._backpressure, self._link, self._files, self._run_socket)
+        return soonest(*(part.deadline for part in parts))
 
     def _child_ended(self) -> None:
         reap(keep=self._generations.pids | self._others)
@@ -169,8 +173,7 @@ class Agent:
 
     def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and report what there is."""
-        others = self._others
-        left = [process for process in descendants(os.getpid()) if process.pid not in others]
+        left = list(descendants(os.getpid(), but_for=self._others))
         if signum:
             signal_left(signum, left, sparing=sparing)
         self.feed(node.Swept(tuple(map(str, left)), clock.now()))
@@ -179,7 +182,7 @@ class Agent:
     def _others(self) -> frozenset[int]:
         """Our children that are neither workers nor left behind by any."""
         own = self._own_link.pids if self._own_link is not None else frozenset()
-        return own | self._generations.server_pids | {self._files.pid}
+        return own | self._generations.server_pids | self.ask_apart.pids | {self._files.pid}
 
     # --- what the link hands over
 
@@ -203,18 +206,10 @@ class Agent:
         """Answer a question about the workers of this node."""
         self._generations.answer(ask.question, lambda answer: self._link.send(Answered(ask.number, answer)))
 
-    def print(self, text: str) -> None:
-        """Print what the link reports."""
-        self._reporter.print(text)
-
     def begin(self, generation: Generation, address: str | None) -> None:
         """Start the workers, as the coordinator orders; `address` is that of this node as the others reach it."""
         self._generations.prepare(generation, address)
         self.feed(node.GenerationBegun(generation.number, generation.ranks, clock.now(), generation.alone))
-
-    def _asked_cluster(self, why_ending: Callable[[], ClusterEnding]) -> ClusterEnding:
-        with self._signals.busy():
-            return why_ending()
 
     def _stop_job(self) -> None:
         """End the job as Ctrl-C does: with another signal if that is ignored here, as after nohup."""
@@ -236,8 +231,7 @@ class Agent:
         self._exits = self._generations.reap(state, now)
         raised = dict(state.raised)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
-        traces = self._reporter.traces
-        self._link.send(NodeEnd(state.generation, exits, state.start_failure, state.left, traces))
+        self._link.send(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
 
     # --- decisions
 

@@ -41,8 +41,6 @@ STOPPED = b"s"  # to MAY_STOP: all workers are stopped
 GOES_ON = b"c"  # to MAY_STOP: the workers are not stopped, or no longer
 RUNS = b"r"  # to IS_RUNNING, from the loop
 LIVES = b"l"  # to the signal ASKS, from its handler
-BUSY = b"b"  # without a request: a call that may take long begins, as to Slurm's controller
-IDLE = b"i"  # it has returned
 # seconds without progress after which output that is not read no longer delays the end of a stopped job
 UNREAD_TIMEOUT = 2.0
 
@@ -135,10 +133,7 @@ class Replies:
             replies = os.read(self._fd, 256)
         except BlockingIOError:
             return True
-        for reply in replies:
-            self._seen.add(reply)
-            if reply == IDLE[0]:
-                self._seen.discard(BUSY[0])
+        self._seen.update(replies)
         return bool(replies)
 
     def wait(self, any_of: bytes, deadline: float) -> bool:

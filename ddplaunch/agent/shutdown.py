@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, FrontPipes, OutputQueue
@@ -20,6 +21,7 @@ OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm bef
 
 
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
+    from ddplaunch.process.apart import AskApart
 
     class Requeue(Protocol):
         """What asks the cluster to queue the job again; each call may take seconds."""
@@ -29,6 +31,13 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
         def submit(self) -> str | None:
             """Queue the job again; give the reason in a sentence if that cannot be done."""
+
+        def undecided(self, signum: int) -> Intent:
+            """Give what `decide` comes to where nobody waits for the cluster."""
+
+        @property
+        def unsent(self) -> str | None:
+            """What `submit` gives then."""
 
 
 class Shutdown:
@@ -45,6 +54,7 @@ class Shutdown:
         *,
         reporter: Reporter,
         requeue: Requeue | None,
+        ask_apart: AskApart,
     ) -> None:
         self._queue = queue
         self._selector = selector
@@ -54,6 +64,7 @@ class Shutdown:
         self._pipes = pipes
         self._reporter = reporter
         self._requeue = requeue
+        self._ask_apart = ask_apart
 
     def conclude(self, state: State, exits: list[WorkerExit], end: JobEnd, at: float) -> None:
         """Report how the job ended, unless it is to be queued again."""
@@ -66,26 +77,31 @@ class Shutdown:
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
         """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""
         if (requeue := self._own_requeue(end)) is not None:
-            with self._signals.busy():
-                decision, at = requeue.decide(end.requeue), time.monotonic()
+            asked = self._ask_apart(partial(requeue.decide, end.requeue), requeue.undecided(end.requeue))
+            decision, at = self._signals.wait_for(asked), time.monotonic()
             self._reporter.print_end(end.why, end.text)
             failed = self._submit(requeue, decision, state)
             self._reporter.left_after(end.requeue, decision, failed)
             self._reporter.write_summary(state, exits, end.why, at)
+        self.leave_early(state)
+
+    def leave_early(self, state: State) -> None:
+        """Have all files of the run written, and hand over all output."""
         self._end_files()
-        self.hand_over(state)
+        self._hand_over(state)
 
     def _end_files(self) -> None:
-        """Wait until all files of the run are written, unless their disk hangs."""
+        """Wait until all files of the run are written, unless their disk hangs, or is slow and the user does not wait."""
         self._files.end()
-        while self._files.is_busy:
+        urged = self._signals.urged
+        while self._files.is_busy and self._signals.urged == urged:
             clock.dispatch(self._selector, self._files.deadline)
             self._files.expire(clock.now())
         if self._files.is_open and (writer := look(self._files.pid)) is not None:
             self._pipes.leave(writer)
         self._reporter.leave_folder()
 
-    def hand_over(self, state: State) -> None:
+    def _hand_over(self, state: State) -> None:
         """Wait until the front has taken all output; of a job that was asked to stop, only while it takes any."""
         self._backpressure.update(_pause_nothing, True, clock.now())
         sent, read_by = self._queue.sent, None
@@ -106,11 +122,10 @@ class Shutdown:
         self._reporter.print(decision.text)
         if not decision.requeues:
             return None
-        self.hand_over(state)
+        self._hand_over(state)
         # srun drops what it has not read when its step ends, and there is no sign of when it has
         self._signals.wait(OUTPUT_DELAY)
-        with self._signals.busy():
-            failed = requeue.submit()
+        failed = self._signals.wait_for(self._ask_apart(requeue.submit, requeue.unsent))
         if failed is not None:
             self._reporter.print(failed)
         return failed

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum, auto
 from math import inf
+from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.agent.pipes import (
     ASKS,
-    BUSY,
     GOES_ON,
     HOST_SIGNAL,
-    IDLE,
     IS_RUNNING,
     LIVES,
     MAY_STOP,
@@ -33,6 +32,11 @@ from ddplaunch.agent.pipes import (
 from ddplaunch.process import clock
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
+
+if TYPE_CHECKING:  # few jobs need it
+    from ddplaunch.process.ask import Asked
+
+T = TypeVar("T")
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -123,6 +127,7 @@ class SignalSource:
         self._has_stopped = has_stopped
         self._signals_all = signals_all
         self.end_asked = False  # whether a signal to stop has come
+        self.urged = 0  # how many of them the user has sent
         self._direct = -1  # what signals to this process write to
         self._front_waits = False  # whether it is to stop, and does so last
         self._goes_on = True  # whether SIGCONT or a stop came after the last SIGTSTP
@@ -143,25 +148,26 @@ class SignalSource:
         self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
         self._selector.register(self._requests, selectors.EVENT_READ, self._requested)
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Have the front wait for a call that may take long: the loop runs, but not just now."""
-        self._reply(BUSY)
-        try:
-            yield
-        finally:
-            self._reply(IDLE)
-
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
         until = clock.now() + seconds
         while clock.now() < until:
             clock.dispatch(self._selector, until)
 
+    def wait_for(self, asked: Asked[T]) -> T:
+        """Give the answer when it has come, or what stands for it as soon as the user does not want to wait."""
+        urged = self.urged
+        while asked.pid:
+            clock.dispatch(self._selector, None)
+            if self.urged != urged:
+                asked.give_up()
+        return asked.answer
+
     def received(self, signum: int, source: Source, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""
         self.end_asked = self.end_asked or signum in self._stops
         event = self._deduplicator.take(signum, clock.now(), source, plain=plain)
+        self.urged += event.escalates and signum in self._stops
         self._feed(replace(event, by_cluster=by_cluster))
 
     def _signalled(self) -> None:

@@ -6,7 +6,7 @@ import selectors
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ddplaunch.process.ask import Asking
+from ddplaunch.process.ask import FIRST, Asked
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.take import Target, take
@@ -20,12 +20,12 @@ class StackTaker:
     def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
         self._selector = selector
         self._host = host
-        self._asked: set[Asking[list[Sample]]] = set()
+        self._asked: list[Asked[Sequence[Sample]]] = []
 
     @property
     def pids(self) -> frozenset[int]:
         """The processes that take stacks just now."""
-        return frozenset(asking.pid for asking in self._asked)
+        return frozenset(asked.pid for asked in self._asked)
 
     def take(self, workers: Iterable[RunningWorker], within: float, reply: Callable[[Sequence[Sample]], None]) -> None:
         """Take the stacks of these workers, as far as they live, and of their children in so many seconds."""
@@ -33,32 +33,19 @@ class StackTaker:
         files = [worker.stacks for worker in found if worker.stacks is not None]
         until, host = time.monotonic() + within, self._host
 
-        def question(descriptors: Sequence[int]) -> list[Sample]:
-            left = iter(descriptors[len(found) :])
+        def question() -> Sequence[Sample]:
+            left = iter(range(FIRST + len(found), FIRST + len(found) + len(files)))
             targets = [
                 Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left))
-                for worker, pidfd in zip(found, descriptors, strict=False)
+                for pidfd, worker in enumerate(found, FIRST)
             ]
             return take(targets, until=until, host=host)
 
-        try:
-            asking = Asking(question, [*(worker.pidfd for worker in found), *files])
-        except OSError:  # no room for another process
-            reply(())
-            return
-
-        def readable() -> None:
-            if asking.read():
-                self._selector.unregister(asking)
-                self._asked.discard(asking)
-                reply(asking.end() or ())
-
-        self._asked.add(asking)
-        self._selector.register(asking, selectors.EVENT_READ, readable)
+        descriptors = [*(worker.pidfd for worker in found), *files]
+        asked: Asked[Sequence[Sample]] = Asked(question, (), self._selector, reply, descriptors)
+        self._asked = [*(one for one in self._asked if one.pid), asked]
 
     def close(self) -> None:
         """Give up what is not answered yet."""
-        for asking in self._asked:
-            self._selector.unregister(asking)
-            asking.end()
-        self._asked.clear()
+        for asked in self._asked:
+            asked.give_up()

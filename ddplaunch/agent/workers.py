@@ -30,6 +30,7 @@ from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 if TYPE_CHECKING:
+    from ddplaunch.process.apart import AskApart
     from ddplaunch.process.mps import Mps
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
@@ -77,6 +78,7 @@ class Workers:
         selector: selectors.BaseSelector,
         ended: Callable[[int], None],
         clock: Callable[[], float],
+        ask_apart: AskApart,
     ) -> None:
         self._setup = setup
         self._starter = starter
@@ -91,6 +93,8 @@ class Workers:
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
         self._mps = _mps(setup)
+        self._ask_apart = ask_apart
+        self._mps_start = ask_apart(self._mps.start, "interrupted") if self._mps is not None else None
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
             logs = setup.folder.open_logs(setup.folder.filtered_names(generation), None)
@@ -125,13 +129,20 @@ class Workers:
         """The processes of all workers, dead ones included until they are reaped."""
         return frozenset(worker.pid for worker in self._running.values())
 
+    @property
+    def may_start(self) -> bool:
+        """Whether one is to be started, and what serves it is there, or known not to come."""
+        return bool(self.waiting) and (self._mps_start is None or not self._mps_start.pid)
+
     def start(self, rank: int) -> int:
         """Start one worker and give its pid.
 
         Raises:
-            CannotStart: the machine has run out of something.
+            CannotStart: the machine has run out of something, or what serves the workers did not start.
         """
         worker = self._plans[rank]
+        if self._mps_start is not None and self._mps_start.answer:
+            raise CannotStart(self._mps_start.answer, exitcodes.USAGE)
         try:
             self._running[rank] = running = self._launch(worker)
         except StartError as error:
@@ -273,8 +284,9 @@ class Workers:
 
     def dismiss_services(self) -> None:
         """Ask what served the workers to end, as far as it does not by itself."""
-        if self._mps is not None:
-            self._mps.quit()
+        if self._mps is not None and self._mps_start is not None:
+            self._mps_start.give_up()
+            self._ask_apart(self._mps.quit, None)
 
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
         """Release everything that this generation held; give the ends with what each worker has used."""

@@ -6,6 +6,7 @@ It knows its own agent; the others, if there are any, are reached through `agent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,14 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
-from ddplaunch.supervise.outcome import StartFailure, Traces, Why
+from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.control.questions import Question
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.questions import Asker, Questions
+    from ddplaunch.process.apart import AskApart
+    from ddplaunch.process.ask import Asked
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -38,10 +41,17 @@ _NOT_MET_HINT = (
 class Coordinator:
     """The job's state, and what its decisions come to."""
 
-    def __init__(self, policy: job.Policy, draft: Plan, reporter: JobReporter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, policy: job.Policy, draft: Plan, reporter: JobReporter, clock: Callable[[], float], ask_apart: AskApart
+    ) -> None:
         self._draft = draft
         self._reporter = reporter
         self._clock = clock
+        # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends at it,
+        # and with that all that it has started. We do what it should do, if we can.
+        self._requeues_after_sigterm = SIGTERM in policy.notices and _has_scontrol()
+        self._ask_apart = ask_apart
+        self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self._state, _ = job.begin(policy, clock())
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
@@ -66,6 +76,8 @@ class Coordinator:
     def feed(self, event: job.Event) -> None:
         """Take an event, and carry out what follows from it."""
         before = self._state
+        if isinstance(event, job.NodeEscalated) and self._asked is not None:
+            self._asked.give_up()
         self._state, actions = job.step(before, event)
         self._reporter.on_event(event, before, self._state)
         for action in actions:
@@ -157,12 +169,14 @@ class Coordinator:
             case job.Drop(id) if self._agents is not None:
                 self._agents.drop(id)
             case job.ReportFailure(wait):
-                self._reporter.failed(self._state, self._traces, wait)
+                self._when_known(partial(self._reporter.failed, self._state, self._traces, wait))
             case job.Print(text):
                 self._reporter.print(text)
             case job.EndJob(status, error, requeue):
-                text = f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else self._begin_error
-                self._end(status, text, requeue)
+                if text := f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else self._begin_error:
+                    self._end(status, text, requeue, ClusterEnding())
+                else:
+                    self._when_known(partial(self._end, status, "", requeue))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         self._traces = {}
@@ -193,14 +207,24 @@ class Coordinator:
         self._reservation = reserve(self._draft.master_port or 0)
         return self._reservation.port
 
-    def _end(self, status: int, error: str, requeue: int = 0) -> None:
-        text, outcome = self._reporter.ended(self._state, self._traces, error)
+    def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
+        """Report once it is known why the cluster is ending the job, if it may be: it is asked, and the loop goes on."""
+        if self._asked is not None:
+            self._asked.give_up()
+        question = self._reporter.question(self._state)
+        if question is None:
+            report(ClusterEnding())
+        else:
+            self._asked = self._ask_apart(question, ClusterEnding(), report)
+
+    def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+        text, outcome = self._reporter.ended(self._state, self._traces, error, ending)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)
         self._over_at = self._clock() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
-            is_watched = self._agents.are_watched and not _ends_watchers(requeue)
+            is_watched = self._agents.are_watched and not (self._requeues_after_sigterm and requeue == SIGTERM)
             end = replace(end, is_watched=is_watched)
             self._agents.end(replace(end, text=text))
         assert self._own is not None
@@ -258,13 +282,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
     )
 
 
-def _ends_watchers(notice: int) -> bool:
-    """Whether this notice may at any moment end the command that has started the agents, and we can do what it should do.
-
-    SIGTERM of Slurm ends the shell of a batch script, and with that all that it has started.
-    """
-    if notice != SIGTERM:
-        return False
+def _has_scontrol() -> bool:
     import shutil  # few jobs need it
 
     return shutil.which("scontrol") is not None

@@ -88,7 +88,9 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), clock.now)
+    coordinator = Coordinator(
+        _policy(request), request.draft, JobReporter(reporter, request.spec), clock.now, handler.ask_apart
+    )
     agents = _listen(request, coordinator, reporter, selector)
     if agents is not None:
         handler.listening(agents.port)

@@ -94,6 +94,7 @@ Report = (
 
 
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
+    from ddplaunch.process.apart import AskApart
 
     class LinkHandler(Protocol):
         """What a link hands to its owner, an agent or a command that has started agents."""
@@ -115,6 +116,10 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
         def end(self, end: JobEnd) -> None:
             """Stop the workers, if there are any, and end."""
+
+        @property
+        def ask_apart(self) -> AskApart:
+            """What has a child asked what may take long, while the loop goes on."""
 
 
 class Link(ABC):

@@ -64,7 +64,7 @@ def coordinate_alone(
     spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, _selector: BaseSelector
 ) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), clock.now)
+    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), clock.now, handler.ask_apart)
     link = LocalLink(handler, coordinator, clock.now)
     coordinator.join(link, Member(id=OWN, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
     return link

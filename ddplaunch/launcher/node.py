@@ -78,7 +78,7 @@ def run(
             reports_job=_reports_job(allocation, draft) if reports_job is None else reports_job,
             notifies_starter=notifies_starter,
             reports_to_caller=reports_to_caller,
-            why_ending=_why_ending(spec, env, allocation),
+            why_ending=_why_ending(env, allocation),
         )
     )
     job = AgentJob(
@@ -107,15 +107,15 @@ def _reports_job(allocation: Allocation, draft: Plan) -> bool:
     return 0 in draft.ranks or allocation.cluster not in _ONE_SCREEN
 
 
-def _why_ending(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
-    """Give what asks Slurm, which takes at most two answers, while the agent says nothing to the other nodes."""
+def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
+    """Give what asks Slurm, while the other nodes wait."""
     if allocation.cluster != "slurm":
         return None
 
     def why_ending() -> ClusterEnding:
         from ddplaunch.slurm import ending  # only a signal needs it
 
-        return ending.why_ending(token.public(env), min(ending.CONTROLLER_TIMEOUT, spec.heartbeat_timeout / 4))
+        return ending.why_ending(token.public(env), ending.CONTROLLER_TIMEOUT)
 
     return why_ending
 

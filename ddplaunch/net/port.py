@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
+from functools import partial
 
 from ddplaunch.errors import LaunchError, why_failed
+
+_LOOK_TIMEOUT = 1.0  # seconds to find who holds a port: the command ends for it, and other nodes wait for its word
 
 
 class Reservation:
@@ -48,7 +51,17 @@ def reserve(port: int = 0) -> Reservation:
 
 def _holder(port: int) -> str:
     """Name the process that holds a port, as far as this user may see it."""
-    import psutil  # 20 ms, and only an error needs it
+    from ddplaunch.process.ask import AskedEnded, ask  # only an error needs it
+
+    try:
+        # it reads the memory of a process, which may wait for that process's disk
+        return ask(partial(_look_for_holder, port), _LOOK_TIMEOUT)
+    except (OSError, AskedEnded):
+        return ""
+
+
+def _look_for_holder(port: int) -> str:
+    import psutil  # 20 ms
 
     holders = [
         connection

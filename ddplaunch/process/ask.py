@@ -1,26 +1,33 @@
-"""Asks in a child what may never be answered: a driver that hangs, a command on a dead file server. Gives up in time."""
+"""Asks in a child what may never be answered: a driver that hangs, a command on a dead file server.
+
+`ask` waits for the answer, and gives up in time. Where a loop runs, nothing may be waited for: it has a child do that, `Asked`.
+"""
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
+import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from ddplaunch.process.linux import detach
+from ddplaunch.process.linux import detach, signal_at_end_of
+from ddplaunch.process.tree import ends_within
 
 T = TypeVar("T")
+FIRST = 4  # the number that the first descriptor of a question has in the child
 _SIZE = 8  # bytes before the answer: how long that is
+_KILL_TIMEOUT = 1.0  # seconds that a child has to end which is asked by a loop; it waits for no disk itself
 
 
 class AskedEnded(Exception):
-    """The child has ended before it had answered."""
+    """The child has ended, or was given up, before it had answered."""
 
-    def __init__(self) -> None:
-        super().__init__("the process that was asked has ended")
+    def __init__(self, text: str = "the process that was asked has ended") -> None:
+        super().__init__(text)
 
 
 def ask(question: Callable[[], T], timeout: float) -> T:
@@ -30,14 +37,8 @@ def ask(question: Callable[[], T], timeout: float) -> T:
         AskedEnded: there is no answer, or only the beginning of one.
         TimeoutError: no answer came in so many seconds. A child in uninterruptible sleep is not waited for.
     """
-    answers, answer = os.pipe2(os.O_CLOEXEC)
+    pid, answers = _fork(question)
     try:
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _answer(question, answer)
-        finally:
-            os.close(answer)
         received = _read(answers, time.monotonic() + timeout)
     finally:
         os.close(answers)
@@ -45,58 +46,83 @@ def ask(question: Callable[[], T], timeout: float) -> T:
     os.waitpid(pid, 0 if received else os.WNOHANG)
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
-    return _unpacked(received)  # type: ignore[no-any-return]  # what `question` gave
+    return _taken_apart(received)  # type: ignore[no-any-return]  # what `question` gave
 
 
-class Asking(Generic[T]):
-    """A question that a child answers while this process goes on; `fileno` is readable when there is more of the answer."""
+class Asked(Generic[T]):
+    """A question to a child, which answers while the loop goes on. No time limit: a question that may hang calls `ask`."""
 
-    def __init__(self, question: Callable[[Sequence[int]], T], descriptors: Sequence[int] = ()) -> None:
-        """Ask. The child has no descriptors but these, under the numbers that `question` gets.
+    def __init__(
+        self,
+        question: Callable[[], T],
+        otherwise: T,
+        selector: selectors.BaseSelector,
+        answered: Callable[[T], None] = lambda _: None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """`answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
 
-        Raises:
-            OSError: there is no room for another process, or for its pipe.
+        The child has no descriptors but these, from FIRST on.
         """
-        self._pipe, answer = os.pipe2(os.O_CLOEXEC)
-        try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _answer(lambda: question(range(4, 4 + len(descriptors))), answer, descriptors)
-        except OSError:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(answer)
-        os.set_blocking(self._pipe, False)
+        self._selector = selector
+        self._answered = answered
+        self.answer = otherwise  # until there is another
         self._received = b""
-
-    def fileno(self) -> int:
-        """The pipe."""
-        return self._pipe
-
-    def read(self) -> bool:
-        """Take in what there is; say whether that was all."""
+        self.pid = 0  # while it is asked: only this object may reap it
         try:
-            data = os.read(self._pipe, 1 << 20)
-        except BlockingIOError:
-            return False
-        self._received += data
-        return not data
+            self.pid, self._pipe = _fork(question, descriptors)
+        except OSError:  # the machine has no room for it
+            answered(otherwise)
+        else:
+            selector.register(self._pipe, selectors.EVENT_READ, self._readable)
 
-    def end(self) -> T | None:
-        """End the child, and give its answer; None if there is none, or no whole one."""
+    def _readable(self) -> None:
+        if data := os.read(self._pipe, 1 << 16):
+            self._received += data
+        else:
+            self._close(self._received)
+
+    def give_up(self) -> None:
+        """Answer it by `otherwise`, unless it is answered already: nobody wants to wait."""
+        if self.pid:
+            self._close(b"")
+
+    def _close(self, received: bytes) -> None:
+        pid, self.pid = self.pid, 0
+        self._selector.unregister(self._pipe)
         os.close(self._pipe)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0 if self._received else os.WNOHANG)
-        try:
-            return _unpacked(self._received)  # type: ignore[no-any-return]  # what `question` gave
-        except Exception:  # noqa: BLE001 - what the child raised
-            return None
+        os.kill(pid, signal.SIGKILL)
+        if ends_within(pid, _KILL_TIMEOUT):
+            os.waitpid(pid, 0)
+        with suppress(AskedEnded):
+            self.answer = _taken_apart(received)
+        self._answered(self.answer)
 
 
-def _unpacked(received: bytes) -> Any:
-    if len(received) < _SIZE or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
+def _fork(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tuple[int, int]:
+    """Start a child that answers; give its pid and the pipe that it writes to."""
+    us = os.getpid()
+    answers, answer = os.pipe2(os.O_CLOEXEC)
+    # blocked until the child has them blocked itself: a handler of ours would write to the pipe that wakes our loop
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _answer(us, question, (answer, *descriptors))
+    except OSError:
+        os.close(answers)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(answer)
+    return pid, answers
+
+
+def _taken_apart(received: bytes) -> Any:
+    if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded
+    import pickle  # few jobs ask anything
+
     found, error = pickle.loads(received[_SIZE:])
     if error is not None:
         raise error
@@ -115,13 +141,16 @@ def _read(pipe: int, until: float) -> bytes | None:
     return None
 
 
-def _answer(question: Callable[[], object], pipe: int, kept: Sequence[int] = ()) -> None:
+def _answer(parent: int, question: Callable[[], object], kept: Sequence[int]) -> None:
     try:
-        detach(pipe, *kept)
+        signal_at_end_of(parent, signal.SIGKILL)
+        detach(*kept)
         try:
             answer: tuple[object, BaseException | None] = (question(), None)
         except Exception as error:  # noqa: BLE001 - it is raised in the parent
             answer = (None, error)
+        import pickle
+
         with open(3, "wb") as file:
             data = pickle.dumps(answer)
             file.write(len(data).to_bytes(_SIZE, "little") + data)

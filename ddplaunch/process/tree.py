@@ -81,15 +81,15 @@ def is_orphaned_group() -> bool:
     return True
 
 
-def descendants(pid: int) -> Iterator[Process]:
-    """Give every live process below `pid`; dead ones that wait to be reaped are left out."""
+def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
+    """Give every process below `pid`, but for these and what is below them; dead ones that wait to be reaped are left out."""
     for child in children(pid):
         process = look(child)
-        if process is None:
+        if process is None or child in but_for:
             continue
         if process.state not in "ZX":
             yield process
-        yield from descendants(child)
+        yield from descendants(child, but_for)
 
 
 def has_ended(child: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from signal import SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
@@ -60,21 +60,27 @@ class JobReporter:
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason="its ddplaunch was ended")
 
-    def failed(self, state: State, traces: Mapping[int, Traces], wait: float) -> None:
+    def question(self, state: State) -> Callable[[], ClusterEnding] | None:
+        """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
+        return self._reporter.why_ending if ended_with(state) in (SIGTERM, SIGKILL) else None
+
+    def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
         first = state.failure
         rank = first.rank if first else None
         self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
         if state.why is Why.FAILED:
             used = state.restarts - 1  # the one that follows is counted already
-            self._reporter.write(self._failure(state, traces, self._why_ending(state), used))
+            self._reporter.write(self._failure(state, traces, ending, used))
             self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
             return
         lacking = state.policy.min_nodes - len(state.members)
         when = f", once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else ""
         self.print(f"all workers start again on {count(len(state.members) + max(0, lacking), 'node')}{when}")
 
-    def ended(self, state: State, traces: Mapping[int, Traces], error: str) -> tuple[str, tuple[int, str] | None]:
+    def ended(
+        self, state: State, traces: Mapping[int, Traces], error: str, ending: ClusterEnding
+    ) -> tuple[str, tuple[int, str] | None]:
         """Report how the job ended; give the text for the other nodes, and the status and `why` if the cluster decides these.
 
         `error` is of its own kind, with its hint.
@@ -82,7 +88,8 @@ class JobReporter:
         if error:
             self._reporter.report(error)
             return error, None
-        ending = self._why_ending(state)
+        if state.requeue:  # the status speaks of the notice
+            ending = ClusterEnding(ending.text)
         closing = self._closing(state, ending)
         if closing is not None:
             self._reporter.print_closing(closing)
@@ -92,14 +99,6 @@ class JobReporter:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
         return _in_short(report), ending.outcome
-
-    def _why_ending(self, state: State) -> ClusterEnding:
-        """Find out why the cluster is ending the job, if the signal that ended it or a worker may have come from there."""
-        if self._reporter.why_ending is None or ended_with(state) not in (SIGTERM, SIGKILL):
-            return ClusterEnding()
-        ending = self._reporter.why_ending()
-        # after a notice the status speaks of that
-        return ClusterEnding(ending.text) if state.requeue else ending
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""

@@ -15,6 +15,8 @@ from ddplaunch.supervise.outcome import Intent
 
 RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
 
+_UNANSWERED = "no answer of Slurm was waited for"
+
 _Reply = TypeVar("_Reply")
 
 
@@ -88,6 +90,16 @@ class SlurmRequeue:
                 return None
             return f"job {job} could not be requeued: {error}"
         return None
+
+    def undecided(self, signum: int) -> Intent:
+        """Give what `decide` comes to where nobody waits for Slurm."""
+        job, notice = job_id(self.env), signal.Signals(signum).name
+        return Intent(job=job, requeues=False, text=f"job {job} is not requeued after {notice}: {_UNANSWERED}")
+
+    @property
+    def unsent(self) -> str | None:
+        """What `submit` gives then."""
+        return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
 
     def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
         """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds.

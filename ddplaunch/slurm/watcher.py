@@ -11,6 +11,7 @@ import os
 import select
 import selectors
 import signal
+from functools import partial
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
@@ -21,13 +22,14 @@ from ddplaunch.coordinator.link import Ask, ForwardToAll, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
+from ddplaunch.process.apart import AskApart
 from ddplaunch.process.start import StartError
 from ddplaunch.slurm import ending as slurmend
 from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import ClusterEnding, Why
 
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no coordinator was reached yet
 QUIT_TIMEOUT = 5.0  # seconds from the end of the grace period until srun gets SIGTERM, at which it ends the step
@@ -53,6 +55,7 @@ class Watcher:
             end_within=job.grace_period + END_MARGIN,
             signals_all=True,
         )
+        self.ask_apart = AskApart(self._selector)
         self._link = RemoteLink(
             self,
             self._selector,
@@ -199,14 +202,13 @@ class Watcher:
         return self._signum if never_began and self._signum in self._job.notices else 0
 
     def _requeue(self, notice: int) -> None:
-        with self._signals.busy():
-            intent = self._job.requeue.decide(notice)
+        requeue = self._job.requeue
+        intent = self._signals.wait_for(self.ask_apart(partial(requeue.decide, notice), requeue.undecided(notice)))
         self._notify(intent.text)
-        if not intent.requeues:
-            return
-        with self._signals.busy():
-            failed = self._job.requeue.submit()
-        if failed is not None:
+        if (
+            intent.requeues
+            and (failed := self._signals.wait_for(self.ask_apart(requeue.submit, requeue.unsent))) is not None
+        ):
             self._notify(failed)
 
     def _notify(self, text: str) -> None:
@@ -225,7 +227,8 @@ class Watcher:
 
     def _lost(self) -> int | None:
         """Give the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
-        ending = slurmend.why_ending(self._job.requeue.env, CONTROLLER_TIMEOUT)
+        question = partial(slurmend.why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
+        ending = self._signals.wait_for(self.ask_apart(question, ClusterEnding()))
         if ending.outcome is None:
             return None
         self._write(f"error: {ending.text}\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.process.mps import START_TIMEOUT
 from tests.conftest import PROGRAMS, Job, until
 from tests.fake_nvml import made_up
 
@@ -49,7 +52,9 @@ def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
     assert len(others) == 3
     assert all(other == first for other in others)
     assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
-    assert first["CUDA_MPS_PIPE_DIRECTORY"].startswith(f"{job.home}/tmp/ddplaunch-mps-")
+    folder = Path(first["CUDA_MPS_PIPE_DIRECTORY"]).parent
+    assert folder.parent == Path("/dev/shm")
+    assert not folder.exists()
     assert heard(job) == ["visible all", "quit"]
     job.nothing_left()
 
@@ -91,6 +96,16 @@ def test_a_daemon_that_does_not_start_is_an_error_that_says_why(job, machine):
     assert "nvidia-cuda-mps-control -d did not start: no GPU" in result.err
     assert result.status == 2
     assert not variables(job)
+    job.nothing_left()
+
+
+def test_a_command_that_hangs_holds_no_signal_up(job, machine):
+    job.start(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_HANGS": "1"})
+    until((job.home / "signs" / "mps").exists, "the command to hang")
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait().status == 130
+    assert time.monotonic() - began < START_TIMEOUT
     job.nothing_left()
 
 

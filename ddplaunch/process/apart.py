@@ -1,0 +1,35 @@
+"""Has children asked what may take long, while a loop goes on, and knows which of them have not answered yet."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from ddplaunch.process.ask import Asked
+
+T = TypeVar("T")
+
+
+class AskApart:
+    """What a loop asks by; see `Asked`."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._asked: list[Asked[Any]] = []
+
+    def __call__(
+        self, question: Callable[[], T], otherwise: T, answered: Callable[[T], None] = lambda _: None
+    ) -> Asked[T]:
+        """Ask."""
+        from ddplaunch.process.ask import Asked  # few jobs need it
+
+        asked = Asked(question, otherwise, self._selector, answered)
+        self._asked = [*(one for one in self._asked if one.pid), asked]
+        return asked
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The children that have not answered."""
+        return frozenset(asked.pid for asked in self._asked)

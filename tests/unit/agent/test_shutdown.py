@@ -1,0 +1,76 @@
+"""The last step of an agent: how long it waits for files."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.shutdown import Shutdown
+from ddplaunch.agent.signals import SignalSource, Source
+from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.supervise.node import Policy, begin
+
+
+class Reporter:
+    """Takes note that files were left."""
+
+    left = False
+
+    def leave_folder(self) -> None:
+        self.left = True
+
+
+@pytest.fixture
+def pipes() -> Iterator[FrontPipes]:
+    """Both sides in one process."""
+    pipes = FrontPipes.make()
+    yield pipes
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+        os.close(fd)
+    for sock in (*pipes.output, *pipes.left):
+        sock.close()
+
+
+@pytest.fixture
+def files() -> Iterator[FileQueue]:
+    """Of a disk that takes nothing."""
+    ours, its = socket.socketpair()
+    ours.setblocking(False)
+    shared = os.memfd_create("shared")
+    os.pwrite(shared, bytes(PROGRESS), 0)
+    yield FileQueue(ours, shared, os.getpid())
+    its.close()
+
+
+def nothing() -> None:
+    """Neither comes."""
+
+
+def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes, files: FileQueue) -> None:
+    stops = frozenset({signal.SIGINT})
+    with selectors.DefaultSelector() as selector:
+        files.attach(selector)
+        signals = SignalSource(
+            selector, pipes, stops=stops, feed=lambda _: None, child_ended=nothing, front_lost=nothing, end_within=60
+        )
+
+        def interrupted() -> None:
+            signals.received(os.read(pipes.signals[0], 1)[0], Source.FRONT)
+
+        selector.register(pipes.signals[0], selectors.EVENT_READ, interrupted)
+        queue, reporter = OutputQueue(pipes.output[1]), Reporter()
+        parts: Any = (queue, selector, signals, Backpressure(queue, selector), files, pipes)
+        ended: Any = {"reporter": reporter, "requeue": None, "ask": None}
+        pipes.pass_on(signal.SIGINT)
+        Shutdown(*parts, **ended).leave_early(begin(Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
+        assert files.is_busy
+        assert not files.has_hung
+        assert reporter.left
+        files.close()

@@ -1,0 +1,62 @@
+"""What runs in a loop calls nothing that may wait for a disk, a driver, a name server or another program."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
+LOOPS = (
+    "agent", "control", "coordinator", "output", "remote", "report", "slurm/srun.py", "slurm/watcher.py", "supervise",
+)  # fmt: skip
+
+# calls that may take as long as something outside wants; `ask` waits itself, `Asked` does not
+SLOW = {
+    "access", "ask", "exists", "fsync", "getaddrinfo", "glob", "isdir", "isfile", "listdir", "look_up", "lstat", "makedirs",
+    "mkdir", "open", "posix_spawn", "realpath", "remove", "rename", "replace", "rmdir", "rmtree", "run", "scandir", "scontrol",
+    "sleep", "stat", "statvfs", "system", "unlink", "which", "why_ending",
+}  # fmt: skip
+OF_OURS = SLOW - {"remove", "replace", "run", "stat"}  # are something else there
+MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile", "time"}
+
+# where they are not in a loop, or wait for nothing outside
+HARMLESS = {
+    "agent/child.py": "the front, while it kills",
+    "agent/workers.py": "/dev/null",
+    "coordinator/coordinator.py": "before there are workers",
+    "coordinator/join.py": "before the agent is forked",
+    "output/log.py": "the process that writes files",
+    "remote/stdio.py": "/dev/null",
+    "report/error_file.py": "files in memory",
+    "report/file_writer.py": "the process that writes files",
+    "report/folders.py": "the process that writes files",
+    "slurm/srun.py": "/dev/null",
+}
+
+
+def slow_calls(path: Path) -> Iterator[str]:
+    for found in ast.walk(ast.parse(path.read_text())):
+        match found:
+            case ast.Call(func=ast.Name(id=name)) if name in OF_OURS:
+                yield f"{found.lineno}: {name}"
+            case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=of) | ast.Attribute(attr=of))) if (
+                of in MODULES
+            ):
+                if name in SLOW or of in ("psutil", "subprocess"):
+                    yield f"{found.lineno}: {of}.{name}"
+
+
+def modules() -> list[str]:
+    paths = [
+        path for loop in LOOPS for path in (PACKAGE / loop, *(PACKAGE / loop).rglob("*.py")) if path.suffix == ".py"
+    ]
+    return sorted(str(path.relative_to(PACKAGE)) for path in paths)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_loop_waits_for_nothing_outside(name: str) -> None:
+    found = list(slow_calls(PACKAGE / name))
+    assert bool(found) == (name in HARMLESS), found
