@@ -62,5 +62,5 @@ def from_argv(arguments: Sequence[str], variables: Mapping[str, str] = NOTHING) 
         )
     for name in (name for name in variables if name.startswith(OF_WORKERS)):
         text = f"{name.removeprefix(OF_WORKERS)}={variables[name]}"
-        given.append(Given(option=BY_NAME["env"], text=text, source=Source.COMMAND_LINE, origin="--env"))
+        given.append(Given(option=BY_NAME["env"], text=text, source=Source.COMMAND_LINE, origin="--env-file"))
     return given, tuple(arguments[end + 1 :])

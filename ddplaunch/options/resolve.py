@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
 from ddplaunch.options.durations import duration
-from ddplaunch.options.option import Given
+from ddplaunch.options.option import Given, Source
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.options.token import VARIABLE as TOKEN
@@ -35,7 +35,7 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         LaunchError: a value is not valid, or two of them do not go together.
     """
     given = sorted(given, key=lambda one: one.source)
-    env = _environment([one for one in given if one.option.target == "env"])
+    env, secret = _environment([one for one in given if one.option.target == "env"])
     last = {one.option.name: one for one in given if one.option.target != "env"}
     resolved = {
         name: Resolved(given=one, value=one.value())
@@ -62,15 +62,17 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     return JobSpec(
         program=_program(resolved, program),
         env=tuple(env.items()),
+        secret=secret,
         origins=origins,
         remarks=(*remarks, *_remarks(resolved)),
         **values,
     )
 
 
-def _environment(given: Sequence[Given]) -> dict[str, str]:
-    """The workers' variables: of files first, since --env wins over --env-file, whichever comes later."""
+def _environment(given: Sequence[Given]) -> tuple[dict[str, str], frozenset[str]]:
+    """The workers' variables: of files first, since --env wins over --env-file, whichever comes later. And those not typed."""
     merged: dict[str, str] = {}
+    typed: dict[str, bool] = {}
     for one in sorted(given, key=lambda one: (one.source, one.option.name == "env")):
         found = [one.value()] if one.option.name == "env" else _read_env_file(one)
         for name, value in found:
@@ -84,8 +86,8 @@ def _environment(given: Sequence[Given]) -> dict[str, str]:
                 raise LaunchError(
                     f"{one}: {name} is set by ddplaunch", hint=f"type `{flag} {value}`" if flag else f"leave {name} out"
                 )
-            merged[name] = value
-    return merged
+            merged[name], typed[name] = value, one.origin == "--env" or one.source is Source.CALL
+    return merged, frozenset(name for name, was_typed in typed.items() if not was_typed)
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:

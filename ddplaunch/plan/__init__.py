@@ -28,6 +28,9 @@ class WorkerPlan:
     stdin: bool = False  # it reads the command's stdin; the others read /dev/null
 
 
+HIDDEN = "..."  # in place of a value that is shown nowhere
+
+
 @record
 class Seat:
     """A node as all others see it; where a command was started for each rank, one such command."""
@@ -53,6 +56,7 @@ class Plan:
     interpreter: str | None  # that runs the program; None: it is no Python program
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
     preload: tuple[str, ...] | None = None  # what a fork server imports before workers; None: they are fresh processes
+    secret: frozenset[str] = frozenset()  # variables of workers whose values are shown nowhere
     authenticated: bool = True  # the agents share a secret, or do not talk
     requeues: int = 0  # how often the cluster has started this job again
     reasons: Mapping[str, str] = NOTHING  # decided value -> why
@@ -62,6 +66,10 @@ class Plan:
     def ranks(self) -> frozenset[int]:
         """The ranks of the workers of this node."""
         return frozenset(worker.rank for worker in self.workers)
+
+    def shown(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Give the variables of a worker as others may see them."""
+        return {name: HIDDEN if name in self.secret else value for name, value in variables.items()}
 
     @property
     def world_size(self) -> int:

@@ -119,6 +119,7 @@ def make_plan(
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
         preload=preload,
+        secret=spec.secret,
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,
         reasons={

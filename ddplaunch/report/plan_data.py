@@ -34,7 +34,7 @@ def plan_data(plan: Plan, origins: Mapping[str, str]) -> dict[str, Any]:
                 "devices": list(worker.devices),
                 "cpus": list(worker.cpus),
                 "argv": list(worker.argv),
-                "variables": dict(worker.variables),
+                "variables": plan.shown(worker.variables),
             }
             for worker in plan.workers
         ],

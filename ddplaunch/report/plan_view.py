@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
 from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import environment, of_generation
 from ddplaunch.report.plan_data import plan_data
@@ -29,7 +29,12 @@ def table(plan: Plan, spec: JobSpec) -> str:
         _aligned(rows),
         "\n".join(["command:", *_commands(plan)]),
         "\n".join(["variables of each worker:", *places]),
-        "\n".join(["variables of all workers:", *(f"  {k}={shlex.quote(v)}" for k, v in sorted(shared.items()))]),
+        "\n".join(
+            [
+                "variables of all workers:",
+                *(f"  {k}={shlex.quote(v)}" for k, v in sorted(plan.shown(shared).items())),
+            ]
+        ),
     ]
     if found := _found(spec):
         parts.append("from variables and files:\n" + _aligned(found))
@@ -49,9 +54,12 @@ def shell(plan: Plan) -> str:
     lines = []
     if plan.master_port is None:
         lines.append(f"# ddplaunch would reserve a free port; {port} stands for it here")
+    if plan.secret:
+        lines.append(f"# export first, with the values of your files: {' '.join(sorted(plan.secret))}")
     for worker in plan.workers:
         variables = environment({}, plan, worker, generation=0, port=port)
-        assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+        shown = sorted((name, value) for name, value in variables.items() if name not in plan.secret)
+        assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in shown)
         bound = f"taskset -c {compress(worker.cpus)} " if worker.cpus else ""
         lines.append(f"# rank {worker.rank}\nenv {assignments} {bound}{shlex.join(worker.argv)}")
     return "\n".join(lines) + "\n"
@@ -139,6 +147,8 @@ def _found(spec: JobSpec) -> list[tuple[str, ...]]:
         if origin.startswith("--") or value is None or option.target == "verbosity":
             continue
         values = value if option.repeatable else (value,)
+        if option.target == "env":
+            values = [(name, HIDDEN if name in spec.secret else value) for name, value in values]
         text = (
             option.flag
             if option.is_flag

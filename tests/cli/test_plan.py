@@ -121,7 +121,7 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
                             TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
 
         from variables and files:
-          --env NCCL_DEBUG=INFO ddplaunch.toml
+          --env NCCL_DEBUG=... ddplaunch.toml
           --pin visible ddplaunch.toml
           --max-restarts 3 PET_MAX_RESTARTS
 
@@ -301,3 +301,13 @@ def test_a_reader_of_the_plan_that_goes_away_is_no_error(job: Job, machine: Call
     found = subprocess.run(argv, env={**job.env, **machine("")}, capture_output=True, cwd=job.home, check=True)
     assert found.stdout.startswith(b"workers  256 on ")
     assert found.stderr == b""
+
+
+@pytest.mark.parametrize("form", ["", "--json ", "--sh "])
+def test_the_values_of_files_are_shown_nowhere(plan: Plan, job: Job, form: str) -> None:
+    (job.home / "ddplaunch.toml").write_text('env = { TOKEN_OF_FILE = "s3cret" }\n')
+    (job.home / "my.env").write_text("API_KEY=s3cret\nSEED=s3cret\n")
+    shown = plan(f"{form}--env-file my.env --env SEED=7 train.py", "")
+    assert "s3cret" not in shown
+    assert "API_KEY" in shown
+    assert "SEED" in shown
