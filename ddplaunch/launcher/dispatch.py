@@ -126,7 +126,9 @@ def _shared_token(allocation: Allocation, env: Mapping[str, str]) -> str | None:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    from ddplaunch.options.pipe import opener  # few jobs have a file
+
+    with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
         text = file.read(_LARGEST + 1)
     if len(text) > _LARGEST:
         raise OSError(errno.EFBIG, f"it is larger than {_LARGEST >> 20} MiB")

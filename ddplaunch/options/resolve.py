@@ -91,10 +91,11 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], frozenset[str]
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:
-    try:
-        with open(given.value(), encoding="utf-8") as file:
-            from ddplaunch.options.envfile import variables  # few jobs have one
+    from ddplaunch.options.envfile import variables  # few jobs have one
+    from ddplaunch.options.pipe import opener
 
+    try:
+        with open(given.value(), encoding="utf-8", opener=opener) as file:
             text = file.read(_LARGEST + 1)
             if len(text) > _LARGEST:
                 raise BadValue(f"{given} is larger than {_LARGEST >> 20} MiB")

@@ -74,8 +74,10 @@ def _is_open_to_all(path: str) -> bool:
 
 
 def _read(path: str, asked: str) -> str:
+    from ddplaunch.options.pipe import opener  # few jobs have a file
+
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opener) as file:
             content = file.read(_MAX_SIZE + 1)
         secret = content.decode().strip()
     except OSError as error:

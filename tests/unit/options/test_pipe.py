@@ -1,0 +1,52 @@
+"""Files that may be pipes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.options import pipe
+
+
+def read(path: object) -> str:
+    with open(str(path), encoding="utf-8", opener=pipe.opener) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("text", ["A=1\n", ""])
+def test_what_a_shell_substitutes_is_read_to_its_end_even_if_that_has_come(text: str) -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, text.encode())
+    os.close(theirs)
+    assert read(f"/dev/fd/{ours}") == text
+    os.close(ours)
+
+
+def test_a_pipe_that_nobody_writes_to_is_named_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, said = tmp_path / "train.env", list[str]()
+    os.mkfifo(path)
+
+    class Terminal:
+        """Writes to the pipe when it is said that nobody does."""
+
+        def write(self, text: str) -> None:
+            said.append(text)
+            threading.Thread(target=path.write_text, args=("A=1\n",)).start()
+
+    monkeypatch.setattr(pipe, "_SLOW", 0.01)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert read(path) == "A=1\n"
+    assert said == [f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n"]
+
+
+def test_a_file_is_a_file_and_what_is_none_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.env").write_text("A=1\n")
+    assert read(tmp_path / "train.env") == "A=1\n"
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nowhere")
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
