@@ -19,6 +19,30 @@ class Thread:
 
 
 @record(kw_only=True)
+class Call:
+    """One collective that a worker has called, or a send or receive."""
+
+    number: int  # of the collectives of its group, from 1 on
+    operation: str  # "all_reduce"
+    inputs: str  # "float32 [4096, 4096]", "" for none
+    outputs: str
+    done: bool
+    is_p2p: bool = False
+    at: int = 0  # nanoseconds of the time of day: when the worker came to it
+
+
+@record(kw_only=True)
+class Group:
+    """What a worker has called in one process group."""
+
+    name: str
+    title: str = ""  # what the program calls it
+    members: tuple[int, ...] = ()  # its ranks; (): not known
+    completed: int = -1  # the number of the last collective that is completed
+    calls: tuple[Call, ...] = ()  # the last ones, in their order
+
+
+@record(kw_only=True)
 class Sample:
     """One process at one moment: a worker, or what a worker has started."""
 
@@ -28,6 +52,8 @@ class Sample:
     child: str = ""  # the name of what the worker has started, "" for the worker itself
     threads: tuple[Thread, ...] = ()
     state: str = ""  # what is known instead of a stack: "in uninterruptible sleep, in nfs_wait_bit_killable (read)"
+    ended: bool = False
+    groups: tuple[Group, ...] | None = None  # in which it has called something; None: torch tells nothing
     native: str = ""  # the stacks of py-spy, with frames of C
 
     @property

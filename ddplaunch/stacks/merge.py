@@ -29,7 +29,7 @@ _MOST_FRAMES = 24  # of a stack that are shown
 
 
 @record(kw_only=True)
-class Group:
+class Alike:
     """Processes with equal stacks."""
 
     samples: tuple[Sample, ...]
@@ -48,13 +48,13 @@ class Group:
         return f"{children} of {these_ranks(self.ranks)}"
 
 
-def merge(samples: Iterable[Sample], *, threads: bool = False) -> list[Group]:
+def merge(samples: Iterable[Sample], *, threads: bool = False) -> list[Alike]:
     """Group equal stacks: workers before their children, those of many ranks first; `threads`: of all threads."""
     groups: dict[object, list[Sample]] = {}
     for sample in samples:
         stack = tuple((thread.name, thread.frames) for thread in sample.threads) if threads else sample.main
         groups.setdefault((bool(sample.child), sample.state, stack, sample.native), []).append(sample)
-    merged = [Group(samples=tuple(sorted(found, key=lambda one: (one.rank, one.pid)))) for found in groups.values()]
+    merged = [Alike(samples=tuple(sorted(found, key=lambda one: (one.rank, one.pid)))) for found in groups.values()]
     return sorted(merged, key=lambda group: (bool(group.samples[0].child), -len(group.ranks), group.ranks))
 
 
@@ -79,7 +79,7 @@ def _name(frame: Frame) -> str:
     return f"{module}.{frame.function}" if frame.function.startswith("__") else frame.function
 
 
-def lines(groups: Iterable[Group], cwd: str, *, threads: bool = False) -> list[str]:
+def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[str]:
     """Write groups: each in a line, and the stack below it, where there is more of it than the line says."""
     written: list[str] = []
     for group in groups:
@@ -112,7 +112,7 @@ def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[str]:
     return written if left <= 0 else [*written[:_MOST_FRAMES], f"{indent}... and {count(left, 'more frame')}"]
 
 
-def in_short(groups: Iterable[Group], cwd: str, most: int) -> list[str]:
+def in_short(groups: Iterable[Alike], cwd: str, most: int) -> list[str]:
     """Write groups in a line each, with as many as `most`."""
     found = list(groups)
     shown = [f"{group.who}: {where(group.samples[0], cwd)}" for group in found[:most]]

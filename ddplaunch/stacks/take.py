@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look
-from ddplaunch.record import record
-from ddplaunch.stacks import Sample, dump
+from ddplaunch.record import record, replace
+from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
+from ddplaunch.stacks.recorder import Place, ask
 
 _PACE = 0.001  # seconds between two looks
 _MOST_CHILDREN = 64  # of a worker
@@ -30,23 +31,31 @@ class Target:
     pid: int
     pidfd: int
     file: int | None  # where it writes its stacks; None: it is no Python
+    recorder: Place | None = None  # where torch tells of its collectives, once it has a process group
 
 
 def take(targets: Sequence[Target], *, until: float, host: str = "") -> list[Sample]:
     """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest."""
     found: list[Sample] = []
+    groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
     pending = [_of_worker(target, until, host, found) for target in targets]
-    while pending:
+    # at the same time: two answers that do not belong together are told from each other by their numbers
+    pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder is not None]
+    while pending and (time.monotonic() < until + _PACE):
         pending = [one for one in pending if next(one, None) is not None]
         if pending:
             time.sleep(_PACE)
-    return sorted(found, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
+    complete = (
+        replace(one, groups=tuple(groups[one.rank][0])) if groups[one.rank] and not one.child else one for one in found
+    )
+    return sorted(complete, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
 
 
 def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
     """Take one worker's, and then, since they share a file, those of its children one after another; yields to wait."""
     worker = look(target.pid)
     if worker is None or worker.state in "ZX":
+        found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="has ended", ended=True))
         return
     yield from _of_process(target, worker, until, host, found, is_child=False)
     if target.file is None:

@@ -35,6 +35,7 @@ if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
+recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
 failed = False
@@ -56,10 +57,12 @@ def forget() -> None:
 
 
 def extend(distributed: "Any") -> None:
-    """Have the store at MASTER_PORT served as under torchrun, and what is left of the process group destroyed at the end."""
+    """Have the store at MASTER_PORT served as under torchrun, the process group destroyed at the end, collectives recorded."""
     try:
         load("process_group")["destroy_at_exit"](distributed, lambda: failed)
         load("store")["serve"](distributed, os.path.join(folder, "store_server.py"))
+        if recorder:
+            load("recorder")["switch_on"](distributed, recorder)
     except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
         pass
 

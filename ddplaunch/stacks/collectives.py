@@ -1,0 +1,197 @@
+"""Who waits in which collective for whom: what the recorders of all ranks tell, joined by group and number. Pure.
+
+Collectives of a group are numbered, and all its ranks have to call the same ones in the same order. So a rank that has not
+reached the number that others wait in is the one that they wait for, and two that differ about a number explain a hang too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddplaunch.record import record
+from ddplaunch.report.words import these_ranks
+from ddplaunch.stacks import Call, Group, Sample
+from ddplaunch.stacks.merge import where
+
+# whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
+_EQUAL_SIZES = {
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "_all_gather_base",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+}
+_MOST = 16  # groups that are told of
+
+
+@record(kw_only=True)
+class Wait:
+    """The oldest collective of a group in which some rank waits."""
+
+    name: str  # of the group
+    number: int
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]  # members that have not reached it
+
+
+def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
+    """Say in sentences who waits for whom; nothing where no rank waits in a collective."""
+    ranks = {sample.rank: sample for sample in samples if not sample.child}
+    groups = {name: _of_group(name, ranks) for name in _names(ranks)}
+    waits = [wait for name, of_rank in groups.items() if (wait := _wait(name, of_rank, ranks)) is not None]
+    lines = [line for wait in waits[:_MOST] for line in _told(wait, groups, waits, ranks, cwd)]
+    return [*_cycle(waits), *lines, *_point_to_point(ranks)]
+
+
+def _names(ranks: dict[int, Sample]) -> list[str]:
+    return sorted(
+        {group.name for sample in ranks.values() for group in sample.groups or ()}, key=lambda name: (len(name), name)
+    )
+
+
+def _of_group(name: str, ranks: dict[int, Sample]) -> dict[int, Group]:
+    return {
+        rank: group for rank, sample in sorted(ranks.items()) for group in sample.groups or () if group.name == name
+    }
+
+
+def _calls(group: Group) -> list[Call]:
+    return [call for call in group.calls if not call.is_p2p]
+
+
+def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wait | None:
+    pending = {
+        rank: next((call.number for call in _calls(group) if not call.done), None) for rank, group in of_rank.items()
+    }
+    numbers = [number for number in pending.values() if number is not None]
+    if not numbers:
+        return None
+    number = min(numbers)
+    waiting = tuple(rank for rank, at in pending.items() if at == number)
+    missing = tuple(rank for rank in _members(of_rank) if _reached(rank, of_rank) < number and _is_known(rank, ranks))
+    return Wait(name=name, number=number, waiting=waiting, missing=missing)
+
+
+def _members(of_rank: dict[int, Group]) -> list[int]:
+    return sorted({*of_rank, *(rank for group in of_rank.values() for rank in group.members)})
+
+
+def _reached(rank: int, of_rank: dict[int, Group]) -> int:
+    """The number of the last collective that a rank has called."""
+    return max((call.number for call in _calls(of_rank[rank])), default=0) if rank in of_rank else 0
+
+
+def _is_known(rank: int, ranks: dict[int, Sample]) -> bool:
+    """Whether it is known of a rank that it has called nothing more: torch tells of it, or it has ended."""
+    return rank in ranks and (ranks[rank].groups is not None or ranks[rank].ended)
+
+
+def _told(
+    wait: Wait, groups: dict[str, dict[int, Group]], waits: Sequence[Wait], ranks: dict[int, Sample], cwd: str
+) -> list[str]:
+    of_rank = groups[wait.name]
+    calls = {rank: call for rank, group in of_rank.items() for call in _calls(group) if call.number == wait.number}
+    first = calls[wait.waiting[0]]
+    group = _group(wait.name, of_rank, ranks)
+    verb = "waits" if len(wait.waiting) == 1 else "wait"
+    if kinds := _differences(calls):
+        told = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
+        lines = [f"the ranks disagree about collective #{wait.number} of {group}: {told}"]
+    else:
+        lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}"]
+    instead: dict[str, list[int]] = {}
+    for rank in wait.missing:
+        instead.setdefault(_instead(rank, wait, of_rank, waits, groups, ranks, cwd), []).append(rank)
+    for text, who in list(instead.items())[:_MOST]:
+        lines.append(f"  {these_ranks(who)} {'has' if len(who) == 1 else 'have'} not reached it: {text}")
+    return lines
+
+
+def _differences(calls: dict[int, Call]) -> list[tuple[str, list[int]]]:
+    """What was called under one number, and by whom, where that is not one thing."""
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for rank, call in calls.items():
+        sizes = (call.inputs, call.outputs) if call.operation in _EQUAL_SIZES else ()
+        kinds.setdefault((call.operation, *sizes), []).append(rank)
+    if len(kinds) < 2:
+        return []
+    return [(_call_text(calls[who[0]]), who) for who in sorted(kinds.values(), key=lambda who: (-len(who), who))]
+
+
+def _call_text(call: Call) -> str:
+    tensors = call.inputs or call.outputs
+    return f"{call.operation} ({tensors})" if tensors else call.operation
+
+
+def _named(call: Call) -> str:
+    """Write a call: "broadcast #412 (float32 [4096, 4096])"."""
+    tensors = call.inputs or call.outputs
+    return f"{call.operation} #{call.number}" + (f" ({tensors})" if tensors else "")
+
+
+def _group(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> str:
+    """Write a group: "group 1 (tensor parallel, ranks 0-3)"; ranks are named where they are not all."""
+    title = next((group.title for group in of_rank.values() if group.title), "")
+    members = next((group.members for group in of_rank.values() if group.members), ())
+    facts = [*([title] if title else []), *([these_ranks(members)] if members and len(members) < len(ranks) else [])]
+    return f"group {name}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _instead(
+    rank: int,
+    wait: Wait,
+    of_rank: dict[int, Group],
+    waits: Sequence[Wait],
+    groups: dict[str, dict[int, Group]],
+    ranks: dict[int, Sample],
+    cwd: str,
+) -> str:
+    """Say what a rank has done last in the group, and where it is."""
+    if ranks[rank].ended:
+        return "it has ended"
+    calls = _calls(of_rank[rank]) if rank in of_rank else []
+    if calls:
+        done = "completed" if calls[-1].done else "not completed"
+        last = f"its last was {calls[-1].operation} #{calls[-1].number}, {done}"
+    else:
+        last = "it has called none of this group"
+    elsewhere = next((one for one in waits if one.name != wait.name and rank in one.waiting), None)
+    if elsewhere is None:
+        return f"{last}; it is in {where(ranks[rank], cwd)}"
+    call = next(call for call in _calls(groups[elsewhere.name][rank]) if call.number == elsewhere.number)
+    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {where(ranks[rank], cwd)}"
+
+
+def _cycle(waits: Sequence[Wait]) -> list[str]:
+    """Find ranks that wait for each other in a circle, each in another group."""
+    edges = {rank: (wait.missing, wait.name) for wait in waits for rank in wait.waiting if wait.missing}
+    for start in sorted(edges):
+        path, rank = [start], start
+        while (after := next((one for one in edges[rank][0] if one in edges), None)) is not None:
+            if after in path:
+                circle = path[path.index(after) :]
+                told = (
+                    f"rank {one} for rank {other} in group {edges[one][1]}"
+                    for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
+                )
+                return [f"deadlock: each waits for the next: {', '.join(told)}"]
+            path.append(after)
+            rank = after
+    return []
+
+
+def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
+    """Name sends and receives that are not completed; of NCCL, since gloo records none."""
+    pending: dict[str, list[int]] = {}
+    for rank, sample in sorted(ranks.items()):
+        for group in sample.groups or ():
+            for call in group.calls:
+                if call.is_p2p and not call.done:
+                    pending.setdefault(f"{_named(call)} of group {group.name}", []).append(rank)
+                    break
+    return [
+        f"{these_ranks(who)} wait{'s' if len(who) == 1 else ''} in {text}"
+        for text, who in list(pending.items())[:_MOST]
+    ]

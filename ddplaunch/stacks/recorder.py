@@ -1,0 +1,179 @@
+"""Asks torch's flight recorder in a worker, over the Unix socket that worker/recorder.py opens, and reads what it answers.
+
+`parse` is pure and trusts nothing: of what is wrong in an answer no more is lost than what it would have told.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddplaunch.record import record
+from ddplaunch.stacks import Call, Group
+
+_LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
+_MOST_GROUPS = 64  # of a worker
+_MOST_CALLS = 16  # of a group that are kept: the last ones
+_LONGEST = 160  # characters of a name or of sizes
+_NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")  # since 2.13, and before
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Int": "int32",
+    "Long": "int64",
+}
+
+
+@record
+class Place:
+    """Where a worker's recorder listens, and how many workers the job has."""
+
+    path: str
+    world_size: int
+
+
+def ask(place: Place, found: list[list[Group]]) -> Iterator[bool]:
+    """Add what a worker's recorder knows to `found`; yields to wait. Nothing where there is no recorder, or no answer."""
+    for name in _NAMES:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
+            try:
+                asked.connect(place.path)
+                asked.sendall(b"POST /handler/%s HTTP/1.0\r\nHost: x\r\nContent-Length: 0\r\n\r\n" % name)
+            except (OSError, ValueError):  # no process group yet; a path that is too long; a queue that is full
+                return
+            received = bytearray()
+            while len(received) <= _LIMIT:
+                try:
+                    data = asked.recv(1 << 18)
+                except BlockingIOError:
+                    yield True
+                    continue
+                except OSError:
+                    return
+                if not data:
+                    break
+                received += data
+        head, _, body = bytes(received).partition(b"\r\n\r\n")
+        if b" 200 " in head[:16]:
+            found.append(parse(body, _members(place)))
+            return
+
+
+def _members(place: Place) -> Mapping[str, tuple[int, ...]]:
+    """Read which ranks each group has."""
+    try:
+        fd = os.open(f"{place.path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            return parse_members(file.read(1 << 20).decode(errors="replace"), place.world_size)
+    except OSError:
+        return {}
+
+
+def parse_members(text: str, world_size: int) -> dict[str, tuple[int, ...]]:
+    """Take the groups out of the file: a line of name and ranks each, `*` for all."""
+    found = {}
+    for line in text.split("\n"):
+        name, _, ranks = line.rpartition(" ")
+        if ranks == "*":
+            found[name] = tuple(range(world_size))
+        elif all(rank.isdecimal() and len(rank) < 8 for rank in ranks.split(",")):
+            found[name] = tuple(int(rank) for rank in ranks.split(","))
+    return found
+
+
+def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
+    """Take the groups and their last calls out of an answer."""
+    import msgspec  # only what asks workers needs it
+
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    status, entries = _mapping(_mapping(answer).get("pg_status")), _mapping(answer).get("entries")
+    calls: dict[str, list[Call]] = {}
+    titles: dict[str, tuple[str, str]] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        fields = _mapping(entry)
+        key = str(fields.get("pg_id"))
+        if (call := _call(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
+            titles.setdefault(key, _title(fields.get("process_group")))
+            calls.setdefault(key, []).append(call)
+    groups = []
+    for key, (name, title) in titles.items():
+        of_group = _mapping(status.get(key))
+        groups.append(
+            Group(
+                name=name,
+                title=title,
+                members=members.get(name, ()),
+                completed=_number(of_group.get("last_completed_collective")),
+                calls=_kept(calls[key]),
+            )
+        )
+    return groups
+
+
+def _kept(calls: list[Call]) -> tuple[Call, ...]:
+    """The last calls, and the first that is not completed: its rank waits there, whatever it has queued since."""
+    waiting = next((call for call in calls if not call.done), None)
+    kept = calls[-_MOST_CALLS:]
+    return tuple(kept if waiting is None or waiting in kept else [waiting, *kept])
+
+
+def _call(fields: Mapping[str, Any]) -> Call | None:
+    is_p2p = fields.get("is_p2p") is True
+    number = _number(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    name = fields.get("profiling_name")
+    if number < 0 or not isinstance(name, str):
+        return None
+    done = fields.get("retired") is True or fields.get("state") == "completed"
+    created = _number(fields.get("time_created_ns"))
+    inputs, outputs = (_tensors(fields, side) for side in ("input", "output"))
+    operation = name.partition(":")[2] or name  # "gloo:all_reduce"
+    return Call(
+        number=number,
+        operation=operation[:_LONGEST],
+        inputs=inputs,
+        outputs=outputs,
+        is_p2p=is_p2p,
+        done=done,
+        at=created,
+    )
+
+
+def _tensors(fields: Mapping[str, Any], side: str) -> str:
+    """Write tensors: "float32 [4096, 4096]"."""
+    sizes, dtypes = fields.get(f"{side}_sizes"), fields.get(f"{side}_dtypes")
+    if not isinstance(sizes, list) or not isinstance(dtypes, list):
+        return ""
+    kinds = [_DTYPES.get(str(kind), str(kind).lower()) for kind in dtypes[:4]]
+    shapes = [str(size) for size in sizes[:4]]
+    kind = kinds[0] if len(set(kinds)) == 1 else "/".join(kinds)
+    more = ", ..." if len(sizes) > 4 else ""
+    shape = (
+        f"{len(sizes)} x {shapes[0]}" if len(shapes) > 1 and len({*map(str, sizes)}) == 1 else ", ".join(shapes) + more
+    )
+    return f"{kind} {shape}".strip()[:_LONGEST]
+
+
+def _title(value: object) -> tuple[str, str]:
+    """The name of a group, and what the program calls it."""
+    name, title = ([*value, "", ""] if isinstance(value, list) else ["", ""])[:2]
+    return str(name)[:_LONGEST], "" if title in ("default_pg", "undefined") else str(title)[:_LONGEST]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> int:
+    """An integer, which torch writes as a text in places; -1 for none."""
+    try:
+        number = int(value) if isinstance(value, (int, str)) else -1
+    except ValueError:
+        return -1
+    return number if -1 <= number < 2**63 else -1
