@@ -42,7 +42,9 @@ class Screen:
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Screen:
         """Inspect our own stdout and stderr."""
-        terminals = frozenset(stream for stream, fd in ((Stream.OUT, 1), (Stream.ERR, 2)) if os.isatty(fd))
+        # Open MPI gives each process a terminal of its own for stdout, wherever what it writes goes
+        fds = ((Stream.ERR, 2),) if "OMPI_COMM_WORLD_RANK" in env else ((Stream.OUT, 1), (Stream.ERR, 2))
+        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd))
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
