@@ -16,7 +16,13 @@ XDIST = --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
-.PHONY: help demo test test-quick test-slow test-gpu check lint docs format bench test-deps clean
+# what touches torch, but for pages: another version of torch, or of Python, is judged by it
+TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_bootstrap_errors.py \
+	tests/process/test_bootstrap_group.py tests/process/test_bootstrap_torch.py tests/process/test_functions.py \
+	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
+TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(notdir $(PYTHON)))
+
+.PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -36,6 +42,14 @@ test-slow: .venv/test ## run the tests that `make test` leaves out for their tim
 
 test-gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/test) ## run the tests that need a GPU; GPU_PYTHON=... names a python with its torch
 	$(GPU_PYTHON) -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+test-torch: ## run the tests that touch torch with another one: TORCH=2.4.1 PYTHON=python3.11; in an environment of its own
+	@test -n "$(TORCH)" || { echo "error: no version; for example: make test-torch TORCH=2.4.1" >&2; exit 2; }
+	@test -x $(TORCH_ENV)/bin/python || $(or $(PYTHON),python3) -m venv $(TORCH_ENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_ENV)/constraints.txt
+	$(TORCH_ENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile -c $(TORCH_ENV)/constraints.txt \
+		'torch==$(TORCH)' -e '.[test]'
+	$(TORCH_ENV)/bin/python -m pytest $(XDIST) -n 2 $(TORCH_TESTS) $(PYTEST_ARGS)
 
 check: lint docs test ## all that CI runs: lint, docs and test
 
@@ -70,7 +84,7 @@ test-deps: ## install the Debian packages that the tests use (root)
 	fi
 
 clean: ## remove the environment and what the tools left
-	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-torch build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # a stamp is newer than what it was installed from, so a second `make` installs nothing

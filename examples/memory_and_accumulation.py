@@ -46,7 +46,7 @@ def join() -> torch.device:
     if "RANK" in os.environ:
         dist.init_process_group(backend)  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
     else:
-        dist.init_process_group(backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return device
 
 

@@ -59,7 +59,7 @@ def join() -> Devices:
     if "RANK" in os.environ:
         dist.init_process_group(backend)  # reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
     else:
-        dist.init_process_group(backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} of {world_size}: {backend}, lower half on {devices[0]}, upper half on {devices[1]}", flush=True)
     return devices

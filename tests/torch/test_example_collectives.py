@@ -38,8 +38,9 @@ reduce_scatter rank 0  00 01 02 -> 30
 all_to_all     rank 0  00 01 02 -> 00 10 20
                rank 1  10 11 12 -> 01 11 21
                rank 2  20 21 22 -> 02 12 22
-9 collectives over gloo: the right result on all 3 ranks
 """
+COLLECTIVES = [row.split()[0] for row in TABLE.splitlines()[::3]]
+GLOO_OF_2_4 = "gloo has no reduce_scatter, all_to_all"
 
 
 def test_three_ranks_hold_what_a_pencil_gives(job: Job) -> None:
@@ -49,7 +50,11 @@ def test_three_ranks_hold_what_a_pencil_gives(job: Job) -> None:
         f"{line.split('->')[0]}-> ?" if line.endswith("(undefined)") else line
         for line in result.out.replace("[0] ", "").splitlines()
     ]
-    assert promised == TABLE.splitlines()
+    lacking = GLOO_OF_2_4.partition(" no ")[2].split(", ") if GLOO_OF_2_4 in promised else []
+    rows = [row for number, row in enumerate(TABLE.splitlines()) if COLLECTIVES[number // 3] not in lacking]
+    said = [GLOO_OF_2_4] if lacking else []
+    done = f"{9 - len(lacking)} collectives over gloo: the right result on all 3 ranks"
+    assert promised == [*rows, *said, done]
 
 
 def test_a_wrong_result_is_found() -> None:

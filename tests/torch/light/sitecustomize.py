@@ -8,6 +8,7 @@ vars(compiler).update(
     disable=lambda function, *_, **__: function,
     graph_break=lambda: None,
     trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
+    config=SimpleNamespace(_get_optimize_ddp_mode=lambda: "no_optimization"),  # before torch 2.6
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"),
 )
 sys.modules[compiler.__name__] = compiler
