@@ -45,7 +45,13 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
     printed = _Printed()
+    before = dict(os.environ)
     notes = _import_all(modules, *arguments[:2])
+    variables = {
+        name: (before.get(name), os.environ.get(name))
+        for name in before.keys() | os.environ.keys()
+        if before.get(name) != os.environ.get(name)
+    }
     printed.end()
     gc.collect()
     gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
@@ -64,7 +70,10 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
             if not os.read(release, 1):
                 os._exit(_NO_PARENT)
             os.close(release)
-            return _become_worker(agent, content, stdio, printed)
+            arguments = _become_worker(agent, content, stdio)
+            _set_again(variables)
+            printed.print()
+            return arguments
         for one in (*stdio, release):
             os.close(one)
         _send(control, answer)
@@ -232,7 +241,7 @@ def _fork() -> "str | None":
     return answer
 
 
-def _become_worker(agent: int, content: bytes, stdio: "list[int]", printed: _Printed) -> "list[str]":
+def _become_worker(agent: int, content: bytes, stdio: "list[int]") -> "list[str]":
     """Make this process what a fresh one would be; give its arguments."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
@@ -253,7 +262,8 @@ def _become_worker(agent: int, content: bytes, stdio: "list[int]", printed: _Pri
         _place(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
     _open_stdin()
     _seed()
-    printed.print()
+    if "threading" in sys.modules:  # its main thread keeps the number of the server's
+        sys.modules["threading"].main_thread()._set_native_id()
     return arguments
 
 
@@ -268,6 +278,16 @@ def _place(fd: int, target: int) -> None:
     os.close(fd)
 
 
+def _set_again(variables: "dict[str, tuple[str | None, str | None]]") -> None:
+    """Set the variables as the imports have, from what they were to what they became, where this process has no others."""
+    for name, (before, after) in variables.items():
+        if os.environ.get(name) == before:
+            if after is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = after
+
+
 def _open_stdin() -> None:
     """Make sys.stdin anew, as Python does at its start: it keeps what kind of file it was made for."""
     import io
@@ -275,13 +295,18 @@ def _open_stdin() -> None:
     old: Any = sys.__stdin__
     raw: Any = io.FileIO(0, "rb", closefd=False)
     raw.name = "<stdin>"
-    stdin: Any = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors, "\n", raw.isatty())
+    buffer = io.BufferedReader(raw)
+    stdin: Any = io.TextIOWrapper(buffer, old.encoding, old.errors, "\n", raw.isatty(), old.write_through)
     stdin.mode = "r"
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
 
 
 def _seed() -> None:
-    """Take new secrets and random seeds where a fresh process would; `random` does so itself, torch begins with a constant."""
+    """Take new secrets and random seeds where a fresh process would; `random` does so itself."""
+    if hasattr(
+        sys.modules.get("torch"), "default_generator"
+    ):  # torch.seed() would seed the GPUs too, whose seed is a constant
+        sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:

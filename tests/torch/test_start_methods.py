@@ -1,0 +1,23 @@
+"""A script finds the same process in both start methods, down to what torch's import has left in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_a_worker_finds_what_a_fresh_process_does_and_has_random_numbers_of_its_own(job, program):
+    workers = []
+    for method in ("spawn", "forkserver"):
+        options = ("--nproc-per-node", 2, "--run-id", "facts", "--start-method", method)
+        result = job.run(*options, "--preload", "torch", program("process_facts"), method)
+        assert result.status == 0, result.err
+        workers += [json.loads(text) for text in job.signs(method, 2)]
+    fresh, forked = workers[1]["same"], workers[3]["same"]
+    for name, found in fresh.items():
+        assert forked[name] == found, name
+    assert len({number for worker in workers for number in worker["own"]}) == 4 * 4
+    job.nothing_left()
