@@ -33,6 +33,7 @@ HARMLESS = {
     "report/error_file.py": "files in memory",
     "report/file_writer.py": "the process that writes files",
     "report/folders.py": "the process that writes files",
+    "report/run_socket.py": "the process that writes files, and commands that look for runs",
     "slurm/srun.py": "/dev/null",
 }
 
