@@ -6,34 +6,21 @@ that does not show that it runs when the user is impatient; all else is decided 
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
-from ddplaunch.agent.pipes import (
-    CONTROL,
-    GOES_ON,
-    MAY_STOP,
-    MESSAGE,
-    STDERR,
-    STDOUT,
-    STOPPED,
-    UNREAD_TIMEOUT,
-    FrontPipes,
-    Replies,
-)
+from ddplaunch.agent.front_output import FrontOutput, print_now
+from ddplaunch.agent.pipes import GOES_ON, MAY_STOP, STOPPED, UNREAD_TIMEOUT, FrontPipes, Replies
 from ddplaunch.agent.signals import SignalDeduplicator, Source, passed_on
 from ddplaunch.process import clock
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import ends_within, has_ended, is_orphaned_group
 
 _STOP_TIMEOUT = 2.0  # seconds that workers may take to stop; one in a call of a driver cannot
-_READER_LEFT = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal: no error of ours, and workers do not die of it
 
 
 def run(
@@ -58,7 +45,7 @@ def run(
     pid, pipes = child.start(agent, passed)
     # the C handler writes the signal's number straight to the agent, even while we block on a terminal
     signal.set_wakeup_fd(pipes.signals[1], warn_on_full_buffer=False)
-    front = _Front(pid, SignalDeduplicator(frozenset(stops), sent_again), frozenset(stops), pipes)
+    front = _Front(pid, SignalDeduplicator(frozenset(stops), sent_again), frozenset(stops), pipes, FrontOutput(control))
     for signum in passed:
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
@@ -66,13 +53,13 @@ def run(
     signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
-        front.show(pipes, control)
+        front.output.show(pipes.output[0])
     except _Unread:
         pass
     except _Unresponsive:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         child.kill(pid)  # first, since the print may block
-        _print(f"ddplaunch: the agent (pid {pid}) did not respond and was killed, with the workers\n")
+        print_now(f"ddplaunch: the agent (pid {pid}) did not respond and was killed, with the workers\n")
     front.is_done = True
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -81,14 +68,14 @@ def run(
         if ends_within(pid, child.KILL_TIMEOUT):
             child.reap_agent(pid, pipes)
             set_modes(before)
-        _print(child.left_over())
+        print_now(child.left_over())
         return exitcodes.of_signal(front.stopped_by)
     wait_status = child.reap_agent(pid, pipes)
     if wait_status:
         set_modes(before)  # a worker that was killed while it edited a line has left them as it needed them
     status, text = child.status_of(pid, wait_status)
-    _print(text)
-    return status or (exitcodes.NOT_WRITTEN if front.unwritten else exitcodes.OK)
+    print_now(text)
+    return status or (exitcodes.NOT_WRITTEN if front.output.failed else exitcodes.OK)
 
 
 class _Unread(Exception):
@@ -102,7 +89,15 @@ class _Unresponsive(Exception):
 class _Front:
     """The state that the writing shares with the signal handlers, which interrupt it."""
 
-    def __init__(self, agent: int, deduplicator: SignalDeduplicator, stops: frozenset[int], pipes: FrontPipes) -> None:
+    def __init__(
+        self,
+        agent: int,
+        deduplicator: SignalDeduplicator,
+        stops: frozenset[int],
+        pipes: FrontPipes,
+        output: FrontOutput,
+    ) -> None:
+        self.output = output
         self._agent = agent
         self._deduplicator = deduplicator
         self._stops = stops
@@ -112,39 +107,9 @@ class _Front:
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
         self.is_done = False
-        self.unwritten: str | None = None  # why output could not be written
         self._question: child.Question | None = None  # to an agent that is to kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
-        self._written = 0  # bytes
-        self._written_before = 0  # _written, one interval ago
-
-    def show(self, pipes: FrontPipes, control: int | None) -> None:
-        """Write what the agent sends until it ends. A stdout or stderr that takes nothing is dropped, and the rest goes on.
-
-        Raises:
-            _Unread: that was given up.
-        """
-        fds = {STDOUT: 1, STDERR: 2}
-        if control is not None:
-            fds[CONTROL] = control
-        buffer = bytearray(MESSAGE + 1)
-        view = memoryview(buffer)
-        reader = pipes.output[0]
-        while size := reader.recv_into(buffer):
-            stream = bytes(view[:1])
-            if stream not in fds:
-                continue
-            data = view[1:size] if stream != CONTROL else memoryview(bytes(view[1:size]) + b"\n")
-            try:
-                while data:
-                    written = _write(fds[stream], data)
-                    self._written += written
-                    data = data[written:]
-            except OSError as error:
-                del fds[stream]
-                if stream != CONTROL and error.errno not in _READER_LEFT:
-                    self.unwritten = (error.strerror or str(error)).lower()
-                    _print(f"error: cannot write to {'stdout' if stream == STDOUT else 'stderr'}: {self.unwritten}\n")
+        self._written_before = 0  # bytes, one interval ago
 
     def note_stop(self, signum: int, _frame: object) -> None:
         """Note a signal to stop; the agent has received it already."""
@@ -172,6 +137,7 @@ class _Front:
             self._suspending = False
             if may_stop:
                 os.kill(os.getpid(), signal.SIGSTOP)
+                self.output.forget_area()  # the shell has written below it
                 set_modes(as_a_worker_needs_them)  # the shell has set its own, and the worker knows of no pause
 
     def _may_stop(self) -> bool:
@@ -200,8 +166,8 @@ class _Front:
         """
         if has_ended(self._agent):
             self._question = None
-            self._unread = self._unread + 1 if self._written == self._written_before else 0
-            self._written_before = self._written
+            self._unread = self._unread + 1 if self.output.written == self._written_before else 0
+            self._written_before = self.output.written
             if self._unread * child.INTERVAL >= UNREAD_TIMEOUT:
                 raise _Unread
         elif self._question is not None:
@@ -211,21 +177,3 @@ class _Front:
                 self.killed_agent = True
                 raise _Unresponsive
         self._watch_time()
-
-
-def _write(fd: int, data: memoryview) -> int:
-    while True:
-        try:
-            return os.write(fd, data)
-        except BlockingIOError:
-            # another process has set O_NONBLOCK on the file that it shares with us: it is not ours to change
-            poll = select.poll()
-            poll.register(fd, select.POLLOUT)
-            poll.poll()
-
-
-def _print(text: str) -> None:
-    try:
-        os.write(2, text.encode())
-    except OSError:
-        pass

@@ -159,6 +159,8 @@ class Generations:
         match action:
             case node.ForwardSignal(signum, ranks):
                 self.workers.forward(signum, ranks)
+                if signum == signal.SIGWINCH:
+                    self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.NameRunning(ranks, left):
@@ -170,6 +172,7 @@ class Generations:
                     self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
+                self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen
 
     def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""

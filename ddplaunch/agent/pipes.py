@@ -25,6 +25,8 @@ STDOUT = b"o"
 STDERR = b"e"
 # for stderr, by ddplaunch itself: from an agent that another command has started, which shows equal ones once
 OURS = b"w"
+# progress bars to be shown in place, see output/bars.py: in place of those before
+BARS = b"p"
 CONTROL = b"c"  # JSON, see remote/messages.py: for the command that started this agent elsewhere; others ignore it
 MESSAGE = 1 << 16  # bytes of output in one message
 FULL = 8 << 20  # bytes waiting for the front from which the workers' pipes are left alone
@@ -166,7 +168,7 @@ class OutputQueue:
         return self.size >= FULL
 
     def put(self, stream: bytes, data: bytes) -> None:
-        """Queue data for STDOUT, STDERR, OURS or CONTROL, and send what can be sent at once."""
+        """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once."""
         if self.broken:
             return
         view = memoryview(data)
@@ -179,6 +181,13 @@ class OutputQueue:
             start = end
         self.size += len(data)
         self.flush()
+
+    def put_bars(self, message: bytes) -> bool:
+        """Queue the state of progress bars if nothing waits, or there are none any more; return whether it was taken."""
+        if self._queue and message:
+            return False
+        self.put(BARS, message or b"\n")  # what waits is counted in bytes
+        return True
 
     def flush(self) -> None:
         """Send until the front has no room left."""

@@ -142,8 +142,10 @@ class AgentSetup:
             template=_template(spec),
             world_size=plan.world_size,
             stamp=_time_of_day if spec.timestamps else None,
+            live=inputs.screen.live,
         )
-        return Output(display, lambda stream, data: queue.put(_TAGS[stream], data))
+        nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows
+        return Output(display, lambda stream, data: queue.put(_TAGS[stream], data), queue.put_bars, nodes=nodes)
 
     def reporter(self, queue: OutputQueue) -> Reporter:
         """Give what reports."""

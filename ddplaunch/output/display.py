@@ -14,6 +14,7 @@ from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
 from ddplaunch.output.streams import Chunks, ShownWorker, Stream
 
 if TYPE_CHECKING:
+    from ddplaunch.output.bars import Bar
     from ddplaunch.output.collapse import Collapse, Group
     from ddplaunch.output.interrupts import Interrupts
 
@@ -70,12 +71,13 @@ class Display:
         template: str | None = None,
         world_size: int | None = None,
         stamp: Callable[[float], bytes] | None = None,
+        live: Collection[Stream] = (),
     ) -> None:
         """Show all workers of this node, `ranks`, hidden ones included, in the mode of --output.
 
         `colour` and `terminal` name the streams of the command that get colours and that are a terminal; `template`
         replaces the prefix (--log-line-prefix-template); `world_size` is the job's, None: `ranks` are all;
-        `stamp` gives what stands before lines that came at a time.
+        `stamp` gives what stands before lines that came at a time; `live` are streams whose progress bars are shown in place.
         """
         shown = {worker.rank: worker for worker in ranks if mode != "none" and worker.streams}
         if mode == "rank0":
@@ -90,6 +92,10 @@ class Display:
         self._alone = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
+        self._live = () if self._alone or self._bare else live
+        self._bars: dict[_Writer, Lines] = {}  # those that draw one
+        self.bars_moved = False  # since the caller has set this to False
+        self.bar_ended = False
         self._interrupts: Interrupts | None = None  # once the workers have been interrupted
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
@@ -119,6 +125,7 @@ class Display:
             return []
         del self._streams[rank, stream]  # a restarted worker gets a new one
         self._waiting.pop((rank, stream), None)
+        self._note_bar(rank, stream, None)
         chunks = self._show(rank, stream, reader.end(), at)
         if self._interrupts is not None and stream is Stream.ERR:
             chunks += self._put(rank, stream, self._interrupts.end(rank), at)
@@ -149,6 +156,24 @@ class Display:
             chunks += self._label(self._collapse.flush(at), at)
         return chunks
 
+    def bars(self) -> list[Bar]:
+        """The bars that are to be shown in place."""
+        from ddplaunch.output.bars import Bar, row_text  # most jobs draw none
+
+        return [
+            Bar((rank,), row_text(row), number)
+            for (rank, _), reader in sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
+            for number, row in enumerate(reader.rows)
+            if row.strip()
+        ]
+
+    def _note_bar(self, rank: int, stream: Stream, reader: _Reader | None) -> None:
+        if isinstance(reader, Lines) and reader.is_bar:
+            self._bars[rank, stream] = reader
+            self.bars_moved = True
+        elif self._bars.pop((rank, stream), None) is not None:
+            self.bars_moved = self.bar_ended = True
+
     def _reader(self, rank: int, stream: Stream) -> _Reader | None:
         worker = self._shown.get(rank)
         if worker is None or stream not in worker.streams:
@@ -157,7 +182,7 @@ class Display:
         if reader is None:
             if not self._alone:
                 passes = self._bare and self._stamp is None
-                reader = LoneLines(_NO_PREFIX) if passes else Lines()
+                reader = LoneLines(_NO_PREFIX) if passes else Lines(live=stream in self._live)
             elif self._bare:
                 reader = _RawReader(terminal=stream in self._terminal)
             else:
@@ -167,6 +192,8 @@ class Display:
 
     def _show(self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader | None = None) -> Chunks:
         if reader is not None:
+            if stream in self._live:
+                self._note_bar(rank, stream, reader)
             if reader.deadline is None:
                 self._waiting.pop((rank, stream), None)
             else:

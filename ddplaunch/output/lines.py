@@ -10,18 +10,24 @@ MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that neve
 FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown at all
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
+# where bars are shown in place, what is held is seen as well:
+LIVE_SETTLE_TIME = 2.0  # seconds
+STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
 
 class Lines:
     """One stream among several on the same console: gives out whole lines only.
 
     Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
-    has not ended is shown as a line after FIRST_UPDATE, then each UPDATE_INTERVAL at most, if it moves.
+    has not ended is shown as a line after FIRST_UPDATE, then each UPDATE_INTERVAL at most, if it moves; a `live` one is shown
+    in place by somebody else, and becomes a line when it stands still.
     """
 
-    __slots__ = ("_has_updated", "_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
+    __slots__ = ("_has_updated", "_is_still", "_live", "_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
 
-    def __init__(self) -> None:
+    def __init__(self, *, live: bool = False) -> None:
+        self._live = live
+        self._is_still = False
         self._rest = bytearray()  # of the line that has not ended
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
         self._screen: Screen | None = None  # only while the worker redraws
@@ -33,6 +39,16 @@ class Lines:
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
         return soonest(self._settle_at, self._update_at)
+
+    @property
+    def is_bar(self) -> bool:
+        """Whether there are `rows` to be shown in place."""
+        return self._live and self._screen is not None and self._screen.drawing and not self._is_still
+
+    @property
+    def rows(self) -> list[bytes]:
+        """The rows of the bar."""
+        return self._screen.rows if self._screen is not None else []
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Take a piece read at this time (monotonic seconds); return the lines that it completes."""
@@ -52,7 +68,8 @@ class Lines:
         return text
 
     def _draw(self, data: bytes, at: float) -> bytes:
-        screen = self._screen or Screen()
+        # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
+        screen = self._screen or Screen(depth=int(self._live))
         block = screen.feed(self._take() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
@@ -60,9 +77,12 @@ class Lines:
         if not screen.holds_lines:
             self._settle_at = None
         elif self._settle_at is None:
-            self._settle_at = at + SETTLE_TIME
+            self._settle_at = at + (LIVE_SETTLE_TIME if self._live and screen.goes_up else SETTLE_TIME)
         if not screen.drawing:
             self._update_at = None
+        elif self._live:
+            self._is_still = False
+            self._update_at = at + STILL
         elif self._update_at is None:
             self._update_at = at + (UPDATE_INTERVAL if self._has_updated else FIRST_UPDATE)
         self._keep(screen)
@@ -84,7 +104,7 @@ class Lines:
             if not self._screen.drawing:
                 self._update_at = None
         if self._update_at is not None and at >= self._update_at:
-            self._has_updated = True
+            self._has_updated = self._is_still = True
             self._update_at = None  # until the bar moves: one that does not is shown once
             block += self._screen.snapshot()
         self._keep(self._screen)

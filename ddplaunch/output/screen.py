@@ -35,16 +35,17 @@ def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
 class Screen:
     """The last rows of one stream; rows that can no longer change leave it as lines.
 
-    How far back the cursor goes is learned: `depth` rows above the last one are held, none before it first went up.
+    How far back the cursor goes is learned: `depth` rows above the last one are held, before it first went up so many as is said.
     """
 
-    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows")
+    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows", "goes_up")
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
         self._rows = [bytearray()]
         self._row = 0  # the cursor's
         self._at_start = False  # the next text replaces the cursor's row
-        self._depth = 0
+        self._depth = depth
+        self.goes_up = False  # the cursor has gone up
         self._climbed = 0  # rows up since the last newline
         self._drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
 
@@ -52,6 +53,11 @@ class Screen:
     def drawing(self) -> bool:
         """Whether there is a bar whose progress may be shown."""
         return self._drawing
+
+    @property
+    def rows(self) -> list[bytes]:
+        """All rows, from the top, the empty ones too."""
+        return [bytes(row) for row in self._rows]
 
     @property
     def holds_lines(self) -> bool:
@@ -105,6 +111,7 @@ class Screen:
         if kind in b"AF":
             up = int(argument) if argument.isdigit() else 1
             self._climbed += up
+            self.goes_up = True
             self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
             self._row = max(0, self._row - up)
             self._at_start = True
@@ -116,6 +123,7 @@ class Screen:
         lines = b"".join(bytes(row) + b"\n" for row in self._rows[: self._row])
         del self._rows[: self._row]
         self._row = self._depth = 0
+        self.goes_up = False
         if self._at_start and not self._rows[0].strip():
             self._rows[0].clear()  # spaces, from erasing a bar
             self._drawing = False

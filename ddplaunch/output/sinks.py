@@ -9,10 +9,13 @@ from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import Log
 from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
+from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:
+    from ddplaunch.output.bars import BarFeed
     from ddplaunch.output.filter import LineFilter
 
+_NODES_AT_ONCE = 8  # whose bars pass on as often as is seen; of more nodes, less often
 TAIL = 8192  # bytes of stderr kept for the failure report
 
 Put = Callable[[Stream, bytes], None]
@@ -21,9 +24,13 @@ Put = Callable[[Stream, bytes], None]
 class Output:
     """Everything that the workers of this node write."""
 
-    def __init__(self, display: Display, put: Put) -> None:
+    def __init__(self, display: Display, put: Put, put_bars: Callable[[bytes], bool] | None = None, *, nodes: int = 1):
+        """`put_bars` takes the progress bars that are shown in place, those of so many `nodes`; False: not now."""
         self._display = display
         self._put = put
+        self._put_bars = put_bars
+        self._nodes = nodes
+        self._bars: BarFeed | None = None  # once there is one
         self._logs: dict[tuple[int, Stream], Log] = {}
         self._tails: dict[int, bytes] = {}
         self._ended: set[tuple[int, Stream]] = set()
@@ -60,7 +67,7 @@ class Output:
             filter_, header, file = self._filters[rank, stream]
             if lines := filter_.feed(data):
                 file.write(header.add(lines))
-        self._show(self._display.feed(rank, stream, data, at))
+        self._show(self._display.feed(rank, stream, data, at), at)
 
     def interrupted(self) -> None:
         """Note that the workers get Ctrl-C."""
@@ -71,7 +78,7 @@ class Output:
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
-        self._show(self._display.end(rank, stream, at))
+        self._show(self._display.end(rank, stream, at), at)
         if (rank, stream) in self._filters:
             filter_, header, file = self._filters[rank, stream]
             if lines := filter_.end():
@@ -97,18 +104,40 @@ class Output:
     @property
     def deadline(self) -> float | None:
         """When to call flush."""
-        return self._display.deadline()
+        deadline = self._display.deadline()
+        return deadline if self._bars is None else soonest(deadline, self._bars.deadline)
 
     def flush(self, at: float) -> None:
         """Show what was held back long enough."""
-        self._show(self._display.flush(at))
+        self._show(self._display.flush(at), at)
+        if self._bars is not None:
+            self._bars.flush(at)
 
-    def _show(self, chunks: Iterable[tuple[Stream, bytes]]) -> None:
+    def show_bars_again(self, at: float) -> None:
+        """Pass on the bars once more: the terminal has another size, or other things on it."""
+        if self._bars is not None:
+            self._bars.repeat(at)
+
+    def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
+        if self._display.bars_moved and self._put_bars is not None:
+            self._note_bars(self._put_bars, at)
         for stream, shown in chunks:
             if self.muted:
                 self.dropped += len(shown)
             else:
                 self._put(stream, shown)
+
+    def _note_bars(self, put_bars: Callable[[bytes], bool], at: float) -> None:
+        if self._bars is None:
+            from ddplaunch.output.bars import INTERVAL, BarFeed  # most jobs draw none
+
+            # however many nodes there are, the command that shows the bars of all gets a limited number of messages
+            self._bars = BarFeed(self._display.bars, put_bars, INTERVAL * max(1.0, self._nodes / _NODES_AT_ONCE))
+        if self._display.bar_ended:
+            self._bars.update(at)  # first, since it may now come as a line
+        else:
+            self._bars.changed(at)
+        self._display.bars_moved = self._display.bar_ended = False
 
     @property
     def is_kept(self) -> bool:

@@ -38,6 +38,9 @@ class Screen:
 
     terminals: frozenset[Stream]
     colour: frozenset[Stream]
+    live: frozenset[Stream] = (
+        frozenset()
+    )  # on which progress bars are shown in place: terminals on which the cursor moves
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Screen:
@@ -48,6 +51,7 @@ class Screen:
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
+            live=terminals if env.get("TERM", "dumb") != "dumb" else frozenset(),
         )
 
 

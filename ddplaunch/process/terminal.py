@@ -1,4 +1,4 @@
-"""Reads and restores the modes of our terminal, termios(3). Never touches a terminal that is not ours."""
+"""Reads and restores the modes of our terminal, termios(3), and asks for its size. Never touches a terminal that is not ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 _STDIN = 0
+_UNKNOWN = os.terminal_size((80, 24))  # of a serial line
 
 Modes = list[Any]  # as termios has them
 
@@ -20,6 +21,20 @@ def modes() -> Modes | None:
         return termios.tcgetattr(_STDIN) if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
     except (OSError, termios.error):  # it is not our controlling terminal, or was closed
         return None
+
+
+def size_of(fd: int) -> os.terminal_size | None:
+    """Give the size of the terminal behind a descriptor; None if another job of the shell has it."""
+    try:
+        if os.tcgetpgrp(fd) != os.getpgrp():
+            return None
+    except OSError:  # it is not our controlling terminal, so no shell takes turns with us
+        pass
+    try:
+        size = os.get_terminal_size(fd)
+    except OSError:  # it was closed
+        return None
+    return size if size.lines and size.columns else _UNKNOWN
 
 
 def belongs_to_another_job() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
-from ddplaunch.agent.pipes import MESSAGE, OURS, STDERR, STDOUT, watch
+from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder
@@ -261,7 +261,7 @@ class HostConnection:
             tag, content = frame
             if tag == HEARTBEAT:
                 self._unanswered = 0
-            elif tag in (STDOUT, STDERR, OURS):
+            elif tag in (STDOUT, STDERR, OURS, BARS):
                 self._handle_output(tag, content)
             else:
                 self._handler.report_received(self, content)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import selectors
+import signal
 from collections.abc import Iterable
+from itertools import chain
 
-from ddplaunch.agent.pipes import CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue, watch
+from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue, watch
 from ddplaunch.control import fields
 from ddplaunch.errors import below, visible
+from ddplaunch.output.bars import Bar, BarFeed, unpack
 from ddplaunch.process import clock
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
+from ddplaunch.remote.protocol import FrameError
+from ddplaunch.supervise.deadline import soonest
 
 REMEMBERED = 100  # messages; hosts send an equal one at about the same time
 
@@ -29,6 +34,8 @@ class Console:
         self._sent = 0  # bytes
         self._sent_at = 0.0  # when that was last new, by the clock
         self._limits_wait = False
+        self._bars: dict[HostConnection, tuple[Bar, ...]] = {}
+        self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
 
     @property
     def is_empty(self) -> bool:
@@ -43,16 +50,45 @@ class Console:
     @property
     def deadline(self) -> float | None:
         """When `update` is to be called at the latest."""
-        return self._sent_at + UNREAD_TIMEOUT if self._limits_wait and self._queue.size else None
+        read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and self._queue.size else None
+        return soonest(read_by, self._bar_feed.deadline)
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
-        """Show output of a host; a message of ddplaunch that several hosts send, once."""
-        if stream != OURS:
+        """Show output of a host; a message of ddplaunch that several hosts send, once.
+
+        Raises:
+            FrameError: it is malformed.
+        """
+        if stream == BARS:
+            self._show_bars(host, data)
+        elif stream != OURS:
             self._queue.put(stream, data)
         elif self._first.setdefault(data, host) is host:
             self._queue.put(STDERR, data)
         if len(self._first) > REMEMBERED:
             del self._first[next(iter(self._first))]
+
+    def _show_bars(self, host: HostConnection, message: bytes) -> None:
+        try:
+            bars = unpack(message)
+        except ValueError as error:
+            raise FrameError(f"sent what it should not: {error}") from None
+        before = self._bars.get(host, ())
+        self._bars[host] = bars
+        if len(bars) < len(before):
+            self._bar_feed.update(clock.now())  # at once, since one may now come as a line
+        elif bars != before:
+            self._bar_feed.changed(clock.now())
+
+    def forget_bars(self, host: HostConnection) -> None:
+        """Show no progress bars of this host any more."""
+        if self._bars.pop(host, ()):
+            self._bar_feed.update(clock.now())
+
+    def note_signal(self, signum: int) -> None:
+        """Draw the progress bars anew if the terminal has another size, or the shell has written to it."""
+        if signum in (signal.SIGWINCH, signal.SIGCONT):
+            self._bar_feed.repeat(clock.now())
 
     def forward(self, data: bytes) -> None:
         """Forward what is for the caller of the job."""
@@ -87,6 +123,7 @@ class Console:
     def update(self, hosts: Iterable[HostConnection]) -> None:
         """Adapt to how much waits for the front."""
         queue, now = self._queue, clock.now()
+        self._bar_feed.flush(now)
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now
         elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:

@@ -168,6 +168,7 @@ class Dispatcher:
     def _forward(self, signum: int, escalates: bool) -> None:
         stops, is_first = signum in self._job.stops, not self._signum
         is_second = stops and escalates and not is_first
+        self._console.note_signal(signum)
         if stops:
             self._signum = self._signum or signum
             self._console.limit_wait()
@@ -249,6 +250,7 @@ class Dispatcher:
 
     def disconnected(self, host: HostConnection) -> None:
         """Handle the end of a host's connection."""
+        self._console.forget_bars(host)
         status = self._statuses.ended.get(host.agent.node_rank)
         if status == exitcodes.BUG:
             self._console.write(host.own_output)

@@ -36,6 +36,7 @@ class Order(Struct, frozen=True):
     address_reason: Line
     terminals: tuple[_Stream, ...]  # which are a terminal where the command was typed
     colour: tuple[_Stream, ...]  # which of them get colours
+    live: tuple[_Stream, ...]  # which of them show progress bars in place
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
     reports_to_caller: bool = False  # the first host reports the outcome to the caller of `launch()`

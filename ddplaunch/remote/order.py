@@ -56,6 +56,7 @@ def order(
         address_reason=line(allocation.address_reason),
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),
+        live=tuple(stream.name for stream in screen.live),
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
         reports_to_caller=reports_to_caller,
@@ -86,6 +87,7 @@ def screen(order: Order) -> Screen:
     return Screen(
         terminals=frozenset(Stream[name] for name in order.terminals),
         colour=frozenset(Stream[name] for name in order.colour),
+        live=frozenset(Stream[name] for name in order.live),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ddplaunch import __version__
-from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT
+from ddplaunch.agent.pipes import BARS, CONTROL, OURS, STDERR, STDOUT
 
 PROTOCOL = 1
 
@@ -23,7 +23,7 @@ FEWER = b"f"  # to the first: one host fewer will join
 HEARTBEAT = b"b"
 
 TO_HOST = ORDER + COORDINATOR + SIGNAL + PLAIN_SIGNAL + FEWER + HEARTBEAT
-FROM_HOST = STDOUT + STDERR + OURS + CONTROL + HEARTBEAT
+FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT
 
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments
 LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting

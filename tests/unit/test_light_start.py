@@ -53,6 +53,8 @@ LATER = {
         "net.resolver",
         "remote",
         "report.causes",
+        "output.area",
+        "output.bars",
         "output.collapse",
         "report.evidence",
         "report.failure",

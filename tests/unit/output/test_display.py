@@ -275,6 +275,24 @@ def test_a_bar_that_stands_still_is_told_once() -> None:
     assert display.end(1, ERR, 60.0) == [(ERR, b"[1] 50%\n")]
 
 
+def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
+    display = Display(mode="prefix", ranks=workers(0, 1), live={ERR})
+    assert display.feed(0, OUT, b"\r10%", 0.0) == []
+    assert (display.bars_moved, display.bars()) == (False, [])
+    display.feed(1, ERR, b"\r20%", 0.0)
+    assert (display.bars_moved, display.bar_ended) == (True, False)
+    assert [(bar.ranks, bar.text) for bar in display.bars()] == [((1,), "20%")]
+    assert display.end(1, ERR, 1.0) == [(ERR, b"[1] 20%\n")]
+    assert (display.bar_ended, display.bars()) == (True, [])
+
+
+@pytest.mark.parametrize(("mode", "ranks"), [("raw", (0, 1)), ("prefix", (0,)), ("rank0", (0, 1))])
+def test_no_bar_is_live_in_raw_mode_or_of_one_worker(mode: str, ranks: tuple[int, ...]) -> None:
+    display = Display(mode=mode, ranks=workers(*ranks), live=BOTH)
+    assert text(display.feed(0, ERR, b"\r20%", 0.0), ERR).endswith(b"20%")
+    assert not display.bars_moved
+
+
 def test_bars_of_several_workers_in_raw_mode_are_shown_as_they_come() -> None:
     display = Display(mode="raw", ranks=workers(0, 1))
     assert display.feed(0, ERR, b"a li", 0.0) == []

@@ -84,3 +84,43 @@ def test_no_update_is_made_of_a_line_that_is_being_written() -> None:
     lines = Lines()
     lines.feed(b"\r100%\nyour name? ", 0.0)
     assert lines.deadline is None
+
+
+# --- shown in place
+
+
+def test_a_live_bar_is_no_line_before_its_end() -> None:
+    lines = Lines(live=True)
+    assert lines.feed(b"\r 1%", 0.0) == b""
+    assert (lines.is_bar, lines.rows) == (True, [b" 1%"])
+    assert lines.flush(20.0) == b""
+    assert lines.feed(b"\r100%\n", 20.0) + lines.flush(20.25) == b"100%\n"
+    assert not lines.is_bar
+    assert lines.deadline is None
+
+
+def test_a_live_bar_that_stands_still_becomes_a_line_until_it_moves() -> None:
+    lines = Lines(live=True)
+    lines.feed(b"\r 1%", 0.0)
+    lines.feed(b"\r 2%", 10.0)
+    assert lines.deadline == 40.0
+    assert lines.flush(40.0) == b" 2%\n"
+    assert not lines.is_bar
+    lines.feed(b"\r 3%", 60.0)
+    assert lines.is_bar
+
+
+@pytest.mark.parametrize("size", [1, 4096])
+def test_an_outer_live_bar_is_no_line_before_the_inner_one_is_known(size: int) -> None:
+    lines, data = Lines(live=True), KEPT.partition("\rbatch 1/2")[0].encode()
+    assert b"".join(lines.feed(data[at : at + size], 0.0) for at in range(0, len(data), size)) == b""
+    assert lines.rows == [b"epoch 0/2", b"batch 0/2"]
+
+
+@pytest.mark.parametrize("written", [SINGLE, ERASED, NESTED, KEPT, RICH])
+def test_of_live_bars_the_same_lines_are_left(written: str) -> None:
+    one, other = Lines(), Lines(live=True)
+    left = other.feed(written.encode(), 0.0) + other.end()
+    # rows that are known to be bars from the start are no lines before they end
+    assert set(left.splitlines()) <= set((one.feed(written.encode(), 0.0) + one.end()).splitlines())
+    assert b"loss" not in written.encode() or left.count(b"loss") == 4

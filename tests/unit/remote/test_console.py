@@ -9,10 +9,11 @@ from typing import cast
 
 import pytest
 
-from ddplaunch.agent.pipes import OURS, STDERR, STDOUT, OutputQueue
+from ddplaunch.agent.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.remote import console
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.console import Console
+from ddplaunch.remote.protocol import FrameError
 
 A, B = (cast(HostConnection, object()) for _ in "ab")  # it looks into none
 
@@ -69,3 +70,23 @@ def test_messages_of_long_ago_are_forgotten(shown: Shown, monkeypatch: pytest.Mo
 def test_what_ssh_or_a_host_has_put_into_a_message_is_shown_and_not_obeyed(shown: Shown) -> None:
     shown.console.notify("node1: lost: \x1b]52;c;cm0K\x07\nerror: \x9b2J")
     assert shown.take() == STDERR + b"ddplaunch: node1: lost: \\x1b]52;c;cm0K\\x07\n  error: \\x9b2J\n"
+
+
+# --- progress bars
+
+
+def test_the_bars_of_all_hosts_are_shown_as_those_of_one_and_gone_with_their_host(shown: Shown) -> None:
+    shown.console.show(A, BARS, b"0 0 10%\n1 0 60%\n")
+    shown.console.update([])
+    assert shown.take() == BARS + b"0 0 10%\n1 0 60%\n"
+    shown.console.show(B, BARS, b"2 0 30%\n3 0 90%\n")
+    assert shown.console.deadline is not None  # ten times a second is enough
+    shown.console.forget_bars(A)
+    assert shown.take() == BARS + b"2 0 30%\n3 0 90%\n"
+    shown.console.show(B, BARS, b"\n")
+    assert shown.take() == BARS + b"\n"
+
+
+def test_a_host_that_sends_no_bars_as_bars_is_refused(shown: Shown) -> None:
+    with pytest.raises(FrameError, match="no progress bars"):
+        shown.console.show(A, BARS, b"0-99999999999 0 x\n")

@@ -44,6 +44,7 @@ ORDER = {
     "address_reason": "",
     "terminals": ["OUT"],
     "colour": ["ERR"],
+    "live": ["ERR"],
     "heartbeat_timeout": 10.0,
     "simulated": None,
     "reports_to_caller": False,

@@ -1,0 +1,202 @@
+"""Progress bars of several ranks as few: equal ones once, of each kind the slowest, the fastest and what is between. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from ddplaunch.plan.ranks import compress
+from ddplaunch.record import record
+from ddplaunch.supervise.deadline import soonest
+
+INTERVAL = 0.1  # seconds between two looks of whoever watches; faster is not seen
+LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
+MOST_KINDS = 16
+_MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
+_ROOM = 60_000  # bytes of all bars: they fit into one message
+
+_ESCAPE = r"\x1b\[[0-9;:]*m"
+_TIMES = r"\[[^\[\]]*\]?\s*\Z"  # tqdm's [00:09<00:14, 1.25it/s] differs between bars that are equal
+_PERCENT = r"(?<!\d)(\d{1,3})(?:\.\d+)?%"
+_COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
+_NUMBER = r"\d{1,15}"
+_SAME = 0.02  # of the whole: ranks in step redraw at different moments
+
+
+@record
+class Bar:
+    """A row that workers redraw."""
+
+    ranks: tuple[int, ...]  # ascending; those that show it, or one that is as far
+    text: str  # as one of them has drawn it, with its colours
+    row: int = 0  # of the rows of a worker, from the top
+
+
+def row_text(row: bytes) -> str:
+    """As much of a row as is passed on."""
+    return row[: 4 * LONGEST].decode(errors="replace")[:LONGEST]
+
+
+@record(kw_only=True)
+class _Read:
+    """What a bar says."""
+
+    bar: Bar
+    kind: tuple[
+        int, str, int
+    ]  # bars of one kind are compared: row, letters before the figures, how many figures these hold
+    outer: tuple[int, ...]  # figures before the progress: an epoch, or a rank
+    value: float  # the progress
+    same: float  # what may be between values that count as equal
+
+
+def _read(bar: Bar) -> _Read:
+    text = re.sub(_TIMES, "", re.sub(_ESCAPE, "", bar.text))
+    percent = re.search(_PERCENT, text)
+    counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
+    label, value, same = text, 0.0, 0.0
+    if percent or counted:
+        label = text[: (percent or counted).start()]  # type: ignore[union-attr] # one of them is there
+        if percent:
+            value, same = int(percent[1]) / 100, _SAME
+        if counted and (whole := int(counted[2])):
+            value, same = int(counted[1]) / whole, max(_SAME, 1.001 / whole)
+    outer = tuple(map(int, re.findall(_NUMBER, label)))
+    letters = "".join(filter(str.isalpha, label))
+    kind = bar.row, letters, len(outer)
+    if outer and not (percent or counted):  # a bar without an end: the first figure is all there is
+        value, same, outer = float(outer[0]), max(1.0, _SAME * outer[0]), ()
+    return _Read(bar=bar, kind=kind, outer=outer, value=value, same=same)
+
+
+def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:
+    """Group the bars by what they count; of each kind the slowest first, those as far as one another as one."""
+    found: dict[tuple[int, str, int], list[_Read]] = {}
+    for read in map(_read, bars):
+        found.setdefault(read.kind, []).append(read)
+    groups = sorted(found.items(), key=lambda item: (item[0][0], min(one.bar.ranks[0] for one in item[1]), item[0][1]))
+    return [_merged(group) for _, group in groups]
+
+
+def _merged(group: list[_Read]) -> list[Bar]:
+    says = [which for which in range(len(group[0].outer)) if not _names_rank(group, which)]
+
+    def place(one: _Read) -> tuple[tuple[int, ...], float, tuple[int, ...]]:
+        return tuple(one.outer[which] for which in says), one.value, one.bar.ranks
+
+    together: list[list[_Read]] = []
+    for one in sorted(group, key=place):
+        first = together[-1][0] if together else None
+        if first and place(first)[0] == place(one)[0] and one.value - first.value <= max(first.same, one.same):
+            together[-1].append(one)
+        else:
+            together.append([one])
+    # each place is shown by the one that is nearest to it
+    return [_one(some, -1 if some is together[-1] and len(together) > 1 else 0) for some in together]
+
+
+def _names_rank(group: Sequence[_Read], which: int) -> bool:
+    """Whether this figure of the labels says who draws the bar, and not how far it is: epochs differ by one at most."""
+    figures = {one.outer[which] for one in group}
+    return len(figures) > 1 and (
+        max(figures) - min(figures) > 1 or len({one.outer[which] - one.bar.ranks[0] for one in group}) == 1
+    )
+
+
+def _one(some: Sequence[_Read], shown: int) -> Bar:
+    ranks = tuple(sorted({rank for one in some for rank in one.bar.ranks}))
+    return Bar(ranks, some[shown].bar.text, some[shown].bar.row)
+
+
+def condense(bars: Iterable[Bar]) -> tuple[Bar, ...]:
+    """Leave of each kind the slowest, the fastest, and one for all between; of several nodes, condense what is left again."""
+    left: list[Bar] = []
+    for merged in kinds(bars)[:MOST_KINDS]:
+        if between := merged[1:-1]:
+            ranks = tuple(sorted({rank for bar in between for rank in bar.ranks}))
+            merged[1:-1] = [Bar(ranks, between[len(between) // 2].text, between[0].row)]
+        left += merged
+    return tuple(left)
+
+
+# --- as a message
+
+
+def pack(bars: Iterable[Bar]) -> bytes:
+    """Write bars as a message: a line each, as many as fit."""
+    packed = bytearray()
+    for bar in bars:
+        text = bar.text[:LONGEST].translate({10: " ", 13: " "}).encode(errors="replace")
+        line = b"%s %d %s\n" % (compress(bar.ranks).encode(), bar.row, text)
+        if len(packed) + len(line) <= _ROOM:
+            packed += line
+    return bytes(packed)
+
+
+def unpack(message: bytes) -> tuple[Bar, ...]:
+    """Read a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    bars: list[Bar] = []
+    left = _MOST_RANKS
+    try:
+        for line in filter(None, message.split(b"\n")):
+            ranks, row, text = line.split(b" ", 2)
+            bars.append(Bar(_ranks(ranks.decode(), left), row_text(text), int(row)))
+            left -= len(bars[-1].ranks)
+    except ValueError:
+        raise ValueError("these are no progress bars") from None
+    return tuple(bars)
+
+
+def _ranks(text: str, most: int) -> tuple[int, ...]:
+    ranks: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        first, last = int(low), int(high) if dash else int(low)
+        if not 0 <= first <= last < most or len(ranks) > most:
+            raise ValueError(part)
+        ranks += range(first, last + 1)
+    return tuple(ranks)
+
+
+class BarFeed:
+    """Passes bars on: at once, then each `interval` at most, and only if they have changed."""
+
+    def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
+        """`bars` gives them, `send` takes a message; False: not now."""
+        self._bars = bars
+        self._send = send
+        self._interval = interval  # seconds
+        self._sent = b""
+        self._sent_at = -inf
+        self.deadline: float | None = None  # when to call `flush`
+
+    def changed(self, at: float) -> None:
+        """Note that bars have moved."""
+        self.deadline = soonest(self.deadline, max(at, self._sent_at + self._interval))
+
+    def flush(self, at: float) -> None:
+        """Pass on what is due at this time."""
+        if self.deadline is not None and at >= self.deadline:
+            self.update(at)
+
+    def update(self, at: float) -> None:
+        """Pass on what has changed: whoever shows a line is to show no bar any more that has become it."""
+        self.deadline = None
+        message = pack(condense(self._bars()))
+        if message != self._sent:
+            if self._send(message):
+                self._sent = message
+                self._sent_at = at
+            else:
+                self.deadline = at + self._interval
+
+    def repeat(self, at: float) -> None:
+        """Pass on what there is even if it is the same: the terminal has another size."""
+        if self._sent:
+            self._sent = b""
+            self.changed(at)

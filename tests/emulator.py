@@ -1,0 +1,68 @@
+"""As much of a terminal as the command may use: what is on the screen after some bytes. Any other sequence is an error."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_TOKEN = re.compile(r"(\r|\n|\x1b\[\d*[AJK]|\x1b[78]|\x1b\[[0-9;]*m)")
+
+
+class Emulator:
+    """Rows of cells, of which the last `lines` are on the screen; a newline goes to the first column, as of a pty."""
+
+    def __init__(self, lines: int = 24, columns: int = 80) -> None:
+        self._lines = lines
+        self._columns = columns
+        self._rows: list[list[str]] = [[]]
+        self._row = self._column = 0
+        self._saved = (0, 0)
+        self._rest = ""
+
+    @property
+    def shown(self) -> list[str]:
+        """All rows, those that have scrolled away too, without the empty ones at the end."""
+        return "\n".join("".join(row).rstrip() for row in self._rows).rstrip().split("\n")
+
+    def feed(self, text: str) -> None:
+        """Take what was written; an escape sequence may be cut."""
+        text, self._rest = self._rest + text, ""
+        if cut := re.search(r"\x1b(\[[0-9;]*)?\Z", text):
+            text, self._rest = text[: cut.start()], cut[0]
+        for token in re.split(_TOKEN, text):
+            self._take(token)
+
+    def _take(self, token: str) -> None:
+        if token == "\r":
+            self._column = 0
+        elif token == "\n":
+            self._row, self._column = self._row + 1, 0
+            if self._row == len(self._rows):
+                self._rows.append([])
+        elif token == "\x1b7":
+            self._saved = self._row, self._column
+        elif token == "\x1b8":
+            self._row, self._column = self._saved
+        elif token.startswith("\x1b"):
+            self._control(token[-1], int(token[2:-1] or 1) if token[-1] == "A" else 0)
+        else:
+            for char in token:
+                self._put(char)
+
+    def _control(self, kind: str, number: int) -> None:
+        if kind == "A":
+            self._row = max(self._row - number, len(self._rows) - self._lines, 0)
+        elif kind in "JK":
+            del self._rows[self._row][self._column :]
+            if kind == "J":
+                del self._rows[self._row + 1 :]
+
+    def _put(self, char: str) -> None:
+        assert unicodedata.category(char) != "Cc", f"{char!r} on the terminal"
+        width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if self._column + width > self._columns:
+            self._take("\n")
+        row = self._rows[self._row]
+        row += [" "] * (self._column + width - len(row))
+        row[self._column : self._column + width] = [char, *[""] * (width - 1)]
+        self._column += width

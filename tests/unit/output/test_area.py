@@ -1,0 +1,144 @@
+"""The status area on a terminal: whatever is written and drawn, the lines stand above it, whole and in their order."""
+
+from __future__ import annotations
+
+import re
+from os import terminal_size
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.output.area import StatusArea, cut, render
+from ddplaunch.output.bars import Bar
+from tests.emulator import Emulator
+
+SIZE = terminal_size((80, 24))
+
+
+def drawn(*texts: str) -> tuple[Bar, ...]:
+    return tuple(Bar((rank,), text) for rank, text in enumerate(texts))
+
+
+def rows(bars: tuple[Bar, ...], size: terminal_size = SIZE) -> list[str]:
+    return [row.decode() for row in render(bars, size)]
+
+
+# --- the rows
+
+
+def test_the_slowest_and_the_fastest_are_named_and_the_columns_are_even() -> None:
+    assert rows(drawn("train: 10%", "train: 50%", "train: 11%", "train: 60%", "train: 99%")) == [
+        "[0,2] slowest train: 10%",
+        "[1,3] between train: 60%",
+        "[4]   fastest train: 99%",
+    ]
+    assert rows(drawn("train: 10%", "train: 10%")) == ["[0-1] train: 10%"]
+    assert rows(()) == []
+
+
+def test_many_ranks_are_counted() -> None:
+    assert rows((Bar(tuple(range(0, 64, 2)), "5%"),)) == ["[32 ranks] 5%"]
+
+
+@pytest.mark.parametrize(("lines", "most"), [(2, 0), (3, 1), (10, 3), (24, 8)])
+def test_it_never_takes_more_than_a_third_of_the_screen_and_keeps_the_slowest(lines: int, most: int) -> None:
+    bars = drawn(*(f"{chr(97 + kind)}: {percent}%" for kind in range(4) for percent in (5, 50, 95)))
+    shown = rows(bars, terminal_size((80, lines)))
+    assert len(shown) == most
+    assert sum("5%" in row for row in shown) >= min(4, most)
+
+
+@given(
+    st.lists(st.text(st.characters() | st.sampled_from("訓練█\x1b[m31;\t%/1"), max_size=120), max_size=9),
+    st.integers(2, 140),
+)
+def test_no_row_is_as_wide_as_the_screen_and_none_moves_the_cursor(texts: list[str], columns: int) -> None:
+    for row in rows(drawn(*texts), terminal_size((columns, 24))):
+        emulator = Emulator(columns=columns)
+        emulator.feed(row)
+        assert len(emulator.shown) == 1
+        assert not re.search(r"[\x00-\x1a\x7f-\x9f]", row)
+
+
+@pytest.mark.parametrize(
+    ("text", "cells", "left"),
+    [
+        ("abcdef", 4, "abcd"),
+        ("訓練中", 5, "訓練"),
+        ("\x1b[31mred and long\x1b[0m", 3, "\x1b[31mred\x1b[0m\x1b[m"),
+        ("e\u0301te\u0301", 3, "e\u0301te\u0301"),
+        ("a\x1b[2Kb\x1b]8;;http://x\x1b\\c\x07\x1b[?25ld\u202ee", 9, "abcde"),
+        ("a\tb", 9, "a b"),
+    ],
+    ids=["cut", "wide", "colour", "combining", "sequences", "tab"],
+)
+def test_a_row_is_cut_by_what_it_takes_on_the_screen(text: str, cells: int, left: str) -> None:
+    assert cut(text, cells) == left
+
+
+# --- on the terminal
+
+EVENTS = st.lists(
+    st.one_of(
+        st.lists(st.sampled_from(["a line", "訓練", "x" * 200, ""]), min_size=1, max_size=40),
+        st.lists(st.integers(0, 100), max_size=9).map(
+            lambda all_: drawn(*(f"{chr(97 + one % 5)}: {one}%" for one in all_))
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(EVENTS, st.integers(5, 30), st.integers(20, 90))
+def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(
+    events: list[list[str] | tuple[Bar, ...]], lines: int, columns: int
+) -> None:
+    area, screen, alone = StatusArea(), Emulator(lines, columns), Emulator(lines, columns)
+    size = terminal_size((columns, lines))
+    bars: tuple[Bar, ...] = ()
+    for event in events:
+        if isinstance(event, tuple):
+            bars = event
+            area.show(event)
+        else:
+            written = "".join(line + "\n" for line in event)
+            screen.feed(area.write(written.encode()).decode())
+            alone.feed(written)
+        screen.feed(area.draw(size).decode())
+    with_area = [*alone.shown, *(row.rstrip() for row in rows(bars, size))]
+    assert [row for row in screen.shown if row] == [row for row in with_area if row]
+    screen.feed(area.write(b"").decode())
+    assert screen.shown == alone.shown
+
+
+def test_it_waits_while_a_line_has_not_ended_and_draws_only_what_is_new() -> None:
+    area = StatusArea()
+    area.show(drawn("1%"))
+    assert area.write(b"half a") == b"half a"
+    assert area.draw(SIZE) == b""
+    assert area.write(b" line\n") == b" line\n"
+    assert area.draw(SIZE) == b"[0] 1%\n"
+    assert area.draw(SIZE) == b""
+
+
+def test_what_is_typed_stays_while_bars_move() -> None:
+    area, screen = StatusArea(), Emulator()
+    for percent in (1, 50):
+        area.show(drawn(f"{percent}%"))
+        screen.feed(area.draw(SIZE).decode() + ("typed" if percent == 1 else ""))
+    screen.feed(" on")
+    assert screen.shown == ["[0] 50%", "typed on"]
+
+
+@pytest.mark.parametrize("how", ["forgotten", "not ours"])
+def test_after_somebody_else_has_written_it_is_drawn_anew_below(how: str) -> None:
+    area, screen = StatusArea(), Emulator()
+    area.show(drawn("1%"))
+    screen.feed(area.draw(SIZE).decode() + "[1]+  Stopped\n$ fg\n")
+    if how == "forgotten":
+        area.forget()
+    else:
+        assert area.draw(None) == b""
+    screen.feed(area.draw(SIZE).decode())
+    assert screen.shown == ["[0] 1%", "[1]+  Stopped", "$ fg", "[0] 1%"]
