@@ -34,6 +34,16 @@ class Task:
     node_cpus: int | None = None  # that all such commands of this node have together; None: not known
 
 
+@record
+class Endpoint:
+    """Where workers on every host find rank 0, and why there: a phrase for each, or the option that sets it."""
+
+    address: str | None  # None: chosen by the coordinator
+    address_reason: str
+    port: int | None  # None: one that is reserved when the job starts
+    port_reason: str
+
+
 @record(kw_only=True)
 class Allocation:
     """The hosts that a job was given, in rank order, and our place among them."""
@@ -42,10 +52,7 @@ class Allocation:
     nnodes: tuple[int, int] = (1, 1)  # minimum, maximum
     node_rank: int | None = 0  # None: the coordinator assigns one, in order of arrival
     hosts: tuple[str, ...] = ()  # by node rank; (): not known
-    address: str | None  # where workers on every host find rank 0; None: chosen by the coordinator
-    address_reason: str  # why this one: a phrase, or the option that sets it
-    port: int | None  # of rank 0; None: one that is reserved when the job starts
-    port_reason: str
+    endpoint: Endpoint
     rendezvous: Rendezvous | None = None  # None: one node, or agents that we start ourselves
     start: tuple[Host, ...] = ()  # hosts on which we start the agents ourselves, in rank order
     starter: str = ""  # how: "ssh", "blaunch", "srun", "simulate"

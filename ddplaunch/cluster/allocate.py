@@ -45,16 +45,11 @@ def allocate(
     is_here = len(chosen) == 1 and chosen[0].devices is None and _is_here(chosen[0], here or facts.hostname)
     if is_here and not in_step:
         return local.alone(spec, chosen[0].address, cluster=cluster, nproc_per_node=chosen[0].slots, notes=remarks)
-    port, port_reason = endpoints.port(spec)
-    address, address_reason = _address(spec, chosen, source, resolvable=resolvable)
     return Allocation(
         cluster=cluster,
         nnodes=nnodes,
         hosts=tuple(host.address for host in chosen),
-        address=address,
-        address_reason=address_reason,
-        port=port,
-        port_reason=port_reason,
+        endpoint=endpoints.of_workers(spec, address=_address(chosen, source, resolvable=resolvable)),
         start=chosen,
         starter=starter,
         is_here=is_here,
@@ -103,14 +98,10 @@ def _with_workers(spec: JobSpec, host: Host) -> Host:
     return replace(host, slots=wanted if isinstance(wanted, int) else None)
 
 
-def _address(spec: JobSpec, chosen: tuple[Host, ...], source: str, *, resolvable: bool) -> tuple[str | None, str]:
-    if spec.master_addr:
-        return spec.master_addr, spec.origin("master_addr")
+def _address(chosen: tuple[Host, ...], source: str, *, resolvable: bool) -> tuple[str | None, str]:
     if len(chosen) == 1:
         return endpoints.LOOPBACK, "a single node"
-    if resolvable:
-        return chosen[0].address, f"the first node of {source}"
-    return None, "chosen by node 0 when the nodes have joined"
+    return (chosen[0].address, f"the first node of {source}") if resolvable else endpoints.BY_NODE_0
 
 
 def _is_here(host: Host, hostname: str) -> bool:
@@ -137,7 +128,7 @@ def started_elsewhere(
     hosts: tuple[str, ...] = (),
     addresses: tuple[str, ...],
     reason: str,
-    port: tuple[int | None, str] | None = None,
+    port: tuple[int | None, str] = endpoints.RESERVED,
     ports: tuple[int, ...],
     coordinator: bool,
     task: Task | None = None,
@@ -149,25 +140,18 @@ def started_elsewhere(
 
     Agents try the address of a flag first. Of several addresses node 0 chooses the one that the others reach.
     """
-    asked = endpoints.first(spec, (spec.master_addr, "master_addr"))
-    own = (addresses[0], reason) if len(addresses) == 1 else (None, "chosen by node 0 when the nodes have joined")
-    address, address_reason = asked or own
-    master_port, port_reason = endpoints.port(spec)
-    if master_port is None and port is not None:
-        master_port, port_reason = port
-    tried = tuple(dict.fromkeys((*asked[:1], *addresses) if asked else addresses))
+    own = (addresses[0], reason) if len(addresses) == 1 else endpoints.BY_NODE_0
+    endpoint = endpoints.of_workers(spec, address=own, port=port)
+    tried = tuple(dict.fromkeys((spec.master_addr, *addresses) if spec.master_addr else addresses))
     return Allocation(
         cluster=cluster,
         nnodes=nnodes,
         node_rank=node_rank,
         hosts=hosts,
-        address=address,
-        address_reason=address_reason,
-        port=master_port,
-        port_reason=port_reason,
+        endpoint=endpoint,
         rendezvous=Rendezvous(
             addresses=tried,
-            ports=tuple(candidate for candidate in ports if candidate != master_port),
+            ports=tuple(candidate for candidate in ports if candidate != endpoint.port),
             coordinator=coordinator,
             # not the public address of node 0, which may be that of a service in front of it
             listen=endpoints.LOOPBACK if tried == (endpoints.LOOPBACK,) else None,

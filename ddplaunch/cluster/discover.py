@@ -125,7 +125,8 @@ def _without_control(spec: JobSpec, found: Allocation) -> Allocation:
     if found.nnodes[0] != found.nnodes[1]:
         raise LaunchError(f"{asked}: without a control channel nodes cannot agree on their number", hint="--nnodes N")
     # every node computes the same
-    address = found.address or found.rendezvous.addresses[0]
-    port = found.port or found.rendezvous.ports[0]
-    reason = "without a control channel none is reserved" if found.port is None else found.port_reason
-    return replace(found, address=address, port=port, port_reason=reason, rendezvous=None)
+    endpoint = replace(found.endpoint, address=found.endpoint.address or found.rendezvous.addresses[0])
+    if endpoint.port is None:
+        reason = "without a control channel none is reserved"
+        endpoint = replace(endpoint, port=found.rendezvous.ports[0], port_reason=reason)
+    return replace(found, endpoint=endpoint, rendezvous=None)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import socket
 from typing import TypeVar
 
+from ddplaunch.cluster import Endpoint
 from ddplaunch.spec import JobSpec
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
 STATIC_PORT = 29500
-RESERVED = "a free one is reserved at the start"
+
+# an address and a port that are decided later, and how
+BY_NODE_0 = (None, "chosen by node 0 when the nodes have joined")
+RESERVED = (None, "a free one is reserved at the start")
 
 _CANDIDATES = 8
 # below Linux's ephemeral ports (from 32768) and torchrun's defaults; a prime number of blocks of 8 ports
@@ -24,9 +28,22 @@ def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | N
     return next(((value, spec.origin(name)) for value, name in candidates if value), None)
 
 
-def port(spec: JobSpec) -> tuple[int | None, str]:
-    """Give the MASTER_PORT that was asked for, if any, and why it is that."""
-    return first(spec, (spec.master_port, "master_port")) or (None, RESERVED)
+def of_workers(
+    spec: JobSpec,
+    *,
+    asked: str | None = None,
+    address: tuple[str | None, str] = BY_NODE_0,
+    port: tuple[int | None, str] = RESERVED,
+) -> Endpoint:
+    """Give the endpoint of the workers: what flags set, else `address` and `port`, each with its reason.
+
+    `asked` is --rdzv-endpoint where that is meant for workers; then it wins over --master-addr and --master-port.
+    """
+    host, number = split_endpoint(asked or "")
+    return Endpoint(
+        *(first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr")) or address),
+        *(first(spec, (number, "rdzv_endpoint"), (spec.master_port, "master_port")) or port),
+    )
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int | None]:

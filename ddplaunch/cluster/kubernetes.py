@@ -47,7 +47,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
         node_rank=node_rank,
         addresses=(address,),
         reason=reason,
-        port=(port, "MASTER_PORT") if port else None,
+        port=(port, "MASTER_PORT") if port else endpoints.RESERVED,
         ports=endpoints.ports_beside(spec.master_port or port or endpoints.STATIC_PORT),
         coordinator=node_rank == 0,
         nproc_per_node=_workers(facts),

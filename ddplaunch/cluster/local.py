@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.cluster import Allocation, checks
-from ddplaunch.cluster.endpoints import LOOPBACK, RESERVED, first, split_endpoint
+from ddplaunch.cluster.endpoints import LOOPBACK, of_workers
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
 
@@ -45,18 +45,13 @@ def alone(
     # the endpoint of torchrun's static rendezvous is that of the workers; its others are for agents only, which one node
     # does not need
     static_one = spec.rdzv_backend in (None, "static") and not spec.standalone
-    endpoint_host, endpoint_port = split_endpoint(spec.rdzv_endpoint or "") if static_one else ("", None)
-    address = first(spec, (endpoint_host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
-    port = first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
+    asked = spec.rdzv_endpoint if static_one else None
     unused = [] if static_one else checks.endpoint_unused(spec, "it is for a job of several nodes")
     return Allocation(
         cluster=cluster,
         hosts=(host,),
         node_rank=0,
-        address=address[0] if address else LOOPBACK,
-        address_reason=address[1] if address else "a single node",
-        port=port[0] if port else None,
-        port_reason=port[1] if port else RESERVED,
+        endpoint=of_workers(spec, asked=asked, address=(LOOPBACK, "a single node")),
         nproc_per_node=nproc_per_node,
         notes=(*notes, *unused),
     )

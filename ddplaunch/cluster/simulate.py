@@ -12,17 +12,11 @@ def allocate(spec: JobSpec) -> Allocation:
     checks.refuse_host_filters(spec, "simulated nodes are on this machine")
     max_nodes = spec.nnodes[1]
     nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))
-    own = (endpoints.LOOPBACK, "all nodes are on this machine")
-    address, address_reason = endpoints.first(spec, (spec.master_addr, "master_addr")) or own
-    port, port_reason = endpoints.port(spec)
     return Allocation(
         cluster="local",
         nnodes=spec.nnodes,
         hosts=tuple(node.name for node in nodes),
-        address=address,
-        address_reason=address_reason,
-        port=port,
-        port_reason=port_reason,
+        endpoint=endpoints.of_workers(spec, address=(endpoints.LOOPBACK, "all nodes are on this machine")),
         start=nodes,
         starter="simulate",
         notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),

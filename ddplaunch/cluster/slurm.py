@@ -166,7 +166,7 @@ def _inside(facts: ClusterFacts, job: int, number: int) -> Allocation:
     )
     if number_of_nodes > 1 or facts.spec.master_addr:
         return found
-    return replace(found, address=endpoints.LOOPBACK, address_reason="a single node")
+    return replace(found, endpoint=replace(found.endpoint, address=endpoints.LOOPBACK))
 
 
 def _task(facts: ClusterFacts, step: _Step) -> Task:

@@ -6,7 +6,7 @@ they use an endpoint and get ranks in the order of arrival. etcd is refused: the
 
 from __future__ import annotations
 
-from ddplaunch.cluster import Allocation, Rendezvous, checks, endpoints
+from ddplaunch.cluster import Allocation, Endpoint, Rendezvous, checks, endpoints
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
@@ -92,10 +92,7 @@ def _at_endpoint(spec: JobSpec) -> Allocation:
         cluster="static",
         nnodes=spec.nnodes,
         node_rank=spec.node_rank,
-        address=None,
-        address_reason="chosen by node 0 when the nodes have joined",
-        port=None,
-        port_reason=endpoints.RESERVED,
+        endpoint=Endpoint(*endpoints.BY_NODE_0, *endpoints.RESERVED),
         rendezvous=Rendezvous(
             addresses=(host,),
             ports=endpoints.ports_from(port or endpoints.C10D_PORT),
@@ -135,21 +132,16 @@ def _ignored(spec: JobSpec) -> list[str]:
 def _static(spec: JobSpec, hostname: str, node_rank: int) -> Allocation:
     """torchrun's static rendezvous: each node is given its rank, and the address of node 0."""
     # there an endpoint wins over address and port
-    host, endpoint_port = endpoints.split_endpoint(spec.rdzv_endpoint or "")
-    address = endpoints.first(spec, (host, "rdzv_endpoint"), (spec.master_addr, "master_addr"))
-    port = endpoints.first(spec, (endpoint_port, "rdzv_endpoint"), (spec.master_port, "master_port"))
-    rendezvous_address = address[0] if address else hostname
+    endpoint = endpoints.of_workers(spec, asked=spec.rdzv_endpoint, address=(None, "this is node 0"))
+    rendezvous_address = endpoint.address or hostname
     return Allocation(
         cluster="static",
         nnodes=spec.nnodes,
         node_rank=node_rank,
-        address=address[0] if address else None,
-        address_reason=address[1] if address else "this is node 0",
-        port=port[0] if port else None,
-        port_reason=port[1] if port else endpoints.RESERVED,
+        endpoint=endpoint,
         rendezvous=Rendezvous(
             addresses=(rendezvous_address,),
-            ports=endpoints.ports_beside(port[0] if port else endpoints.STATIC_PORT),
+            ports=endpoints.ports_beside(endpoint.port or endpoints.STATIC_PORT),
             coordinator=node_rank == 0,
             listen=endpoints.listen_on(rendezvous_address),
         ),

@@ -179,7 +179,7 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
     if "--env-file" in origin:
         words.insert(0, "--env-file=...")
     if spec.master_addr is None and not spec.rdzv_endpoint:
-        words.insert(0, f"--master-addr={request.allocation.address or socket.gethostname()}")
+        words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")
     return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
 
 
@@ -187,7 +187,7 @@ def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
     return Terms(
         max_nodes=_policy(request).max_nodes,
         run_id=request.draft.run_id,
-        address=request.allocation.address or request.spec.local_addr,
+        address=request.allocation.endpoint.address or request.spec.local_addr,
         key=request.key,
         listen=request.rendezvous.listen,
         ports=ports,

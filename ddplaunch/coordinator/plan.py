@@ -21,9 +21,8 @@ def agreed_plan(
     """
     chosen = interface_of(spec.local_addr) if spec.local_addr else None
     interface = chosen or (interface_of(address) if address is not None else None)
-    known = replace(
-        allocation,
-        port=port,
-        port_reason=allocation.port_reason if allocation.port else "reserved on node 0",
+    reason = allocation.endpoint.port_reason if allocation.endpoint.port else "reserved on node 0"
+    known = replace(allocation.endpoint, port=port, port_reason=reason)
+    return make_plan(
+        spec, replace(allocation, endpoint=known), node, run_id=agreed.run_id, agreed=agreed, interface=interface
     )
-    return make_plan(spec, known, node, run_id=agreed.run_id, agreed=agreed, interface=interface)

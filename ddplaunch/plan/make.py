@@ -64,7 +64,7 @@ def make_plan(
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
         has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
         raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
-    address = agreed.address if agreed is not None else allocation.address or seats[0].host
+    address = agreed.address if agreed is not None else allocation.endpoint.address or seats[0].host
     common = variables.common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
     if interface is not None:
         common.update(variables.socket_interface_variables(interface, caller))
@@ -112,7 +112,7 @@ def make_plan(
         node_rank=node_rank,
         seats=seats,
         master_addr=address,
-        master_port=allocation.port or None,
+        master_port=allocation.endpoint.port or None,
         init_method=_init_method(spec),
         backend=chosen_backend,
         pin=pin_mode,
@@ -127,8 +127,8 @@ def make_plan(
             "devices": _devices_reason(spec, owned, node.hardware),
             "backend": backend_reason,
             "threads": threads_reason,
-            "master_addr": allocation.address_reason,
-            "master_port": allocation.port_reason,
+            "master_addr": allocation.endpoint.address_reason,
+            "master_port": allocation.endpoint.port_reason,
             "pin": pin_reason,
         },
         notes=(

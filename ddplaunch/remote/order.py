@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ddplaunch.cluster import Allocation, Rendezvous
+from ddplaunch.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.control.fields import line
@@ -50,10 +50,10 @@ def order(
         hosts=tuple(host.address for host in allocation.start),
         cluster=allocation.cluster,
         min_nodes=allocation.nnodes[0],
-        port=allocation.port,
-        port_reason=line(allocation.port_reason),
+        port=allocation.endpoint.port,
+        port_reason=line(allocation.endpoint.port_reason),
         address=spec.master_addr or (LOOPBACK if alone or spec.simulate else None),
-        address_reason=line(allocation.address_reason),
+        address_reason=line(allocation.endpoint.address_reason),
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),
         live=tuple(stream.name for stream in screen.live),
@@ -98,10 +98,7 @@ def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocati
         nnodes=(order.min_nodes, len(order.hosts)),
         node_rank=order.node_rank,
         hosts=order.hosts,
-        address=order.address,
-        address_reason=order.address_reason,
-        port=order.port,
-        port_reason=order.port_reason,
+        endpoint=Endpoint(order.address, order.address_reason, order.port, order.port_reason),
         rendezvous=_rendezvous(order, coordinator) if len(order.hosts) > 1 else None,
         start=tuple(Host(name=name) for name in order.hosts),
     )

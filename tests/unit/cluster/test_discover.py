@@ -89,12 +89,21 @@ def test_several_nodes_of_nothing_known_are_refused() -> None:
 def test_nodes_that_do_not_talk_work_out_alike_where_their_workers_meet() -> None:
     first, second = (found(captured(f"slurm-node-{rank}"), no_control=True) for rank in (0, 1))
     assert first.rendezvous is second.rendezvous is None
-    assert (first.address, first.port) == (second.address, second.port) == ("node1", 20008)
-    assert first.port_reason == "without a control channel none is reserved"
+    assert (
+        (first.endpoint.address, first.endpoint.port)
+        == (second.endpoint.address, second.endpoint.port)
+        == ("node1", 20008)
+    )
+    assert first.endpoint.port_reason == "without a control channel none is reserved"
     told = found(nnodes=(2, 2), node_rank=1, master_addr="a", master_port=4000, no_control=True)
-    assert (told.address, told.port, told.port_reason, told.rendezvous) == ("a", 4000, "--master-port", None)
+    assert (told.endpoint.address, told.endpoint.port, told.endpoint.port_reason, told.rendezvous) == (
+        "a",
+        4000,
+        "--master-port",
+        None,
+    )
     alone = found(no_control=True)
-    assert (alone.port, alone.nnodes) == (None, (1, 1))
+    assert (alone.endpoint.port, alone.nnodes) == (None, (1, 1))
 
 
 SILENT = [
@@ -160,7 +169,7 @@ def test_any_variables_and_flags_give_an_allocation_or_an_error(
     assert bool(job.start) == bool(job.starter)
     assert len(job.hosts) in (0, most)
     assert job.node_rank is None or 0 <= job.node_rank < most
-    assert most == 1 or job.start or job.rendezvous or (job.address and job.port)
+    assert most == 1 or job.start or job.rendezvous or (job.endpoint.address and job.endpoint.port)
     if job.rendezvous:
         assert job.rendezvous.addresses
         assert job.rendezvous.ports

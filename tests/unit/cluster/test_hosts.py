@@ -21,8 +21,8 @@ def test_listed_hosts_are_the_nodes() -> None:
     assert (job.cluster, job.starter, job.start) == ("ssh", "ssh", (A, B, C))
     assert (job.hosts, job.nnodes, job.rendezvous, job.notes) == (("a", "b", "c"), (3, 3), None, ())
     # ssh may know names that workers do not
-    assert (job.address, job.address_reason) == (None, "chosen by node 0 when the nodes have joined")
-    assert (job.port, job.port_reason) == (None, "a free one is reserved at the start")
+    assert (job.endpoint.address, job.endpoint.address_reason) == (None, "chosen by node 0 when the nodes have joined")
+    assert (job.endpoint.port, job.endpoint.port_reason) == (None, "a free one is reserved at the start")
 
 
 def test_a_host_file_lists_hosts_as_well() -> None:
@@ -49,7 +49,7 @@ def test_hosts_and_devices_may_be_chosen() -> None:
 def test_one_host_that_is_this_one_is_not_called_by_ssh() -> None:
     for name in ("gpu01:4", "gpu01.example.org:4", "localhost:4"):
         job = found(hosts=name, hostname="gpu01.cluster")
-        assert (job.cluster, job.start, job.address, job.nproc_per_node) == ("ssh", (), "127.0.0.1", 4)
+        assert (job.cluster, job.start, job.endpoint.address, job.nproc_per_node) == ("ssh", (), "127.0.0.1", 4)
     for name in ("gpu02", "root@gpu01", "10.0.0.1"):
         assert found(hosts=name, hostname="gpu01").starter == "ssh"
     devices = found(hosts="gpu01:4", hostname="gpu01", include="gpu01:2")
@@ -63,7 +63,7 @@ def test_a_number_of_workers_beats_slots_as_far_as_they_reach() -> None:
 
 def test_flags_give_the_address_and_the_port_of_the_workers() -> None:
     job = found(hosts="a,b", master_addr="10.0.0.1", master_port=4000)
-    assert (job.address, job.address_reason, job.port) == ("10.0.0.1", "--master-addr", 4000)
+    assert (job.endpoint.address, job.endpoint.address_reason, job.endpoint.port) == ("10.0.0.1", "--master-addr", 4000)
 
 
 BAD = [
@@ -101,7 +101,7 @@ def test_a_pbs_job_is_used_as_a_whole() -> None:
     hosts = ("n1.example.org", "n2.example.org")
     assert (job.cluster, job.starter, job.hosts) == ("pbs", "ssh", hosts)
     assert (job.start, job.nnodes, job.notes) == (tuple(Host(name=name) for name in hosts), (2, 2), ())
-    assert (job.address, job.address_reason) == ("n1.example.org", "the first node of PBS job 84.pbs")
+    assert (job.endpoint.address, job.endpoint.address_reason) == ("n1.example.org", "the first node of PBS job 84.pbs")
 
 
 def test_slots_of_a_batch_job_count_no_workers() -> None:
@@ -170,11 +170,11 @@ def test_simulated_nodes_are_as_many_as_are_asked_for() -> None:
     nodes = ("node-0", "node-1", "node-2")
     assert (job.cluster, job.starter, job.hosts) == ("local", "simulate", nodes)
     assert (job.start, job.nnodes) == (tuple(Host(name=name) for name in nodes), (3, 3))
-    assert (job.address, job.rendezvous) == ("127.0.0.1", None)
+    assert (job.endpoint.address, job.rendezvous) == ("127.0.0.1", None)
     elastic = found(simulate="share", nnodes=(2, 4))
     assert (elastic.nnodes, len(elastic.start)) == ((2, 4), 4)
 
 
 def test_one_simulated_node_is_a_node() -> None:
     job = found(simulate="divide")
-    assert (job.start, job.address) == ((Host(name="node-0"),), "127.0.0.1")
+    assert (job.start, job.endpoint.address) == ((Host(name="node-0"),), "127.0.0.1")

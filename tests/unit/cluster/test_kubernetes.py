@@ -19,8 +19,8 @@ BESIDE_23456 = tuple(range(23457, 23465))
 def test_a_pytorch_job_counts_pods() -> None:
     node = found(PYTORCH_JOB)
     assert (node.cluster, node.nnodes, node.node_rank) == ("kubernetes", (3, 3), 2)
-    assert (node.address, node.address_reason) == ("train-master-0", "MASTER_ADDR")
-    assert (node.port, node.port_reason) == (23456, "MASTER_PORT")
+    assert (node.endpoint.address, node.endpoint.address_reason) == ("train-master-0", "MASTER_ADDR")
+    assert (node.endpoint.port, node.endpoint.port_reason) == (23456, "MASTER_PORT")
     assert node.rendezvous == Rendezvous(addresses=("train-master-0",), ports=BESIDE_23456, coordinator=False)
     assert node.notes == ("WORLD_SIZE=3 is taken as the number of pods",)
 
@@ -30,7 +30,7 @@ def test_a_pytorch_job_may_say_how_many_workers_a_pod_has() -> None:
     asked: dict[str, Any] = {"nnodes": (3, 3), "nproc_per_node": 8, "node_rank": 2}
     node = found({**PYTORCH_JOB, "WORLD_SIZE": "24"}, **asked, origins=PET)
     assert (node.cluster, node.nnodes, node.node_rank, node.notes) == ("kubernetes", (3, 3), 2, ())
-    assert node.address == "train-master-0"
+    assert node.endpoint.address == "train-master-0"
 
 
 def test_an_elastic_pytorch_job_counts_as_many_pods_as_it_may_have() -> None:
@@ -48,7 +48,7 @@ def test_platforms_may_say_how_many_gpus_a_pod_has() -> None:
 
 def test_an_indexed_job_needs_the_number_of_its_nodes_and_an_address() -> None:
     node = found({**INDEXED, "MASTER_ADDR": "train-0.train"}, nnodes=(4, 4))
-    assert (node.cluster, node.nnodes, node.node_rank, node.port) == ("kubernetes", (4, 4), 1, None)
+    assert (node.cluster, node.nnodes, node.node_rank, node.endpoint.port) == ("kubernetes", (4, 4), 1, None)
     assert node.rendezvous == Rendezvous(
         addresses=("train-0.train",), ports=tuple(range(29501, 29509)), coordinator=False
     )
@@ -65,20 +65,20 @@ def test_an_index_alone_makes_no_node() -> None:
 
 def test_a_jobset_names_its_first_pod() -> None:
     node = found({**INDEXED, "JOBSET_NAME": "pytorch", "REPLICATED_JOB_NAME": "workers"}, nnodes=(4, 4))
-    assert node.address == "pytorch-workers-0-0.pytorch"
-    assert node.address_reason == "JOBSET_NAME and REPLICATED_JOB_NAME"
+    assert node.endpoint.address == "pytorch-workers-0-0.pytorch"
+    assert node.endpoint.address_reason == "JOBSET_NAME and REPLICATED_JOB_NAME"
 
 
 def test_a_manifest_may_set_the_rank_and_leave_the_number_to_flags() -> None:
     """As examples/pytorch/cnn-mnist of kubernetes-sigs/jobset does."""
     env = {**INDEXED, "MASTER_ADDR": "pytorch-workers-0-0.pytorch", "MASTER_PORT": "3389", "RANK": "1"}
     node = found(env, nnodes=(4, 4))
-    assert (node.nnodes, node.node_rank, node.port) == ((4, 4), 1, 3389)
+    assert (node.nnodes, node.node_rank, node.endpoint.port) == ((4, 4), 1, 3389)
 
 
 def test_flags_beat_the_address_and_the_port() -> None:
     node = found(PYTORCH_JOB, master_addr="10.0.0.5", master_port=4000)
-    assert (node.cluster, node.address, node.port) == ("kubernetes", "10.0.0.5", 4000)
+    assert (node.cluster, node.endpoint.address, node.endpoint.port) == ("kubernetes", "10.0.0.5", 4000)
     assert node.rendezvous is not None
     # the number may be that of a service, which is no interface of the pod
     assert (node.rendezvous.ports[0], node.rendezvous.listen) == (4001, None)

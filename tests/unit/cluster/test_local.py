@@ -43,13 +43,13 @@ def test_the_workers_meet_where_they_were_told_to(
     fields: dict[str, Any], address: tuple[str, str], port: tuple[int | None, str]
 ) -> None:
     here = discover(spec(**fields), "gpu01")
-    assert (here.address, here.address_reason) == address
-    assert (here.port, here.port_reason) == port
+    assert (here.endpoint.address, here.endpoint.address_reason) == address
+    assert (here.endpoint.port, here.endpoint.port_reason) == port
 
 
 def test_a_variable_is_named_as_the_origin() -> None:
     here = discover(spec({"master_port": "PET_MASTER_PORT"}, master_port=4000), "gpu01")
-    assert here.port_reason == "PET_MASTER_PORT"
+    assert here.endpoint.port_reason == "PET_MASTER_PORT"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,11 @@ def test_a_process_on_each_node_is_an_agent(rank: int) -> None:
     """`mpirun -npernode 1` from the host of rank 0, Open MPI 4."""
     node = found(captured(f"openmpi4-from-node-0-node-{rank}"), hostname=f"gpu-a-0{rank + 1}")
     assert (node.cluster, node.nnodes, node.node_rank, node.task) == ("mpi", (2, 2), rank, None)
-    assert (node.address, node.address_reason, node.port) == ("10.77.0.12", "the host of mpirun", None)
+    assert (node.endpoint.address, node.endpoint.address_reason, node.endpoint.port) == (
+        "10.77.0.12",
+        "the host of mpirun",
+        None,
+    )
     assert node.identity == "mpi 3317891073"
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.coordinator) == (("10.77.0.12",), rank == 0)
@@ -56,18 +60,21 @@ def test_rank_0_that_is_not_where_the_others_look_for_it_says_so() -> None:
 
 def test_open_mpi_5_names_the_host_of_mpirun_in_the_jobs_name() -> None:
     second = found(captured("openmpi5-node-1"), hostname="gpu-a-02")
-    assert (second.address, second.node_rank) == ("head", 1)
+    assert (second.endpoint.address, second.node_rank) == ("head", 1)
     with pytest.raises(LaunchError, match="rank 0 is on gpu-a-01, but the others look for it on head"):
         found(captured("openmpi5-node-0"), hostname="gpu-a-01")
     started_there = captured("openmpi5-node-0", PMIX_NAMESPACE="prterun-gpu-a-01-37@1")
-    assert found(started_there, hostname="gpu-a-01").address == "gpu-a-01"
+    assert found(started_there, hostname="gpu-a-01").endpoint.address == "gpu-a-01"
 
 
 def test_of_several_addresses_node_0_says_which_the_others_reach() -> None:
     uri = "1.0;tcp://10.77.0.12,172.17.0.1:1;tcp6://[fd00::2]:2"
     env = captured("openmpi4-node-0", OMPI_MCA_orte_hnp_uri=uri, OMPI_MCA_orte_local_daemon_uri=uri)
     node = found(env, hostname="gpu-a-01")
-    assert (node.address, node.address_reason) == (None, "chosen by node 0 when the nodes have joined")
+    assert (node.endpoint.address, node.endpoint.address_reason) == (
+        None,
+        "chosen by node 0 when the nodes have joined",
+    )
     assert node.rendezvous is not None
     assert node.rendezvous.addresses == ("10.77.0.12", "172.17.0.1")
 
@@ -84,8 +91,8 @@ def test_in_a_batch_job_rank_0_is_looked_for_on_its_first_host(scheduler: dict[s
     env = {**captured("mpich-node-1"), **scheduler}
     files = {"/pbs/7": "gpu-a-01.example.org\ngpu-a-02.example.org\n"}
     node = found(env, hostname="gpu-a-02", files=files)
-    assert (node.cluster, node.address_reason, node.node_rank) == ("mpi", reason, 1)
-    assert (node.address or "").partition(".")[0] == "gpu-a-01"
+    assert (node.cluster, node.endpoint.address_reason, node.node_rank) == ("mpi", reason, 1)
+    assert (node.endpoint.address or "").partition(".")[0] == "gpu-a-01"
     with pytest.raises(LaunchError, match="rank 0 is on gpu-a-02, but the others look for it on gpu-a-01"):
         found({**env, "PMI_RANK": "0"}, hostname="gpu-a-02", files=files)
 
@@ -96,8 +103,8 @@ def test_where_nothing_tells_the_address_it_has_to_be_said() -> None:
             found(env)
         message = "the host of rank 0 of these 2 processes is not known"
         assert (raised.value.message, raised.value.hint) == (message, "add --master-addr HOST, with the host of rank 0")
-    assert found(captured("mpich-node-1", MASTER_ADDR="gpu-a-01")).address_reason == "MASTER_ADDR"
-    assert found(captured("mpich-node-1"), master_addr="gpu-a-01").address_reason == "--master-addr"
+    assert found(captured("mpich-node-1", MASTER_ADDR="gpu-a-01")).endpoint.address_reason == "MASTER_ADDR"
+    assert found(captured("mpich-node-1"), master_addr="gpu-a-01").endpoint.address_reason == "--master-addr"
 
 
 MANAGERS = [
@@ -139,7 +146,7 @@ def test_local_ranks_may_be_in_another_order_than_ranks() -> None:
 def test_several_processes_on_this_host_alone_meet_here() -> None:
     env = captured("mpich-rank-3", MPI_LOCALNRANKS="4", MPI_LOCALRANKID="3")
     node = found(env)
-    assert (node.nnodes, node.address) == ((1, 1), "127.0.0.1")
+    assert (node.nnodes, node.endpoint.address) == ((1, 1), "127.0.0.1")
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.listen) == (("127.0.0.1",), "127.0.0.1")
     assert node.rendezvous.ports[0] == 29501

@@ -22,8 +22,8 @@ FIRST_NODE = ("node1", "the first node of step 0 of Slurm job 1")
 def test_a_task_on_each_node_is_an_agent(rank: int) -> None:
     node = found(captured(f"slurm-node-{rank}"))
     assert (node.cluster, node.nnodes, node.node_rank, node.hosts) == ("slurm", (3, 3), rank, NODES)
-    assert (node.address, node.address_reason) == FIRST_NODE
-    assert (node.port, node.start, node.task, node.notes) == (None, (), None, ())
+    assert (node.endpoint.address, node.endpoint.address_reason) == FIRST_NODE
+    assert (node.endpoint.port, node.start, node.task, node.notes) == (None, (), None, ())
     assert node.identity == "slurm 1.0"
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.coordinator) == (("node1",), rank == 0)
@@ -77,7 +77,7 @@ def test_nodes_may_have_different_numbers_of_tasks() -> None:
 def test_several_tasks_on_one_node_meet_there() -> None:
     one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
     node = found(captured("slurm-rank-5", **one, SLURM_NODEID="0", SLURM_PROCID="1"))
-    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "a single node")
+    assert (node.nnodes, node.endpoint.address, node.endpoint.address_reason) == ((1, 1), "127.0.0.1", "a single node")
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.listen) == (("127.0.0.1",), "127.0.0.1")
 
@@ -86,7 +86,7 @@ def test_a_step_on_fewer_nodes_than_the_job_has_counts_its_own() -> None:
     """`srun -N2` in a job of three nodes."""
     two = {"SLURM_STEP_NODELIST": "node[2-3]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     node = found(captured("slurm-node-1", **two))
-    assert (node.nnodes, node.hosts, node.address) == ((2, 2), ("node2", "node3"), "node2")
+    assert (node.nnodes, node.hosts, node.endpoint.address) == ((2, 2), ("node2", "node3"), "node2")
 
 
 def test_a_step_of_one_task_is_one_node() -> None:
@@ -94,7 +94,7 @@ def test_a_step_of_one_task_is_one_node() -> None:
     one = {"SLURM_STEP_NODELIST": "node3", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
     node = found(captured("slurm-node-0", **one))
     assert (node.cluster, node.nnodes, node.hosts, node.node_rank) == ("slurm", (1, 1), ("node3",), 0)
-    assert (node.address, node.rendezvous, node.start) == ("127.0.0.1", None, ())
+    assert (node.endpoint.address, node.rendezvous, node.start) == ("127.0.0.1", None, ())
 
 
 @pytest.mark.parametrize("name", ["slurm-batch", "slurm-salloc"])
@@ -103,7 +103,7 @@ def test_an_allocation_is_used_as_a_whole(name: str) -> None:
     job = found(captured(name), hostname="node1" if name == "slurm-batch" else "ctl")
     assert (job.cluster, job.nnodes, job.hosts) == ("slurm", (len(hosts), len(hosts)), hosts)
     assert (job.starter, job.start) == ("srun", tuple(Host(name=host) for host in hosts))
-    assert (job.address, job.task, job.rendezvous, job.notes) == ("node1", None, None, ())
+    assert (job.endpoint.address, job.task, job.rendezvous, job.notes) == ("node1", None, None, ())
 
 
 def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
@@ -115,10 +115,15 @@ def test_the_shell_of_an_interactive_allocation_is_no_task() -> None:
 def test_one_node_of_an_allocation_that_is_this_one_is_started_too() -> None:
     asked = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
     job = found(captured("slurm-batch", SLURM_RESTART_COUNT="2"), nnodes=(1, 1))
-    assert (job.start, job.starter, job.is_here, job.address) == ((Host(name="node1"),), "srun", True, "127.0.0.1")
+    assert (job.start, job.starter, job.is_here, job.endpoint.address) == (
+        (Host(name="node1"),),
+        "srun",
+        True,
+        "127.0.0.1",
+    )
     assert job.notes == ("node[2-3] of Slurm job 1 is not used: --nnodes asks for fewer",)
     alone = without_step(asked, job)
-    assert (alone.hosts, alone.start, alone.address, alone.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
+    assert (alone.hosts, alone.start, alone.endpoint.address, alone.nnodes) == (("node1",), (), "127.0.0.1", (1, 1))
     assert (alone.cluster, alone.requeues, alone.sent_again) == ("slurm", 2, frozenset({SIGTERM}))
     assert alone.notes == job.notes
 
@@ -130,14 +135,14 @@ def test_without_a_control_channel_there_is_no_step() -> None:
 def test_the_agent_of_a_step_on_one_node_is_reached_by_the_command_that_has_started_it() -> None:
     one = {"SLURM_STEP_NODELIST": "node2", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
     node = found(captured("slurm-node-0", **one, SLURM_NODEID="0", SLURM_PROCID="0", DDPLAUNCH_RDZV_PORT="20000"))
-    assert (node.nnodes, node.address, node.address_reason) == ((1, 1), "127.0.0.1", "a single node")
+    assert (node.nnodes, node.endpoint.address, node.endpoint.address_reason) == ((1, 1), "127.0.0.1", "a single node")
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.coordinator, node.rendezvous.listen) == (("node2",), True, None)
 
 
 def test_one_node_of_an_allocation_that_is_not_this_one_is_started() -> None:
     job = found(captured("slurm-salloc"), hostname="ctl", nnodes=(1, 1))
-    assert (job.start, job.starter, job.address) == ((Host(name="node1"),), "srun", "127.0.0.1")
+    assert (job.start, job.starter, job.endpoint.address) == ((Host(name="node1"),), "srun", "127.0.0.1")
     assert found(captured("slurm-batch"), include="node2").start == (Host(name="node2"),)
 
 
@@ -162,7 +167,7 @@ def test_all_components_of_a_heterogeneous_job_are_used(name: str) -> None:
     nodes = {"slurm-batch": "node3", "slurm-salloc": ""}[name]
     alone = {"SLURM_JOB_NODELIST": nodes, "SLURM_NODELIST": nodes, "SLURM_JOB_NUM_NODES": nodes and "1"}
     job = found(captured(name, **COMPONENTS, **alone))
-    assert (job.hosts, job.address, job.nnodes) == (IN_TURN, "node3", (3, 3))
+    assert (job.hosts, job.endpoint.address, job.nnodes) == (IN_TURN, "node3", (3, 3))
 
 
 def test_nodes_of_a_step_count_from_component_to_component_though_they_are_listed_by_name() -> None:
@@ -171,7 +176,7 @@ def test_nodes_of_a_step_count_from_component_to_component_though_they_are_liste
         for node in range(3)
     ]
     assert {agent.hosts for agent in agents} == {IN_TURN}
-    assert {agent.address for agent in agents} == {"node3"}
+    assert {agent.endpoint.address for agent in agents} == {"node3"}
     assert [agent.rendezvous.coordinator for agent in agents if agent.rendezvous] == [True, False, False]
 
 
@@ -214,7 +219,7 @@ def test_rank_0_is_looked_for_on_all_nodes_if_tasks_may_be_anywhere() -> None:
         return found(captured("slurm-rank-5", SLURM_DISTRIBUTION="arbitrary", **places))
 
     first, other = task(0, 2), task(4, 0)
-    assert (first.address, other.address) == (None, None)
+    assert (first.endpoint.address, other.endpoint.address) == (None, None)
     assert first.rendezvous is not None
     assert other.rendezvous is not None
     assert (first.rendezvous.coordinator, other.rendezvous.coordinator) == (True, False)
@@ -229,7 +234,11 @@ def test_the_first_node_is_the_coordinator_wherever_task_0_is() -> None:
 
 def test_an_address_that_was_asked_for_is_tried_first() -> None:
     node = found(captured("slurm-node-0"), master_addr="10.1.0.1", master_port=20010)
-    assert (node.address, node.address_reason, node.port) == ("10.1.0.1", "--master-addr", 20010)
+    assert (node.endpoint.address, node.endpoint.address_reason, node.endpoint.port) == (
+        "10.1.0.1",
+        "--master-addr",
+        20010,
+    )
     assert node.rendezvous is not None
     assert (node.rendezvous.addresses, node.rendezvous.listen) == (("10.1.0.1", "node1"), None)
     assert 20010 not in node.rendezvous.ports

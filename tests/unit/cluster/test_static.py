@@ -19,14 +19,14 @@ def ports(first: int, number: int = 8) -> tuple[int, ...]:
 def test_each_node_may_be_told_its_rank_and_where_all_meet() -> None:
     node = found(**NODES, node_rank=1, master_addr="gpu01", master_port=4000)
     assert (node.cluster, node.nnodes, node.node_rank, node.hosts, node.notes) == ("static", (3, 3), 1, (), ())
-    assert (node.address, node.address_reason) == ("gpu01", "--master-addr")
-    assert (node.port, node.port_reason) == (4000, "--master-port")
+    assert (node.endpoint.address, node.endpoint.address_reason) == ("gpu01", "--master-addr")
+    assert (node.endpoint.port, node.endpoint.port_reason) == (4000, "--master-port")
     assert node.rendezvous == Rendezvous(addresses=("gpu01",), ports=ports(4001), coordinator=False)
 
 
 def test_without_a_port_the_agents_meet_beside_the_port_of_torchrun_and_reserve_one() -> None:
     node = found(**NODES, node_rank=0, master_addr="10.0.0.1")
-    assert (node.port, node.port_reason) == RESERVED
+    assert (node.endpoint.port, node.endpoint.port_reason) == RESERVED
     assert node.rendezvous == Rendezvous(
         addresses=("10.0.0.1",), ports=ports(29501), coordinator=True, listen="10.0.0.1"
     )
@@ -46,22 +46,22 @@ def test_torchruns_variables_say_the_same() -> None:
     """As Kubeflow's trainer sets them."""
     names = {name: f"PET_{name.upper()}" for name in ("nnodes", "node_rank", "master_addr", "master_port")}
     node = found(**NODES, node_rank=2, master_addr="a", master_port=29400, origins=names)
-    assert (node.cluster, node.node_rank, node.address_reason) == ("static", 2, "PET_MASTER_ADDR")
-    assert node.port_reason == "PET_MASTER_PORT"
+    assert (node.cluster, node.node_rank, node.endpoint.address_reason) == ("static", 2, "PET_MASTER_ADDR")
+    assert node.endpoint.port_reason == "PET_MASTER_PORT"
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}], ids=str)
 def test_a_static_rendezvous_meets_at_the_endpoint_itself(backend: dict[str, Any]) -> None:
     node = found(**NODES, **backend, node_rank=1, rdzv_endpoint="a:4000", master_addr="b", master_port=5000)
-    assert (node.address, node.port, node.node_rank) == ("a", 4000, 1)
+    assert (node.endpoint.address, node.endpoint.port, node.node_rank) == ("a", 4000, 1)
     assert node.rendezvous == Rendezvous(addresses=("a",), ports=ports(4001), coordinator=False)
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "c10d"}], ids=str)
 def test_at_an_endpoint_nodes_count_themselves(backend: dict[str, Any]) -> None:
     node = found(nnodes=(2, 4), **backend, rdzv_endpoint="a:4000")
-    assert (node.nnodes, node.node_rank, node.address) == ((2, 4), None, None)
-    assert (node.port, node.port_reason) == RESERVED
+    assert (node.nnodes, node.node_rank, node.endpoint.address) == ((2, 4), None, None)
+    assert (node.endpoint.port, node.endpoint.port_reason) == RESERVED
     assert node.rendezvous == Rendezvous(addresses=("a",), ports=ports(4000), coordinator=None)
 
 
@@ -100,7 +100,7 @@ def test_a_rank_or_is_host_says_who_is_node_0(fields: dict[str, Any], coordinato
 
 def test_at_an_endpoint_the_address_of_the_workers_is_not_asked_as_with_torchrun() -> None:
     node = found(**NODES, rdzv_backend="c10d", rdzv_endpoint="a:4000", master_addr="a", master_port=4000)
-    assert (node.address, node.port) == (None, None)
+    assert (node.endpoint.address, node.endpoint.port) == (None, None)
     assert node.notes == (
         "--master-addr a has no effect: with --rdzv-endpoint a:4000 node 0 chooses it",
         "--master-port 4000 has no effect: with --rdzv-endpoint a:4000 node 0 chooses it",
@@ -109,7 +109,7 @@ def test_at_an_endpoint_the_address_of_the_workers_is_not_asked_as_with_torchrun
 
 def test_node_0_needs_no_address_of_its_own() -> None:
     node = found(**NODES, node_rank=0, hostname="gpu01")
-    assert (node.address, node.address_reason) == (None, "this is node 0")
+    assert (node.endpoint.address, node.endpoint.address_reason) == (None, "this is node 0")
     assert node.rendezvous == Rendezvous(addresses=("gpu01",), ports=ports(29501), coordinator=True)
 
 
@@ -161,4 +161,4 @@ def test_half_a_rendezvous_is_refused_with_the_other_half(fields: dict[str, Any]
 
 def test_one_node_meets_nobody() -> None:
     node = found(nnodes=(1, 1), node_rank=0, master_addr="a", master_port=4000)
-    assert (node.cluster, node.address, node.port, node.rendezvous) == ("local", "a", 4000, None)
+    assert (node.cluster, node.endpoint.address, node.endpoint.port, node.rendezvous) == ("local", "a", 4000, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster import Allocation, Task
+from ddplaunch.cluster import Allocation, Endpoint, Task
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
@@ -40,11 +40,9 @@ HERE = Allocation(
     cluster="local",
     hosts=("gpu01",),
     node_rank=0,
-    address="127.0.0.1",
-    address_reason="a single node",
-    port=None,
-    port_reason="a free one is reserved at the start",
+    endpoint=Endpoint("127.0.0.1", "a single node", None, "a free one is reserved at the start"),
 )
+A = Endpoint("a", "the first node", None, "a free one is reserved at the start")
 
 
 def node(gpus: int = 0, cpus: int = 8, *, chosen: tuple[int, ...] | None = None, **changes: Any) -> Node:
@@ -139,7 +137,7 @@ def test_a_value_that_was_given_names_its_origin(name: str, fields: dict[str, An
 
 
 def test_the_plan_says_which_node_it_is_for_and_where_the_workers_meet() -> None:
-    there = replace(HERE, address="10.0.0.1", address_reason="--master-addr", port=4000, port_reason="PET_MASTER_PORT")
+    there = replace(HERE, endpoint=Endpoint("10.0.0.1", "--master-addr", 4000, "PET_MASTER_PORT"))
     decided = plan(spec(), node(), there)
     assert (decided.cluster, decided.nnodes, decided.node_rank) == ("local", 1, 0)
     assert (decided.master_addr, decided.master_port) == ("10.0.0.1", 4000)
@@ -442,7 +440,7 @@ def seats(*counts: int) -> tuple[Seat, ...]:
 
 
 def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = None, **changes: Any) -> Plan:
-    where = replace(HERE, cluster="static", nnodes=(len(counts),) * 2, node_rank=place, address="a")
+    where = replace(HERE, cluster="static", nnodes=(len(counts),) * 2, node_rank=place, endpoint=A)
     asked = asked or spec(nproc_per_node=counts[place])
     agreed = Agreed(
         run_id="run-1", place=place, seats=seats(*counts), address="a", backend="gloo", backend_reason="agreed"
@@ -484,7 +482,7 @@ def test_one_worker_of_several_nodes_is_not_passed_through() -> None:
 
 
 def test_without_a_word_from_others_all_nodes_are_taken_to_be_like_this_one() -> None:
-    where = replace(HERE, cluster="static", nnodes=(3, 3), node_rank=2, address="a", hosts=())
+    where = replace(HERE, cluster="static", nnodes=(3, 3), node_rank=2, endpoint=A, hosts=())
     decided = plan(spec(nproc_per_node=4), where=where)
     assert each(decided, "RANK") == ["8", "9", "10", "11"]
     assert decided.seats == (Seat("node-0", 4), Seat("node-1", 4), Seat("gpu01", 4))
@@ -492,7 +490,7 @@ def test_without_a_word_from_others_all_nodes_are_taken_to_be_like_this_one() ->
 
 def test_a_command_for_each_rank_has_one_worker_at_the_place_that_the_cluster_says() -> None:
     task = Task(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nnodes=2)
-    decided = plan(spec(), node(4), replace(HERE, cluster="mpi", task=task, address="a"))
+    decided = plan(spec(), node(4), replace(HERE, cluster="mpi", task=task, endpoint=A))
     (worker,) = decided.workers
     assert (worker.rank, worker.local_rank, worker.device) == (5, 1, "cuda:1")
     assert {name: worker.variables[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")} == {
@@ -502,7 +500,7 @@ def test_a_command_for_each_rank_has_one_worker_at_the_place_that_the_cluster_sa
 
 def test_a_command_for_each_rank_that_sees_one_device_takes_it_whatever_its_local_rank() -> None:
     task = Task(rank=3, world_size=4, local_rank=3, local_world_size=4, node_rank=0, nnodes=1)
-    (worker,) = plan(spec(), node(1), replace(HERE, cluster="slurm", task=task, address="a")).workers
+    (worker,) = plan(spec(), node(1), replace(HERE, cluster="slurm", task=task, endpoint=A)).workers
     assert worker.device == "cuda:0"
 
 
@@ -525,7 +523,7 @@ def test_commands_for_each_rank_share_the_cpus_that_the_cluster_does_not_share_o
     task = Task(rank=1, world_size=4, local_rank=1, local_world_size=4, node_rank=0, nnodes=1, node_cpus=together)
     here = node(cpus=cpus)
     here = replace(here, hardware=replace(here.hardware, machine_cpus=machine))
-    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, address="a")).workers
+    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, endpoint=A)).workers
     assert (worker.variables["OMP_NUM_THREADS"], worker.cpus) == (threads, bound)
 
 
@@ -535,7 +533,7 @@ def test_commands_for_each_rank_that_see_all_devices_get_the_cpus_near_their_own
     near = [replace(device, cpus=tuple(range(4 * n, 4 * n + 4))) for n, device in enumerate(here.devices)]
     here = replace(here, devices=tuple(near), hardware=replace(here.hardware, devices=tuple(near)),
                    cores=tuple(Core(cpus=(cpu,), numa_node=cpu // 4, package=0, cache=0) for cpu in range(8)))  # fmt: skip
-    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, address="a")).workers
+    (worker,) = plan(spec(cpu_bind="cores"), here, replace(HERE, cluster="slurm", task=task, endpoint=A)).workers
     assert worker.cpus == (4, 5, 6, 7)
 
 

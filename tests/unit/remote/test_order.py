@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.cluster import Allocation
+from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.output.display import Stream
 from ddplaunch.output.streams import Screen
@@ -27,10 +27,7 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
         cluster="ssh",
         nnodes=(1, len(hosts)),
         hosts=tuple(host.address for host in hosts),
-        address=None,
-        address_reason="node 0 says",
-        port=spec.master_port,
-        port_reason="",
+        endpoint=Endpoint(None, "node 0 says", spec.master_port, ""),
         start=tuple(hosts),
         starter="ssh",
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster import Allocation
+from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import from_argv
@@ -93,10 +93,7 @@ def place(*names: str) -> Allocation:
     return Allocation(
         cluster="slurm",
         hosts=names,
-        address=names[0],
-        address_reason="the first node",
-        port=None,
-        port_reason="a free one",
+        endpoint=Endpoint(names[0], "the first node", None, "a free one"),
         start=tuple(Host(name=name) for name in names),
     )
 
