@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import sys
 import time
@@ -40,11 +42,7 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         pid = os.fork()
     except OSError as error:
-        raise LaunchError(
-            f"ddplaunch cannot start: {(error.strerror or '').lower()}",
-            hint="the machine is at a limit: see `ulimit -u` and `ulimit -n`",
-            status=exitcodes.NOT_EXECUTABLE,
-        ) from None
+        raise _no_room(error) from None
     if pid == 0:
         status = exitcodes.BUG
         try:
@@ -52,13 +50,35 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
             # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
             signal_at_end_of(pipes.front, signal.SIGCONT)
             pipes.agent_side()
-            status = agent(pipes)
+            status = _run(agent, pipes)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)
     pipes.front_side()
     return pid, pipes
+
+
+def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
+    try:
+        return agent(pipes)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        os.write(2, _no_room(error).render().encode())
+        return exitcodes.NOT_EXECUTABLE
+
+
+def _no_room(error: OSError) -> LaunchError:
+    reason = (error.strerror or "").lower()
+    hint = "the machine is at a limit: see `ulimit -u`"
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        reason += f", and no more than {limit} are allowed"
+        hint = (
+            "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
+        )
+    return LaunchError(f"ddplaunch cannot start: {reason}", hint=hint, status=exitcodes.NOT_EXECUTABLE)
 
 
 def sweep(agent: int, pipes: FrontPipes) -> None:

@@ -204,6 +204,18 @@ def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit
     job.nothing_left()
 
 
+@pytest.mark.parametrize("limit", [12, 14])
+def test_too_few_open_files_for_the_agent_itself_are_named_with_the_limit(job, limit):
+    result = job.run(
+        "--no-python", "true", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    )
+    assert result.status == 126
+    assert f"error: ddplaunch cannot start: too many open files, and no more than {limit} are allowed\n" in result.err
+    assert "hint: `ulimit -n 4096`" in result.err
+    assert "Traceback" not in result.err
+    job.nothing_left()
+
+
 @root_only
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit):
