@@ -145,13 +145,14 @@ def test_ctrl_c_at_the_prompt_throws_the_line_away(job, debug):
     job.nothing_left()
 
 
-def test_ctrl_c_while_the_program_runs_raises_keyboard_interrupt_in_that_worker_alone(job, debug):
+def test_ctrl_c_while_the_program_runs_raises_keyboard_interrupt_in_that_worker_and_then_stops_the_job(job, debug):
     terminal = debug("run")
     job.sign("running")
     terminal.press(CTRL_C)
     assert "stopping" not in terminal.sees("KeyboardInterrupt")
+    assert "failed" not in terminal.sees("stopped by SIGINT")
     assert terminal.status() == 130
-    assert not job.has_sign("interrupted")
+    assert job.has_sign("interrupted")  # the other rank, then
     job.nothing_left()
 
 

@@ -43,6 +43,7 @@ class State:
     signum: int = 0  # that asked the job to stop
     notice: int = 0  # the first of policy.notices that came in this generation
     abandoned: bool = False  # the user has stopped the job
+    interrupted: bool = False  # Ctrl-C went to the worker in the debugger
     generation: int = 0
     alone: bool = False  # no other node takes part in this generation
     pending: frozenset[int] = frozenset()  # not started yet

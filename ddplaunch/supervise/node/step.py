@@ -102,6 +102,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         generation=begun.generation,
         alone=begun.alone,
         notice=0,  # these workers have not received it
+        interrupted=False,
         pending=begun.ranks,
         suspended_at=None,
         exits=(),
@@ -132,6 +133,8 @@ def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result
 
 def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     all_gone = not state.alive and not state.pending
+    if state.interrupted and state.is_going and exit.rank == state.policy.debug_rank and exit.signal == SIGINT:
+        return stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at)  # there was no prompt to take it
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
             cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _cause_raised(state)
@@ -173,7 +176,7 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
     if signum == SIGCONT and state.suspended_at is not None:
         return resume(state, at)
     if signum == SIGINT and state.debugger:
-        return state, (actions.ForwardSignal(signum, state.debugger),)
+        return replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
     if signum not in state.policy.stop_signals:
         have_had_it = event.is_copy or event.by_cluster
         return state, (actions.ForwardSignal(signum, state.alive),) if state.alive and not have_had_it else ()

@@ -460,6 +460,16 @@ def test_ctrl_c_goes_to_the_debugger_alone_and_no_deadline_runs():
         assert state.deadline is None
 
 
+def test_ctrl_c_that_ends_the_debugged_worker_stops_the_job():
+    by_it: dict[str, Any] = {"code": None, "signal": SIGINT}
+    history = (*STARTED, SignalReceived(SIGINT, 1.0), ended(1, 2.0, **by_it))
+    assert one_node(*history, policy=DEBUG)[1] == [StopWorkers(SIGINT, ALL)]
+    stopped: dict[str, Any] = {**by_it, "stopped_with": SIGINT, "stopped_at": 2.0}
+    gone = (ended(0, 2.1, **stopped), ended(2, 2.1, **stopped), NOTHING_LEFT)
+    assert one_node(*history, *gone, policy=DEBUG)[1] == [Exit(130)]
+    assert one_node(*STARTED, ended(1, 2.0, **by_it), policy=DEBUG)[1] == [StopWorkers(SIGTERM, ALL)]
+
+
 def test_the_timeout_waits_for_the_debugger():
     timed: dict[str, Any] = {"policy": DEBUG, "timeout": 60.0}
     assert one_node(*STARTED, DeadlineReached(60.0), **timed)[1] == []
