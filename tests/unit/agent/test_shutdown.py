@@ -67,7 +67,7 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes
         selector.register(pipes.signals[0], selectors.EVENT_READ, interrupted)
         queue, reporter = OutputQueue(pipes.output[1]), Reporter()
         parts: Any = (queue, selector, signals, Backpressure(queue, selector), files, pipes)
-        ended: Any = {"reporter": reporter, "requeue": None, "ask": None}
+        ended: Any = {"reporter": reporter, "requeue": None, "ask_apart": None}
         pipes.pass_on(signal.SIGINT)
         Shutdown(*parts, **ended).leave_early(begin(Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
         assert files.is_busy
