@@ -18,6 +18,7 @@ from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.fields import Malformed, text
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
+from ddplaunch.record import replace
 from ddplaunch.remote import messages
 from ddplaunch.remote.protocol import COORDINATOR, ORDER, PLAIN_SIGNAL, SIGNAL
 from ddplaunch.remote.stdio import InputPipe, claim_stdio
@@ -85,7 +86,7 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         front.report(messages.Ready())
     coordinator = _wait_for_coordinator(order, spec.stop_signals, input_pipe) if order.node_rank else None
     return run(
-        orders.without_terminal(spec, node, alone=nodes == 1),
+        replace(orders.without_terminal(spec, node, alone=nodes == 1), chaos=orders.faults(order)),
         {**env, TOKEN: order.token},
         orders.allocation(order, coordinator),
         node,

@@ -39,6 +39,7 @@ class Order(Struct, frozen=True):
     live: tuple[_Stream, ...]  # which of them show progress bars in place
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
+    killed: tuple[Number, ...] = ()  # ranks that --chaos kills
     reports_to_caller: bool = False  # the first host reports the outcome to the caller of `launch()`
 
     def __post_init__(self) -> None:

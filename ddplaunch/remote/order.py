@@ -16,7 +16,7 @@ from ddplaunch.output.streams import Screen
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.record import replace
 from ddplaunch.remote.messages import CoordinatorAddress, Order
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import Fault, JobSpec
 
 # fields of JobSpec that concern only the host where the command was typed, or that have a field of their own in an order
 _NOT_SENT = frozenset((
@@ -59,6 +59,7 @@ def order(
         live=tuple(stream.name for stream in screen.live),
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
+        killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
         reports_to_caller=reports_to_caller,
     )
 
@@ -113,6 +114,11 @@ def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezv
         listen=LOOPBACK if simulated else None,
         source=f"127.0.{number // 256}.{number % 256}" if simulated and coordinator else None,
     )
+
+
+def faults(order: Order) -> tuple[Fault, ...]:
+    """Give what a failure report has to know of --chaos."""
+    return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
 
 
 def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:

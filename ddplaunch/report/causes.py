@@ -255,6 +255,11 @@ CAUSES: tuple[Row, ...] = (
         "compiled code called abort(); the reason is in the last stderr output",
     ),
     Row(
+        "killed by --chaos",
+        both(killed_by(SIGKILL), fact(lambda facts: facts.chaos)),
+        "--chaos killed it, as it was asked to",
+    ),
+    Row(
         "killed from outside",
         killed_by(SIGKILL),
         "SIGKILL came from outside, not from ddplaunch: the kernel's OOM killer (`dmesg`), the scheduler, a user",
@@ -271,11 +276,6 @@ CAUSES: tuple[Row, ...] = (
         "debugger quit",
         matches(r"\bbdb\.BdbQuit\b"),
         "the debugger was quit, and that ends the worker; `c` lets it go on, and without breakpoint() there is no prompt",
-    ),
-    Row(
-        "interrupted in the debugger",
-        both(killed_by(SIGINT), fact(lambda facts: facts.debugging)),
-        "Ctrl-C went to the rank of --debug and ended it: it opens pdb only once a breakpoint() was left with `c`",
     ),
     Row(
         "stopped from outside",

@@ -22,6 +22,7 @@ class Evidence:
     interpreter: str | None = None  # that ran the workers
     workers: int = 1  # of the job
     debugging: bool = False  # a worker has the terminal (--debug)
+    chaos: bool = False  # --chaos was to kill this worker
     preempted: bool = False  # the scheduler has preempted the job
     walltime_over: bool = False  # the time that the scheduler granted is over
 

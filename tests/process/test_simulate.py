@@ -368,6 +368,7 @@ def test_a_closed_stdout_stops_nobody(job, program):
                 "chaos: stopped rank 1",
                 "chaos: killed rank 2\n",
                 "error: rank 2 on node-1 failed: killed by SIGKILL",
+                "hint: --chaos killed it, as it was asked to\n",
             ),
         ),
     ],

@@ -305,7 +305,7 @@ ROWS = [
     ("no terminal", raised("EOFError", "EOF when reading a line"), Evidence(workers=2)),
     ("debugger quit", raised("bdb.BdbQuit", ""), Evidence(workers=2, debugging=True)),
     ("debugger quit", raised("bdb.BdbQuit", ""), Evidence()),
-    ("interrupted in the debugger", end(signal=SIGINT), Evidence(debugging=True)),
+    ("killed by --chaos", end(signal=SIGKILL), Evidence(chaos=True)),
     ("stopped from outside", end(signal=SIGHUP), Evidence()),
     ("stopped from outside", end(signal=SIGINT), Evidence()),
 ]
