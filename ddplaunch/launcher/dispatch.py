@@ -20,8 +20,10 @@ from ddplaunch.report.state_folder import state_folder
 from ddplaunch.spec import JobSpec
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
-# seconds; Slurm's KillWait is 30, and then nobody is left to report how the job ended, or to requeue it
-_GRACE_IN_SLURM = 25.0
+# seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then nobody is left to report how the job
+# ended, or to requeue it
+_GRACE_IN_ANOTHER = 25.0
+_HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
 _UNAUTHENTICATED = (
     "unauthenticated: any process that listens where node 0 should, or that reaches node 0, can join, stop or take over the "
     "job; to keep others out give all nodes the same DDPLAUNCH_TOKEN or --token-file"
@@ -52,7 +54,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
         LaunchError: nothing was started.
     """
     _prepare_stdio()
-    spec = within_kill_wait(spec, env)
+    spec = within_outer_grace(spec, env)
     to_caller = control is not None
     serve = partial(front.run, control=control) if to_caller else front.run
     allocation, secret = _allocation(spec, env)
@@ -81,11 +83,11 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
 
 
-def within_kill_wait(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
-    """Have the grace period end before Slurm, if we run in a job of its, kills the agents too; one that was given stays."""
-    if spec.origin("grace_period") != "default" or not (env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")):
+def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
+    """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
+    if spec.origin("grace_period") != "default" or not any(map(env.get, _HAS_GRACE)):
         return spec
-    return replace(spec, grace_period=_GRACE_IN_SLURM)
+    return replace(spec, grace_period=_GRACE_IN_ANOTHER)
 
 
 def _parent() -> str:
