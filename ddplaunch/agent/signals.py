@@ -185,9 +185,10 @@ class SignalSource:
         self._let_front_stop()
 
     def _passed_on(self) -> None:
-        # Slurm signals a process before its parent, so that this one has had already what the front passes on then
+        numbers = self._read_front()
+        # Slurm signals a process before its parent, so that this one has had already what the front has passed on until now
         self._signalled()
-        if (numbers := self._read_front()) is None:
+        if numbers is None:
             return
         if not numbers:
             self._selector.unregister(self._from_front)

@@ -1,0 +1,66 @@
+"""Signals that come to an agent and its front at once, in the order in which Slurm sends them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from ddplaunch.agent.pipes import FrontPipes
+from ddplaunch.agent.signals import SignalSource
+from ddplaunch.supervise import node
+
+TAKEN = (signal.SIGTERM, signal.SIGCONT, signal.SIGCHLD, signal.SIGURG)
+
+
+@pytest.fixture
+def pipes() -> Iterator[FrontPipes]:
+    """Both sides in one process, which takes signals as before when the test has ended."""
+    handlers = {signum: signal.getsignal(signum) for signum in TAKEN}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pipes = FrontPipes.make()
+    yield pipes
+    os.close(signal.set_wakeup_fd(-1))
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for fd in (*pipes.signals, *pipes.requests, *pipes.replies):
+        os.close(fd)
+    for sock in (*pipes.output, *pipes.left):
+        sock.close()
+
+
+def test_what_the_cluster_sends_to_all_is_known_as_such_even_if_it_comes_while_the_front_is_listened_to(
+    pipes: FrontPipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmd sends SIGCONT before SIGTERM: the second one may come while the first one is being taken."""
+    events: list[node.Event] = []
+    with selectors.DefaultSelector() as selector:
+        source = SignalSource(
+            selector, pipes, stops=frozenset({signal.SIGTERM}), feed=events.append, child_ended=lambda: None,
+            front_lost=lambda: None, end_within=60, signals_all=True,
+        )  # fmt: skip
+        source.listen({signal.SIGTERM})
+        real, coming = os.read, [signal.SIGTERM]
+
+        def read(fd: int, size: int) -> bytes:
+            if fd == pipes.signals[0] and coming:
+                signum = coming.pop()
+                os.kill(os.getpid(), signum)
+                pipes.pass_on(signum)
+            return real(fd, size)
+
+        pipes.pass_on(signal.SIGCONT)
+        monkeypatch.setattr(os, "read", read)
+        for _ in range(2):
+            for key, _ in selector.select(0):
+                key.data()
+        own = next(
+            fd for fd in selector.get_map() if isinstance(fd, int) and fd not in (pipes.signals[0], pipes.requests[0])
+        )
+    os.close(own)
+    came = [event for event in events if isinstance(event, node.SignalReceived) and event.signum == signal.SIGTERM]
+    assert [(event.by_cluster, event.is_copy) for event in came] == [(True, False), (False, True)]
