@@ -45,7 +45,7 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
     printed = _Printed()
-    before = dict(os.environ)
+    before, folder = dict(os.environ), _folder()
     notes = _import_all(modules, *arguments[:2])
     variables = {
         name: (before.get(name), os.environ.get(name))
@@ -57,7 +57,7 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
     gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
     ready = False
     while True:
-        if (why := _why_unsafe(fd)) is not None:
+        if (why := _why_unsafe(fd, folder)) is not None:
             _send(control, f"unsafe {why}\n")
             os._exit(0)
         if not ready:
@@ -171,8 +171,16 @@ def _temporary_file() -> int:
     return os.open(os.environ.get("TMPDIR") or "/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
-def _why_unsafe(fd: int) -> "str | None":
-    """Say what forked workers would share to their harm, None if nothing."""
+def _folder() -> "tuple[int, int]":
+    """The working directory, which may have lost its name."""
+    found = os.stat(".")
+    return found.st_dev, found.st_ino
+
+
+def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
+    """Say what forked workers would share to their harm, None if nothing; `folder` is the one in which they should begin."""
+    if _folder() != folder:
+        return "what was imported has changed the working directory"
     if len(os.listdir("/proc/self/task")) > 1:
         _let_threads_end()
     threads = os.listdir("/proc/self/task")

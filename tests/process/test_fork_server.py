@@ -129,6 +129,7 @@ def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imp
         ),
         ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "what was imported has started a process"),
         ("import socket\nkept = socket.socket()", "what was imported has opened a socket"),
+        ("import os\nos.chdir('/')", "what was imported has changed the working directory"),
         ("import os\nos._exit(3)", "it has ended"),
     ],
 )
