@@ -9,6 +9,7 @@ from ddplaunch.control.fields import host as host_name
 from ddplaunch.control.fields import line, text
 from ddplaunch.coordinator import exits
 from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.errors import below
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.supervise import node
@@ -123,7 +124,11 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
                 ),
             )
         case messages.Quit(status, why, words, requeue, is_watched):
-            return JobEnd(status=status, why=why, text=words, requeue=requeue, is_watched=is_watched)
+            # of an error and its hint only the first lines may look like ours
+            said, hint, more = words.partition("\n\nhint: ")
+            return JobEnd(
+                status=status, why=why, text=f"{below(said)}{hint}{below(more)}", requeue=requeue, is_watched=is_watched
+            )
         case messages.Stop(signum, time_is_up, by_cluster):
             return node.StopOrdered(signum, at, time_is_up, by_cluster)
         case messages.Kill():

@@ -93,3 +93,10 @@ def test_whatever_names_and_paths_hold_an_order_can_be_sent(text: str, other: st
     agreed = replace(AGREED, seats=(Seat(text, 2), Seat(other, 2)), address=other, backend_reason=text)
     for order in (replace(ORDERS[0], agreed=agreed), JobEnd(1, "failed", text)):
         assert wire.decode_order(messages.for_agent(messages.encode(wire.encode_order(order))), NOW) is not None
+
+
+def test_of_what_node_0_says_of_the_end_only_the_first_lines_look_like_ours() -> None:
+    said = "error: a\nddplaunch: b\n\nhint: c\nerror: d\n"
+    order = wire.decode_order(messages.Quit(1, "failed", said, 0, False), NOW)
+    assert isinstance(order, JobEnd)
+    assert order.text == "error: a\n  ddplaunch: b\n\nhint: c\n  error: d\n"
