@@ -22,6 +22,7 @@ VERBS = {
     "plan": "Show what would be started, and why; start nothing.",
     "submit": "Queue the job in Slurm.",
     "ps": "Show your running jobs and their workers.",
+    "logs": "Show what the workers of a run write, or have written.",
     "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
     "completion": "Print what makes bash, zsh or fish complete our options.",
@@ -39,6 +40,12 @@ SUBMIT_OPTIONS = (
 # of the verbs that look into runs: names, the name of the value ("": a flag), help
 RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
     "ps": ((("--json",), "", "All that is known, as JSON."),),
+    "logs": (
+        (("-r", "--ranks"), "LIST", "Of these ranks only, as 3 or 0-2,4."),
+        (("-f", "--follow"), "", "Shows what is written from now on, too, until the run ends."),
+        (("--grep",), "RE", "Lines only in which this is found, a regular expression of Python's."),
+        (("--since",), "TIME", "What was written in this time, as 5m or 2h; up to 10 s more, in long runs longer."),
+    ),
     "stop": (),
 }
 NAMES_NO_RUN = ("ps",)

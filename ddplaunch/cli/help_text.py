@@ -19,6 +19,7 @@ USAGE = {
     "plan": "ddplaunch plan [--json | --sh] [OPTIONS] SCRIPT [ARGS]...",
     "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
     "ps": "ddplaunch ps [--json]",
+    "logs": "ddplaunch logs [-r LIST] [-f] [--grep RE] [--since TIME] [RUN]",
     "stop": "ddplaunch stop [RUN]",
     "shim": "ddplaunch shim FOLDER",
     "completion": "ddplaunch completion [bash|zsh|fish]",
@@ -37,6 +38,9 @@ _ABOUT = {
     "ps": "Shows your jobs that run on this host, and their workers on all of their hosts: what each does, the share of a CPU "
     "since its start, its memory, and for how long it has written nothing. Of jobs on other hosts that share this home it shows "
     "where they run. Each job is asked; what does not answer in a second is named.",
+    "logs": "Writes what the workers of a run wrote to their stdout and stderr, rank by rank, from the logs of the run; of "
+    "several ranks with the rank before each line. RUN is the name of a run or its folder, and the latest run if it is left "
+    "out.",
     "stop": "Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
     "the second Ctrl-C does. " + _RUN,
     "shim": "Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m "

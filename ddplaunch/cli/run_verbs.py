@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +12,7 @@ import click
 
 from ddplaunch.cli.commands import NAMES_NO_RUN, RUN_OPTIONS
 from ddplaunch.errors import LaunchError, did_you_mean, visible
+from ddplaunch.exitcodes import of_signal
 
 
 def call(
@@ -28,6 +32,15 @@ def call(
         from ddplaunch.runs import stop
 
         return stop.stop(env, parsed["run"], say)
+    if verb == "logs":
+        from ddplaunch.runs import logs
+
+        want = logs.wanted(parsed["ranks"], parsed["grep"], parsed["since"], parsed["follow"], time.time())
+        try:
+            return logs.show(env, parsed["run"], want, say)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail once more at the end
+            return of_signal(signal.SIGPIPE)
     from ddplaunch.runs import ps
 
     return show(visible(ps.show(env, as_json=parsed["json"])))

@@ -99,6 +99,11 @@ class BoundedLog:
             self.error = error
         self._lost += len(data) - start
 
+    @property
+    def end(self) -> tuple[str, int]:
+        """The file, the log itself or a segment, that is written to next, and its size."""
+        return (self._files[-1].path, self._files[-1].size) if self._files else (self.path, 0)
+
     def _room(self, file: _File, enough: int) -> int:
         if self._limit is None:
             return enough

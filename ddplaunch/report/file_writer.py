@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -30,6 +31,7 @@ from ddplaunch.output.file_queue import (
 )
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.report import folders, run_socket
+from ddplaunch.report.log_times import LogTimes
 
 _GONE = "the log folder did not answer"
 
@@ -66,6 +68,7 @@ class _Writer:
         self._folder = -1
         self._events = -1
         self._logs: dict[int, BoundedLog] = {}
+        self._times: LogTimes | None = None
         self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
 
     def run(self) -> None:
@@ -142,6 +145,7 @@ class _Writer:
             self.reply(none=f"no logs are kept: {error.strerror}: {error.filename}")
             return
         folders.lock(self._events)
+        self._times = LogTimes(self._folder)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             with suppress(OSError):
@@ -209,6 +213,8 @@ class _Writer:
 
     def _write_log(self, number: int, write: Callable[[BoundedLog], None]) -> None:
         log = self._logs[number]
+        if self._times is not None:
+            self._times.note(*log.end, time.time())
         before = log.error
         write(log)
         if before is None:

@@ -37,7 +37,8 @@ def render(replies: Replies) -> str:
     restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
-    head = f"{run.run_id}: {phase}, {count(run.world_size, 'worker')}{nodes}, for {duration(run.seconds)}{restarts}"
+    workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
+    head = f"{run.run_id}: {phase}{workers}, for {duration(run.seconds)}{restarts}"
     lines = [f"{head}: {below(run.command)}"]
     rows = [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]
     lines += _table([dict(zip(_COLUMNS, _COLUMNS, strict=True)), *rows]) if rows else []

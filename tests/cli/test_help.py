@@ -49,7 +49,7 @@ def test_help_fits_two_screens_and_names_the_rest(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     "words",
-    ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help", "ps --help", "stop --help"],
+    ["", "--help", "--help-all", "plan --help", "submit --help", "completion --help", "ps --help", "logs --help"],
 )
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100), ("60", 60)])
 def test_help_keeps_to_the_terminal(
@@ -131,6 +131,7 @@ COMPLETIONS = [
             "plain,submit",
             "plain,completion",
             "plain,ps",
+            "plain,logs",
             "plain,stop",
             "file,",
         },
@@ -149,6 +150,7 @@ COMPLETIONS = [
     ("completion b", {"plain,bash"}),
     ("ps --", {"plain,--json", "plain,--help", "plain,--help-all", "plain,--version"}),
     ("stop no-such-run", {"dir,no-such-run"}),
+    ("logs --f", {"plain,--follow"}),
     ("submit ", {"plain,--"}),
     ("submit --part", {"plain,--partition"}),
     ("submit --nodes 2 --pa", {"plain,--parsable", "plain,--partition"}),

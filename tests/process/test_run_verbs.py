@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -38,6 +40,7 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     job.start("--nproc-per-node", 2, program("behave"))
     job.signs("ready", 2)
     name = socket_of(job)
+    following = subprocess.Popen(job.argv("logs", "-f", "-r", "1", name), env=job.env, stdout=PIPE, stderr=PIPE)
     other = Job(tmp_path / "other")
     other.home.mkdir()
     other.start("--run-id", f"{name}-other", "--log-dir", other.home / "logs", program("behave"))
@@ -69,6 +72,9 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     assert "suspended" in verb("ps").out
     assert "has ended with status 130" in verb("stop", name).err
     assert job.wait().status == 130
+    out, err = following.communicate(timeout=60)  # it ends with the run
+    assert out == (job.folder / "rank-1.out").read_bytes() + (job.folder / "rank-1.err").read_bytes() != b""
+    assert err.decode() == f"ddplaunch: {name} has ended with status 130\n"
     gone = verb("stop", name)
     assert (gone.status, "does not run any more" in gone.err) == (2, True)
     for each in (job, other):

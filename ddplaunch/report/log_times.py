@@ -1,0 +1,52 @@
+"""When what was written to a log: `log-times` in the folder of a run, since the logs hold what workers write and nothing else.
+
+A line is "SECONDS OFFSET NAME": at this time, since 1970, the log NAME had OFFSET bytes. Read by `ddplaunch logs --since`.
+"""
+
+from __future__ import annotations
+
+import os
+
+NAME = "log-times"
+INTERVAL = 10.0  # seconds between two lines about one log, at first
+_DOUBLES = 4 << 20  # bytes of the file after each of which that doubles, so that it stays small in a run of months
+
+
+class LogTimes:
+    """The writing side; what it cannot write is missing, and `--since` shows more than was asked for."""
+
+    def __init__(self, folder: int) -> None:
+        """In the folder of this descriptor."""
+        self._size = 0
+        self._noted: dict[str, float] = {}  # when each log was noted last
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(NAME, flags, 0o600, dir_fd=folder)
+        except OSError:
+            self._fd = -1
+
+    def note(self, name: str, offset: int, at: float) -> None:
+        """Note, unless that was done not long ago, that this log is written to."""
+        interval = INTERVAL * 2 ** (self._size // _DOUBLES)
+        if self._fd < 0 or 0 <= at - self._noted.get(name, -1e12) < interval:
+            return
+        self._noted[name] = at
+        try:
+            self._size += os.write(self._fd, b"%d %d %b\n" % (at, offset, os.fsencode(name)))
+        except OSError:  # a full disk is told of where the logs themselves are written
+            self._fd = -1
+
+
+def offset_at(folder: str, name: str, at: float) -> int:
+    """Give an offset in a log before which all was written before this time; 0 if that is not known."""
+    wanted, offset = os.fsencode(name), 0
+    try:
+        with open(f"{folder}/{NAME}", "rb") as file:
+            for line in file:
+                match line.rstrip(b"\n").split(b" ", 2):
+                    case [when, size, found] if found == wanted and when.isdigit() and size.isdigit():
+                        if int(when) <= at:
+                            offset = max(offset, int(size))
+    except OSError:
+        pass
+    return offset

@@ -1,0 +1,218 @@
+"""`ddplaunch logs`: what workers wrote, read from the folder of a run that goes on or has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+
+from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.exitcodes import OK
+from ddplaunch.options.durations import duration
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.plan.ranks import compress
+from ddplaunch.record import record
+from ddplaunch.report.folders import goes_on
+from ddplaunch.report.words import these_ranks
+from ddplaunch.runs import find
+from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
+
+_INTERVAL = 0.2  # seconds between two looks for what is new
+_MOST_RANKS = 1 << 20
+_OF_A_NODE = ("node-", "rank-")
+
+
+@record(kw_only=True)
+class Wanted:
+    """What is to be shown."""
+
+    ranks: frozenset[int] | None = None
+    pattern: re.Pattern[bytes] | None = None
+    since: float | None = None  # seconds since 1970
+    follow: bool = False
+
+
+def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bool, now: float) -> Wanted:
+    """Read the values of the options.
+
+    Raises:
+        LaunchError: one means nothing.
+    """
+    try:
+        compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
+    except re.error as error:
+        raise LaunchError(f"--grep {pattern}: {error}", hint="a regular expression of Python's is expected") from None
+    try:
+        seconds = duration(since) if since is not None else None
+    except BadValue as error:
+        raise LaunchError(f"--since {since}: {error}", hint="type for example `--since 5m`") from None
+    return Wanted(
+        ranks=rank_list(ranks) if ranks is not None else None,
+        pattern=compiled,
+        since=now - seconds if seconds is not None else None,
+        follow=follow,
+    )
+
+
+def rank_list(text: str) -> frozenset[int]:
+    """Read ranks as we write them: 0-2,4.
+
+    Raises:
+        LaunchError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        if not (match := re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part, re.ASCII)):
+            raise LaunchError(f"-r {text}: expected ranks", hint="type for example `-r 3` or `-r 0-2,4`")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high > _MOST_RANKS:
+            raise LaunchError(f"-r {text}: {part.strip()} is no range of ranks", hint="type for example `-r 0-2,4`")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[[str], None]) -> int:
+    """Write the logs that are meant to stdout, and give the exit status; `say` writes a line to stderr.
+
+    Raises:
+        LaunchError: there is no such run, or it has no such logs.
+        BrokenPipeError: whoever read stdout has gone.
+    """
+    folder = _folder(env, named)
+    logs = _chosen(folder, logs_of(folder), want)
+    several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
+    readers = {log: LogReader(log, want.since) for log in logs}
+    out = sys.stdout.buffer
+    while True:
+        # looked at first: what is written before the end is read after it
+        going = want.follow and goes_on(folder)
+        for log, reader in readers.items():
+            _write(out.write, reader.lines() if going else _all_of(reader), log, want, several)
+        out.flush()
+        if not going:
+            break
+        time.sleep(_INTERVAL)
+        for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
+            if log not in readers and (want.ranks is None or log.rank in want.ranks):
+                readers[log] = LogReader(log, want.since)
+    if want.follow:
+        say(f"{os.path.basename(folder)} {_how_it_ended(folder)}")
+    return OK
+
+
+def _all_of(reader: LogReader) -> Iterator[bytes]:
+    yield from reader.lines()
+    yield from reader.rest()
+    reader.close()
+
+
+def _write(write: Callable[[bytes], object], lines: Iterator[bytes], log: LogFile, want: Wanted, several: bool) -> None:
+    prefix = b"[%d] " % log.rank if several else b""
+    for line in lines:
+        if want.pattern is None or want.pattern.search(line, 0, len(line) - 1):
+            write(prefix + line)
+
+
+def _chosen(folder: str, logs: list[LogFile], want: Wanted) -> list[LogFile]:
+    """The logs of the ranks that are wanted.
+
+    Raises:
+        LaunchError: there are none, or not of each.
+    """
+    may_come = want.follow and goes_on(folder)  # that of a worker which has not started yet
+    if want.ranks is None:
+        if not logs and not may_come:
+            raise LaunchError(f"there are no logs in {folder}", hint=_WHY_NONE)
+        return logs
+    _check_ranks(folder, want.ranks)
+    missing = want.ranks - {log.rank for log in logs}
+    if missing and not may_come:
+        raise _missing(folder, missing, logs)
+    return [log for log in logs if log.rank in want.ranks]
+
+
+_WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, unless an option about output is given"
+
+
+def _check_ranks(folder: str, ranks: Collection[int]) -> None:
+    world_size = _read(folder, "plan.json", "world_size")
+    if isinstance(world_size, int) and max(ranks) >= world_size:
+        what = these_ranks([rank for rank in ranks if rank >= world_size])
+        has = "rank 0 only" if world_size == 1 else f"ranks 0-{world_size - 1}"
+        raise LaunchError(
+            f"there is no {what} in {os.path.basename(folder)}: it has {has}", hint="type for example `-r 0`"
+        )
+
+
+def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> LaunchError:
+    what = f"{these_ranks(ranks)} of {os.path.basename(folder)}"
+    if not logs:
+        return LaunchError(f"there is no log of {what} in {folder}", hint=_WHY_NONE)
+    here = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
+    return LaunchError(f"there is no log of {what} here", hint=here)
+
+
+def _folder(env: Mapping[str, str], named: str | None) -> str:
+    """The folder of the run that is meant; without a name, of the latest.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    if named is not None and os.sep in named:
+        try:
+            os.listdir(named)
+        except OSError as error:
+            raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
+        return os.path.abspath(named)
+    of_running = {
+        find.name_of(replies): _whole(replies.run.folder)
+        for replies in find.running(env)
+        if replies.run is not None and replies.run.folder
+    }
+    folders = {**{os.path.basename(folder): folder for folder in find.folders(env)}, **of_running}
+    if named is None:
+        if not folders:
+            raise LaunchError("there is no run with logs", hint="`ddplaunch logs FOLDER` reads those of --log-dir")
+        return max(folders.values(), key=_began)
+    if named in folders:
+        return folders[named]
+    found = sorted(name for name in folders if name.startswith(named))
+    if len(found) == 1:
+        return folders[found[0]]
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        text = f"{named} is the beginning of {len(found)} runs: {', '.join(found[-5:])}{more}"
+        raise LaunchError(text, hint=f"name one: `ddplaunch logs {found[-1]}`")
+    meant = did_you_mean(named, folders)
+    hint = f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs; the newest 20 runs are kept"
+    raise LaunchError(f"there is no run {named}", hint=hint)
+
+
+def _whole(folder: str) -> str:
+    """The folder of a run, given that of one of its nodes."""
+    return os.path.dirname(folder) if os.path.basename(folder).startswith(_OF_A_NODE) else folder
+
+
+def _began(folder: str) -> float:
+    for path in (f"{folder}/plan.json", f"{folder}/node-0/plan.json", folder):
+        with suppress(OSError):
+            return os.stat(path).st_mtime
+    return 0.0
+
+
+def _how_it_ended(folder: str) -> str:
+    status = _read(folder, "summary.json", "status")
+    return f"has ended with status {status}" if isinstance(status, int) else "was killed"
+
+
+def _read(folder: str, name: str, key: str) -> object:
+    """A value of one of the JSON files of a run, or of its first node; None if there is none."""
+    for root in (folder, f"{folder}/node-0"):
+        with suppress(OSError, ValueError, KeyError, TypeError), open(f"{root}/{name}", "rb") as file:
+            found: object = json.load(file)[key]
+            return found
+    return None

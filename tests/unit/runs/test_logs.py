@@ -1,0 +1,147 @@
+"""What `ddplaunch logs` shows of the folder of a run, whatever lies in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.output.log import BoundedLog
+from ddplaunch.plan.ranks import compress
+from ddplaunch.report import log_times
+from ddplaunch.report.log_times import LogTimes, offset_at
+from ddplaunch.runs import logs
+from ddplaunch.runs.log_files import LogFile, LogReader
+
+NOW = 1000.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run of two ranks that has ended."""
+    folder = tmp_path / "state/ddplaunch/runs/run"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"world_size": 3}))
+    (folder / "summary.json").write_text('{"status": 3}')
+    for rank in (0, 1):
+        (folder / f"rank-{rank}.out").write_text(f"one of {rank}\ntwo of {rank}\nno end")
+        (folder / f"rank-{rank}.err").write_text("")
+    return folder
+
+
+def shown(capfdbinary: pytest.CaptureFixture[bytes], run: Path, named: str | None = None, **options: Any) -> bytes:
+    """What is shown with these options."""
+    given: dict[str, Any] = {"ranks": None, "pattern": None, "since": None, "follow": False, "now": NOW, **options}
+    env = {"XDG_STATE_HOME": str(run.parents[2])}
+    assert logs.show(env, named, logs.wanted(**given), lambda text: None) == 0
+    return capfdbinary.readouterr().out
+
+
+def test_ranks_come_one_after_the_other_and_several_are_told_apart(run, capfdbinary):
+    assert shown(capfdbinary, run, ranks="1") == b"one of 1\ntwo of 1\nno end\n"
+    assert shown(capfdbinary, run) == b"".join(
+        b"[%d] one of %d\n[%d] two of %d\n[%d] no end\n" % ((r,) * 5) for r in (0, 1)
+    )
+    assert shown(capfdbinary, run, str(run), pattern="^two") == b"[0] two of 0\n[1] two of 1\n"
+    assert shown(capfdbinary, run, "ru", pattern="d$", ranks="0", follow=True) == b"no end\n"
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "message"),
+    [
+        ("other", {}, "there is no run other"),
+        ("run2", {}, "there is no run run2"),
+        ("./nowhere", {}, "no such file or directory"),
+        (None, {"ranks": "7"}, "there is no rank 7 in run: it has ranks 0-2"),
+        (None, {"ranks": "0,2"}, "there is no log of rank 2 of run here"),
+        (None, {"ranks": "1-"}, "expected ranks"),
+        (None, {"ranks": "3-1"}, "is no range"),
+        (None, {"ranks": "0-99999999"}, "expected ranks"),
+        (None, {"pattern": "("}, "--grep ("),
+        (None, {"since": "yesterday"}, "--since yesterday: expected"),
+    ],
+)
+def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options, message):
+    with pytest.raises(LaunchError) as raised:
+        shown(capfdbinary, run, named, **options)
+    assert message in raised.value.message
+    assert raised.value.hint
+
+
+@given(st.frozensets(st.integers(0, 500), min_size=1))
+def test_ranks_are_read_as_they_are_written(ranks):
+    assert logs.rank_list(compress(ranks)) == ranks
+
+
+def test_logs_as_torchrun_lays_them_are_shown_by_rank_one_generation_after_the_other(tmp_path, capfdbinary):
+    folder = tmp_path / "logs/run_1"
+    for attempt in (0, 1, 10):
+        for local_rank in (0, 1):
+            place = folder / f"attempt_{attempt}/{local_rank}"
+            place.mkdir(parents=True)
+            (place / "stdout.log").write_text(f"{attempt}\n")
+            (place / "error.json").write_text("{}")
+    (folder / "plan.json").write_text(
+        json.dumps({"world_size": 4, "workers": [{"rank": 2, "local_rank": 0}, {"rank": 3, "local_rank": 1}]})
+    )
+    assert shown(capfdbinary, folder, str(folder), ranks="3") == b"0\n1\n10\n"
+    (folder / "plan.json").write_text("nonsense")
+    assert shown(capfdbinary, folder, str(folder), ranks="1") == b"0\n1\n10\n"
+
+
+def test_a_log_beyond_its_limit_is_followed_through_its_segments_and_nothing_is_shown_twice(tmp_path):
+    log = BoundedLog(tmp_path / "rank-0.out", limit=600)
+    reader = LogReader(LogFile(0, 0, "out", str(tmp_path), "rank-0.out"))
+    found: list[bytes] = []
+    for number in range(100):
+        log.write(b"line %03d\n" % number)
+        found += reader.lines()
+    assert found == [b"line %03d\n" % number for number in range(100)]
+    late = list(LogReader(LogFile(0, 0, "out", str(tmp_path), "rank-0.out")).lines())
+    assert [line for line in late if line.startswith(b"[ddplaunch")] == [
+        b"[ddplaunch: a part is left out here: the log had reached its limit]\n"
+    ]
+    assert late[-1] == b"line 099\n"
+    log.close()
+    assert list(reader.lines()) == []
+    reader.close()
+
+
+def test_what_is_no_file_ends_and_a_line_without_end_is_cut(tmp_path):
+    os.mkfifo(tmp_path / "rank-0.out")
+    (tmp_path / "rank-1.out").symlink_to("/dev/zero")
+    (tmp_path / "rank-2.out").write_bytes(b"x" * (3 << 20))
+    for rank, size in ((0, 0), (1, 0), (2, 3 << 20)):
+        reader = LogReader(LogFile(rank, 0, "out", str(tmp_path), f"rank-{rank}.out"))
+        lines = [*reader.lines(), *reader.rest()]
+        assert sum(len(line) - 1 for line in lines) == size
+        reader.close()
+
+
+def test_since_leaves_out_what_was_written_before(tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    times = LogTimes(folder)
+    for at, offset in ((100.0, 0), (105.0, 10), (111.5, 20), (300.0, 500)):
+        times.note("rank-0.out", offset, at)
+        times.note("rank-1.out", 7 * offset, at)
+    os.close(folder)
+    assert [offset_at(str(tmp_path), "rank-0.out", at) for at in (50, 100, 112, 299, 300)] == [0, 0, 20, 20, 500]
+    assert offset_at(str(tmp_path), "rank-2.out", 300) == 0
+    (tmp_path / "rank-0.out").write_bytes(b"x" * 499 + b"\nnew\n")
+    assert list(LogReader(LogFile(0, 0, "out", str(tmp_path), "rank-0.out"), since=301.0).lines()) == [b"new\n"]
+
+
+def test_the_times_of_a_run_of_months_take_little_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_times, "_DOUBLES", 1000)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    times = LogTimes(folder)
+    for at in range(0, 1_000_000, 10):
+        times.note("rank-0.out", at, float(at))
+    os.close(folder)
+    assert (tmp_path / log_times.NAME).stat().st_size < 14_000
