@@ -5,7 +5,6 @@ It is made when the agent asks for it: with several nodes the plan is complete o
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -78,10 +77,11 @@ class AgentSetup:
         return self._inputs
 
     def start_writer(self) -> None:
-        """Start what writes the files of the run, if there will be any; it makes the folder while all else is made ready."""
-        # a file:// rendezvous leaves something to be removed without a run folder, too
-        if self._inputs.spec.log_dir != os.devnull or self.draft.init_method.startswith("file:"):
-            self.files = start_writer()
+        """Start what writes the files of the run; it makes the folder while all else is made ready.
+
+        A run that keeps nothing has a socket, too, and its file:// rendezvous leaves something to be removed.
+        """
+        self.files = start_writer()
         if self._inputs.allocation.rendezvous is None or self._inputs.spec.no_control:
             self.make_folder(self.draft)
 

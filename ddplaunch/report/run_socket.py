@@ -56,6 +56,10 @@ def listen(sock: socket.socket, folder: int, name: str) -> None:
         sock.bind(address(folder, new))
         sock.listen(_BACKLOG)
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)  # who finds it, is answered
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
     finally:
         os.umask(before)
 
