@@ -168,11 +168,8 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
         except OSError as error:
             raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
         return os.path.abspath(named)
-    of_running = {
-        find.name_of(replies): _whole(replies.run.folder)
-        for replies in find.running(env)
-        if replies.run is not None and replies.run.folder
-    }
+    running = [replies for replies in find.running(env) if replies.run is not None]
+    of_running = {find.name_of(each): _whole(each.run.folder) for each in running if each.run and each.run.folder}
     folders = {**{os.path.basename(folder): folder for folder in find.folders(env)}, **of_running}
     if named is None:
         if not folders:
@@ -180,6 +177,8 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
         return max(folders.values(), key=_began)
     if named in folders:
         return folders[named]
+    if named in map(find.name_of, running):
+        raise LaunchError(f"run {named} keeps no logs", hint="see `--log-dir`, and what the command said at its start")
     found = sorted(name for name in folders if name.startswith(named))
     if len(found) == 1:
         return folders[found[0]]
