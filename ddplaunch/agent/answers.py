@@ -6,25 +6,42 @@ An answer may come later: the loop never waits for one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
 from ddplaunch.control.fields import line
 from ddplaunch.control.frames import LIMIT
 from ddplaunch.control.questions import MAX_WORKERS, Answer, AskStatus, NoAnswer, NodeStatus, Question, WorkerStatus
 from ddplaunch.control.requests import encode
+from ddplaunch.control.stack_answers import AskStacks
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.process.usage import usage
 from ddplaunch.process.worker import RunningWorker
+from ddplaunch.stacks import Sample
+from ddplaunch.stacks.sent import sent
 
 _ROOM = 4096  # bytes of a frame for what is around an answer
 
 
-def answer(question: Question, workers: Workers | None, draft: Plan, reply: Callable[[Answer], None]) -> None:
+def answer(
+    question: Question, workers: Workers | None, draft: Plan, taker: StackTaker, reply: Callable[[Answer], None]
+) -> None:
     """Answer, now or later, by a call of `reply`; `draft` are the workers that there will be, if there are none yet."""
     match question:
         case AskStatus():
             reply(_bounded(_status(workers, draft)))
+        case AskStacks(within, threads, native):
+            running = workers.running.values() if workers is not None else ()
+            taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native)
+
+
+def _stacks(samples: Sequence[Sample] | None, threads: bool) -> Answer:
+    if samples is None:
+        return NoAnswer("has no room for a process that takes stacks")
+    answer = _bounded(sent(samples, threads=threads))
+    # the main threads of all workers are worth more than all threads of none
+    return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
 
 
 def _bounded(answer: Answer) -> Answer:

@@ -24,6 +24,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.stack_taker import StackTaker
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
 
@@ -54,6 +55,7 @@ class Generations:
         self.output = setup.output(queue, setup.draft)
         self.workers: Workers | None = None
         self._starter = Starter(selector, reporter.print)
+        self._taker: StackTaker | None = None
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
             selector.register(self._errors.fd, selectors.EVENT_READ, self._error_recorded)
@@ -179,14 +181,22 @@ class Generations:
         try:
             from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
 
-            answer(question, self.workers, self._setup.draft, reply)
+            answer(question, self.workers, self._setup.draft, self._stack_taker, reply)
         except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
             self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
 
     @property
+    def _stack_taker(self) -> StackTaker:
+        if self._taker is None:
+            from ddplaunch.agent.stack_taker import StackTaker  # most jobs need none
+
+            self._taker = StackTaker(self._selector, self._setup.draft.workers[0].host)
+        return self._taker
+
+    @property
     def server_pids(self) -> frozenset[int]:
-        """What starts workers, and is none itself."""
-        return self._starter.pids
+        """Our children that serve the workers, and are none themselves."""
+        return self._starter.pids | (self._taker.pids if self._taker is not None else frozenset())
 
     # --- its end
 
@@ -202,4 +212,6 @@ class Generations:
 
     def close(self) -> None:
         """Release what is kept from one generation to the next."""
+        if self._taker is not None:
+            self._taker.close()
         self._starter.close()

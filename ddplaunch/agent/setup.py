@@ -107,6 +107,7 @@ class AgentSetup:
             error_files=self.error_files,
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
+            has_recorder=not spec.no_flight_recorder,
             mps_control=inputs.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )

@@ -11,8 +11,6 @@ from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.take import Target, take
 
-MARGIN = 0.5  # seconds after the time limit in which the child gives its answer
-
 
 class StackTaker:
     """One taking after another, or several at once; each is answered by a call of its `reply`."""
@@ -20,29 +18,42 @@ class StackTaker:
     def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
         self._selector = selector
         self._host = host
-        self._asked: list[Asked[Sequence[Sample]]] = []
+        self._asked: list[Asked[Sequence[Sample] | None]] = []
 
     @property
     def pids(self) -> frozenset[int]:
         """The processes that take stacks just now."""
-        return frozenset(asked.pid for asked in self._asked)
+        return frozenset(asked.pid for asked in self._asked if asked.pid)
 
-    def take(self, workers: Iterable[RunningWorker], within: float, reply: Callable[[Sequence[Sample]], None]) -> None:
-        """Take the stacks of these workers, as far as they live, and of their children in so many seconds."""
-        found = [worker for worker in workers if worker.look() is None]
+    def take(
+        self,
+        workers: Iterable[RunningWorker],
+        within: float,
+        reply: Callable[[Sequence[Sample] | None], None],
+        *,
+        native: bool = False,
+    ) -> None:
+        """Take the stacks of these workers and of their children in so many seconds; None: there is no room to.
+
+        `native`: with frames of C.
+        """
+        found = list(workers)
         files = [worker.stacks for worker in found if worker.stacks is not None]
         until, host = time.monotonic() + within, self._host
 
-        def question() -> Sequence[Sample]:
+        def question() -> Sequence[Sample] | None:
             left = iter(range(FIRST + len(found), FIRST + len(found) + len(files)))
             targets = [
-                Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left))
+                Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left), worker.recorder)
                 for pidfd, worker in enumerate(found, FIRST)
             ]
-            return take(targets, until=until, host=host)
+            try:
+                return take(targets, until=until, host=host, native=native)
+            except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
+                return None
 
         descriptors = [*(worker.pidfd for worker in found), *files]
-        asked: Asked[Sequence[Sample]] = Asked(question, (), self._selector, reply, descriptors)
+        asked: Asked[Sequence[Sample] | None] = Asked(question, None, self._selector, reply, descriptors)
         self._asked = [*(one for one in self._asked if one.pid), asked]
 
     def close(self) -> None:

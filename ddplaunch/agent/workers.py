@@ -49,6 +49,7 @@ class WorkerSetup:
     error_files: ErrorFiles
     log_limit: int | None  # bytes
     role: str
+    has_recorder: bool = True  # torch records the collectives of each worker
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
@@ -169,11 +170,14 @@ class Workers:
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         pumps: dict[Stream, Pump] = {}
         stacks: int | None = None
+        files = self._setup.error_files
+        recorder = files.recorder(self._generation, worker.rank) if self._setup.has_recorder else ""
         is_python = self._setup.plan.interpreter is not None
         try:
             if is_python:
                 stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
+                env["DDPLAUNCH_RECORDER"] = recorder
             if worker.terminal:
                 stdio = Stdio(0, 1, 2, stacks)
                 self._output.open(worker.rank, None)
@@ -191,7 +195,9 @@ class Workers:
         finally:
             os.close(devnull)
         self._pipes.watch(worker.rank, pumps)
-        return RunningWorker(worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks)
+        return RunningWorker(
+            worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks, recorder=recorder
+        )
 
     def pause_output(self, paused: bool) -> None:
         """Stop reading the pipes of the workers, or go on."""

@@ -23,6 +23,7 @@ VERBS = {
     "submit": "Queue the job in Slurm.",
     "ps": "Show your running jobs and their workers.",
     "logs": "Show what the workers of a run write, or have written.",
+    "stacks": "Show where the workers of a running job are, and who waits for whom.",
     "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
     "completion": "Print what makes bash, zsh or fish complete our options.",
@@ -45,6 +46,12 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
         (("-f", "--follow"), "", "Shows what is written from now on, too, until the run ends."),
         (("--grep",), "RE", "Lines only in which this is found, a regular expression of Python's."),
         (("--since",), "TIME", "What was written in this time, as 5m or 2h; up to 10 s more, in long runs longer."),
+    ),
+    "stacks": (
+        (("-r", "--ranks"), "LIST", "Of these ranks only, as 3 or 0-2,4."),
+        (("--threads",), "", "All threads, not only the main ones."),
+        (("--native",), "", "With frames of C, by py-spy."),
+        (("--json",), "", "All that is known, as JSON."),
     ),
     "stop": (),
 }

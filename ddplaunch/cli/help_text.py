@@ -20,6 +20,7 @@ USAGE = {
     "submit": "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...",
     "ps": "ddplaunch ps [--json]",
     "logs": "ddplaunch logs [-r LIST] [-f] [--grep RE] [--since TIME] [RUN]",
+    "stacks": "ddplaunch stacks [-r LIST] [--threads] [--native] [--json] [RUN]",
     "stop": "ddplaunch stop [RUN]",
     "shim": "ddplaunch shim FOLDER",
     "completion": "ddplaunch completion [bash|zsh|fish]",
@@ -41,6 +42,8 @@ _ABOUT = {
     "logs": "Writes what the workers of a run wrote to their stdout and stderr, rank by rank, from the logs of the run; of "
     "several ranks with the rank before each line. RUN is the name of a run or its folder, and the latest run if it is left "
     "out.",
+    "stacks": "Shows where all workers of a job are, those at the same place once, and which of them wait in a collective for "
+    "which others. The workers are interrupted for a millisecond and go on. " + _RUN,
     "stop": "Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
     "the second Ctrl-C does. " + _RUN,
     "shim": "Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m "

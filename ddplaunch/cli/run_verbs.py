@@ -41,6 +41,11 @@ def call(
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail once more at the end
             return of_signal(signal.SIGPIPE)
+    if verb == "stacks":
+        from ddplaunch.runs import stacks
+
+        asked = {name: parsed[name] for name in ("ranks", "threads", "native")}
+        return show(visible(stacks.show(env, parsed["run"], **asked, as_json=parsed["json"])))
     from ddplaunch.runs import ps
 
     return show(visible(ps.show(env, as_json=parsed["json"])))

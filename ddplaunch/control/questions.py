@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ddplaunch.control.fields import Duration, Keyword, Line, Number, Size
+from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 
 MAX_WORKERS = 20_000  # of one node in an answer, which is less than a frame holds
 
@@ -45,5 +46,5 @@ class NoAnswer(Struct, frozen=True, tag="none"):
     reason: Line
 
 
-Question = AskStatus
-Answer = NodeStatus | NoAnswer
+Question = AskStatus | AskStacks
+Answer = NodeStatus | NodeStacks | NoAnswer

@@ -24,6 +24,9 @@ class BadValue(ValueError):
         self.hint = hint
 
 
+_MOST_RANKS = 1 << 20  # in a range
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """Make the parser of a choice between these names."""
 
@@ -151,6 +154,18 @@ def local_ranks(value: str) -> frozenset[int]:
     if None in ranks:
         raise BadValue("expected local ranks such as 0,1,2")
     return frozenset(rank for rank in ranks if rank is not None)
+
+
+def ranks(value: str) -> frozenset[int]:
+    """Read ranks and ranges of them, separated by commas."""
+    found: set[int] = set()
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = digits(first), digits(last) if dash else digits(first)
+        if low is None or high is None or not low <= high < low + _MOST_RANKS:
+            raise BadValue("expected ranks such as 0,4-7")
+        found.update(range(low, high + 1))
+    return frozenset(found)
 
 
 def needles(value: str) -> tuple[str, ...]:

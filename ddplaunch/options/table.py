@@ -154,6 +154,9 @@ OPTIONS: tuple[Option, ...] = (
            help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "
                 "their logs."),
 
+    Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
+           help="Do not have torch record the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
+
     Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=parsers.one_of(*_SIMULATIONS),
            choices=_SIMULATIONS, optional="divide", example="divide",
            help="All nodes on this one machine, each with an agent and an address of its own, as on several hosts. "

@@ -39,9 +39,16 @@ class RunningWorker:
     """
 
     def __init__(
-        self, rank: int, child: Child, started_at: float, *, by_itself: bool, stacks: int | None = None
+        self,
+        rank: int,
+        child: Child,
+        started_at: float,
+        *,
+        by_itself: bool,
+        stacks: int | None = None,
+        recorder: str = "",
     ) -> None:
-        """`stacks` is the file that it writes its stacks to.
+        """`stacks` is the file that it writes its stacks to, `recorder` where torch in it tells of its collectives.
 
         `by_itself`: signals but SIGKILL, SIGSTOP and SIGCONT go to its process alone while that lives.
 
@@ -54,6 +61,7 @@ class RunningWorker:
         self._child = child
         self._by_itself = by_itself
         self.stacks = stacks
+        self.recorder = recorder
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent

@@ -17,6 +17,7 @@ from ddplaunch.supervise.outcome import Frame, WorkerError
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
+_TORCH = "torch"
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
@@ -38,6 +39,7 @@ class ErrorFiles:
             _remove_abandoned(os.path.dirname(self._place))
             try:
                 os.mkdir(self._place, 0o700)
+                os.mkdir(f"{self._place}/{_TORCH}", 0o700)
                 self._lock = os.open(
                     self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
                 )  # until this process ends
@@ -51,6 +53,13 @@ class ErrorFiles:
         """Give the path of the file of a worker; "" if there is no place for it."""
         return f"{self.folder}/{generation}-{rank}.json" if self.folder else ""
 
+    def recorder(self, generation: int, rank: int) -> str:
+        """Give the path of the socket at which a worker's torch tells of its collectives; "" if there is no place for it.
+
+        It lies in a folder of its own: what is written beside exceptions would be taken for one.
+        """
+        return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
+
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
         _remove(self._place)
@@ -59,8 +68,12 @@ class ErrorFiles:
 def _remove(folder: str) -> None:
     with suppress(OSError):
         for name in os.listdir(folder):
-            with suppress(OSError):
+            try:
                 os.unlink(f"{folder}/{name}")
+            except IsADirectoryError:
+                _remove(f"{folder}/{name}")
+            except OSError:
+                pass
         os.rmdir(folder)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ddplaunch.record import record
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Call, Group, Sample
-from ddplaunch.stacks.merge import where
+from ddplaunch.stacks.merge import own_place, where
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
 _EQUAL_SIZES = {
@@ -161,7 +161,7 @@ def _instead(
     if elsewhere is None:
         return f"{last}; it is in {where(ranks[rank], cwd)}"
     call = next(call for call in _calls(groups[elsewhere.name][rank]) if call.number == elsewhere.number)
-    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {where(ranks[rank], cwd)}"
+    return f"{last}; it waits in {_named(call)} of group {elsewhere.name}, {own_place(ranks[rank], cwd)}"
 
 
 def _cycle(waits: Sequence[Wait]) -> list[str]:

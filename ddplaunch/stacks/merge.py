@@ -63,6 +63,12 @@ def where(sample: Sample, cwd: str) -> str:
     return ", ".join(part for part in (_summary(sample.main, cwd), sample.state) if part) or "no Python frame"
 
 
+def own_place(sample: Sample, cwd: str) -> str:
+    """Say where in the program's own code a process is: "train.py:88 in train_step"."""
+    own = next((frame for frame in sample.main if not is_library(frame)), None)
+    return place(own, cwd) if own is not None else where(sample, cwd)
+
+
 def _summary(frames: Sequence[Frame], cwd: str) -> str:
     """What the program calls, and where it does."""
     own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)
@@ -89,8 +95,10 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[s
         written.append(f"{group.who}: {where(sample, cwd)}")
         if sample.native:
             written += (f"  {line}" for line in sample.native.splitlines())
-        elif len(sample.main) > 1:
-            written += _stack(sample.main, cwd, "  ")
+        else:
+            # where the program's own frame is the innermost one, the line has told it
+            told = bool(sample.main) and not is_library(sample.main[0])
+            written += _stack(sample.main[1:] if told else sample.main, cwd, "  ")
         if threads:
             for thread in sample.threads:
                 if not thread.is_main:

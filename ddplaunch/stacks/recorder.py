@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from ddplaunch.record import record
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.stacks import Call, Group
 
 _LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
 _MOST_GROUPS = 64  # of a worker
+_MOST_RANKS = 65536
 _MOST_CALLS = 16  # of a group that are kept: the last ones
 _LONGEST = 160  # characters of a name or of sizes
 _NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")  # since 2.13, and before
@@ -28,20 +31,12 @@ _DTYPES = {
 }
 
 
-@record
-class Place:
-    """Where a worker's recorder listens, and how many workers the job has."""
-
-    path: str
-    world_size: int
-
-
-def ask(place: Place, found: list[list[Group]]) -> Iterator[bool]:
+def ask(path: str, found: list[list[Group]]) -> Iterator[bool]:
     """Add what a worker's recorder knows to `found`; yields to wait. Nothing where there is no recorder, or no answer."""
     for name in _NAMES:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
             try:
-                asked.connect(place.path)
+                asked.connect(path)
                 asked.sendall(b"POST /handler/%s HTTP/1.0\r\nHost: x\r\nContent-Length: 0\r\n\r\n" % name)
             except (OSError, ValueError):  # no process group yet; a path that is too long; a queue that is full
                 return
@@ -59,29 +54,27 @@ def ask(place: Place, found: list[list[Group]]) -> Iterator[bool]:
                 received += data
         head, _, body = bytes(received).partition(b"\r\n\r\n")
         if b" 200 " in head[:16]:
-            found.append(parse(body, _members(place)))
+            found.append(parse(body, _members(path)))
             return
 
 
-def _members(place: Place) -> Mapping[str, tuple[int, ...]]:
+def _members(path: str) -> Mapping[str, tuple[int, ...]]:
     """Read which ranks each group has."""
     try:
-        fd = os.open(f"{place.path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:
-            return parse_members(file.read(1 << 20).decode(errors="replace"), place.world_size)
+            return parse_members(file.read(1 << 20).decode(errors="replace"))
     except OSError:
         return {}
 
 
-def parse_members(text: str, world_size: int) -> dict[str, tuple[int, ...]]:
-    """Take the groups out of the file: a line of name and ranks each, `*` for all."""
+def parse_members(text: str) -> dict[str, tuple[int, ...]]:
+    """Take the groups out of the file: a line of name and ranks each."""
     found = {}
     for line in text.split("\n"):
         name, _, ranks = line.rpartition(" ")
-        if ranks == "*":
-            found[name] = tuple(range(world_size))
-        elif all(rank.isdecimal() and len(rank) < 8 for rank in ranks.split(",")):
-            found[name] = tuple(int(rank) for rank in ranks.split(","))
+        with suppress(BadValue):
+            found[name] = tuple(sorted(parse_ranks(ranks))[:_MOST_RANKS])
     return found
 
 

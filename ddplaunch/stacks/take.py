@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
@@ -16,10 +17,11 @@ from ddplaunch.process.tree import Process, descendants, look
 from ddplaunch.record import record, replace
 from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
-from ddplaunch.stacks.recorder import Place, ask
+from ddplaunch.stacks.recorder import ask
 
 _PACE = 0.001  # seconds between two looks
 _MOST_CHILDREN = 64  # of a worker
+_LONGEST_NATIVE = 20_000  # bytes
 _NAME = "/memfd:ddplaunch-stacks"
 
 
@@ -31,16 +33,18 @@ class Target:
     pid: int
     pidfd: int
     file: int | None  # where it writes its stacks; None: it is no Python
-    recorder: Place | None = None  # where torch tells of its collectives, once it has a process group
+    recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
 
-def take(targets: Sequence[Target], *, until: float, host: str = "") -> list[Sample]:
+def take(targets: Sequence[Target], *, until: float, host: str = "", native: bool = False) -> list[Sample]:
     """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest."""
     found: list[Sample] = []
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
     pending = [_of_worker(target, until, host, found) for target in targets]
     # at the same time: two answers that do not belong together are told from each other by their numbers
-    pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder is not None]
+    pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
+    of_native: dict[int, str] = {}
+    pending += [_native(target, until, of_native) for target in targets if native]
     while pending and (time.monotonic() < until + _PACE):
         pending = [one for one in pending if next(one, None) is not None]
         if pending:
@@ -48,6 +52,7 @@ def take(targets: Sequence[Target], *, until: float, host: str = "") -> list[Sam
     complete = (
         replace(one, groups=tuple(groups[one.rank][0])) if groups[one.rank] and not one.child else one for one in found
     )
+    complete = (one if one.child else replace(one, native=of_native.get(one.rank, "")) for one in complete)
     return sorted(complete, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
 
 
@@ -93,6 +98,23 @@ def _of_process(
             return
         yield True
     sample(os.pread(target.file, os.lseek(target.file, 0, os.SEEK_CUR), 0).decode(errors="replace"))
+
+
+def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
+    """Have py-spy write a worker's stacks with the frames of C between those of Python; yields to wait."""
+    command = ["py-spy", "dump", "--native", "--pid", str(target.pid)]
+    try:
+        with open(os.memfd_create("native"), "w+b") as out:
+            with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as asked:
+                while asked.poll() is None and time.monotonic() < until:
+                    yield True
+                asked.kill()
+            out.seek(0)
+            found[target.rank] = out.read(_LONGEST_NATIVE).decode(errors="replace").strip()
+    except FileNotFoundError:
+        found[target.rank] = "py-spy is not installed on this node"
+    except OSError as error:
+        found[target.rank] = f"py-spy cannot be run: {error.strerror}"
 
 
 def _why_not(pid: int, status: Status, file: int | None) -> str | None:

@@ -61,7 +61,7 @@ class _Teller:
             self._serve()
         members = sorted(ranks)
         whole = len(members) == int(os.environ.get("WORLD_SIZE", "0"))
-        text = "*" if whole else ",".join(map(str, members))
+        text = f"0-{len(members) - 1}" if whole else ",".join(map(str, members))
         with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
             file.write(f"{group.group_name} {text}\n" if len(text) <= LONGEST else "")
 

@@ -132,6 +132,7 @@ COMPLETIONS = [
             "plain,completion",
             "plain,ps",
             "plain,logs",
+            "plain,stacks",
             "plain,stop",
             "file,",
         },

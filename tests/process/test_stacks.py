@@ -76,7 +76,7 @@ def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     with selectors.DefaultSelector() as selector:
         taker = StackTaker(selector, "here")
         answers: list[list[Sample]] = []
-        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples)))
+        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())))
         while not answers:
             for key, _ in selector.select():
                 key.data()

@@ -121,8 +121,8 @@ def test_where_nobody_waits_nothing_is_told():
 
 
 def test_members_are_read_and_what_is_none_is_left_out():
-    text = "0 *\ntp 0,1\nbad 0,x\n\n a b 2\nhuge 123456789"
-    assert parse_members(text, 3) == {"0": (0, 1, 2), "tp": (0, 1), " a b": (2,)}
+    text = "0 0-2\ntp 0,1\nbad 0,x\n\n a b 2\nhuge 0-123456789"
+    assert parse_members(text) == {"0": (0, 1, 2), "tp": (0, 1), " a b": (2,)}
 
 
 JSON = st.recursive(

@@ -1,0 +1,79 @@
+"""Where the workers of a node are, as it is sent: each stack and each set of ranks once. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ddplaunch.control.fields import Line, Number, Piece, Size, Text
+
+MAX_PROCESSES = 20_000
+_MAX_STACKS = 100_000
+_MAX_RANKS = 65536
+
+
+class AskStacks(Struct, frozen=True, tag="stacks"):
+    """Where the workers are."""
+
+    within: Annotated[float, Meta(ge=0, le=30)] = 1.0  # seconds that they have to say so
+    threads: bool = False  # all of them, not only the main one
+    native: bool = False  # with frames of C, by py-spy
+
+
+class SentFrame(Struct, frozen=True, array_like=True):
+    """One line of a stack."""
+
+    file: Piece
+    line: Number
+    function: Piece
+
+
+class SentThread(Struct, frozen=True, array_like=True):
+    """One thread."""
+
+    stack: Number  # its place among the stacks
+    name: Piece
+    is_main: bool
+
+
+class SentCall(Struct, frozen=True, array_like=True):
+    """One collective that was called."""
+
+    number: Size
+    operation: Piece
+    inputs: Piece
+    outputs: Piece
+    done: bool
+    is_p2p: bool
+    at: Size
+
+
+class SentGroup(Struct, frozen=True, array_like=True):
+    """What was called in one process group."""
+
+    name: Piece
+    title: Piece
+    members: Number  # their place among the sets of ranks
+    calls: Annotated[tuple[SentCall, ...], Meta(max_length=64)]
+
+
+class SentProcess(Struct, frozen=True):
+    """A worker, or what it has started."""
+
+    rank: Number
+    pid: Number
+    child: Line
+    threads: Annotated[tuple[SentThread, ...], Meta(max_length=256)]
+    state: Piece
+    ended: bool
+    groups: Annotated[tuple[SentGroup, ...], Meta(max_length=256)] | None
+    native: Text
+
+
+class NodeStacks(Struct, frozen=True, tag="stacks"):
+    """All workers of a node, by rank."""
+
+    stacks: Annotated[tuple[Annotated[tuple[SentFrame, ...], Meta(max_length=256)], ...], Meta(max_length=_MAX_STACKS)]
+    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=_MAX_RANKS)], ...], Meta(max_length=4096)]
+    processes: Annotated[tuple[SentProcess, ...], Meta(max_length=MAX_PROCESSES)]

@@ -1,0 +1,94 @@
+"""`ddplaunch stacks`: where the workers of a running job are, and who waits for whom; as text or as JSON."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.control.questions import NoAnswer
+from ddplaunch.control.requests import NodeReply
+from ddplaunch.control.stack_answers import AskStacks, NodeStacks
+from ddplaunch.errors import LaunchError, below, count
+from ddplaunch.exitcodes import NODE_LOST
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.options.parsers import ranks as parse_ranks
+from ddplaunch.plan.ranks import compress
+from ddplaunch.process.program import working_directory
+from ddplaunch.record import fields_of
+from ddplaunch.runs import client, find
+from ddplaunch.stacks.collectives import explain
+from ddplaunch.stacks.merge import lines, merge
+from ddplaunch.stacks.sent import received
+
+WITHIN = 1.0  # seconds that workers have
+_ON_THE_WAY = 1.5  # seconds, for the child that asks them and for the channel
+_NATIVE = 10.0  # seconds that py-spy has
+
+
+def show(
+    env: Mapping[str, str], named: str | None, *, ranks: str | None, threads: bool, native: bool, as_json: bool
+) -> str:
+    """Ask the job that is meant, and give the answer for stdout.
+
+    Raises:
+        LaunchError: it is not clear which job is meant, it does not answer, or it has no such ranks.
+    """
+    wanted = _wanted(ranks)
+    if native and not shutil.which("py-spy"):
+        raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
+    chosen = find.choose(env, named, "stacks")
+    name = find.name_of(chosen)
+    within = _NATIVE if native else WITHIN
+    found = client.ask_all([chosen.place], AskStacks(within, threads, native), within + _ON_THE_WAY)
+    if not found or (found[0].run is None and found[0].problem):
+        problem = found[0].problem if found else "has just ended"
+        raise LaunchError(f"run {name} {below(problem)}", status=NODE_LOST)
+    replies = found[0]
+    samples = [
+        sample
+        for node in replies.nodes
+        if isinstance(node.answer, NodeStacks)
+        for sample in received(node.answer, node.host)
+    ]
+    known = {sample.rank for sample in samples}
+    size = replies.run.world_size if replies.run is not None else 0
+    if wanted is not None and (unknown := sorted(wanted - known - set(range(size)))):
+        raise LaunchError(
+            f"run {name} has no rank {compress(unknown)}",
+            hint=f"it has {count(size, 'worker')}: `-r 0-{size - 1}`" if size > 1 else "it has one worker, rank 0",
+        )
+    shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
+    # the program's paths are shown as its own report shows them, where both have the same working directory
+    cwd = working_directory() or ""
+    waits = explain(samples, cwd)
+    silent = [f"{_node(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
+    if as_json:
+        import json
+
+        data = {"run_id": name, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
+        return json.dumps(data, indent=1)
+    blocks = [waits, lines(merge(shown, threads=threads), cwd, threads=threads), silent]
+    return "\n\n".join("\n".join(block) for block in blocks if block) or f"run {name} has no worker now"
+
+
+def _wanted(ranks: str | None) -> frozenset[int] | None:
+    if ranks is None:
+        return None
+    try:
+        return parse_ranks(ranks)
+    except BadValue as error:
+        raise LaunchError(f"-r {ranks}: {error}", hint="ranks and ranges of them: `-r 0,4-7`") from None
+
+
+def _node(node: NodeReply) -> str:
+    return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
+
+
+def _plain(value: Any) -> Any:
+    """A record as JSON has it."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return (
+        {name: _plain(getattr(value, name)) for name in fields_of(type(value))} if hasattr(value, "_fields") else value
+    )

@@ -1,0 +1,56 @@
+"""`ddplaunch stacks` of a job that hangs: who waits in which collective for whom, by real recorders of torch."""
+
+from __future__ import annotations
+
+import json
+import signal
+from importlib.util import find_spec
+
+import pytest
+
+from ddplaunch.cli import main
+from tests.conftest import until
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+EXPECTED = {
+    "rank 0 waits in all_reduce #1 (float32 [4, 4]) of group 1 (ranks 0-1)",
+    "  rank 1 has not reached it: it has called none of this group; it is in torch_hangs.py:24 in step",
+    "the ranks disagree about collective #1 of group 2 (pipeline, ranks 2-3): "
+    "rank 2 called all_reduce (float32 [4, 4]); rank 3 called broadcast (float32 [4, 4])",
+}
+
+
+def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job, program, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+    hangs = program("torch_hangs")
+    monkeypatch.chdir(hangs.parent)
+    process = job.start(
+        "--nproc-per-node", 4, "--start-method", "forkserver", "--preload", "torch", "--grace-period", 1, hangs
+    )
+    job.signs("ready", 4)
+    job.signs("child", 4)
+
+    def asked(*words: str) -> str:
+        assert main.main(["stacks", job.folder.name, *words]) == 0
+        out: str = capsys.readouterr().out
+        return out
+
+    found = {}
+
+    def is_stuck() -> bool:
+        found.update(json.loads(asked("--json")))
+        return set(found["waits"]) >= EXPECTED
+
+    until(is_stuck, "the hang")
+    text = asked()
+    assert "rank 1: torch_hangs.py:24 in step\n" in text
+    assert "ranks 0,2: all_reduce, torch_hangs.py:28 in step\n" in text
+    assert "4 children of ranks 0-3: torch_hangs.py:18\n" in text
+    assert "group 1" not in asked("-r", "2").partition("rank 2: ")[2]
+
+    process.send_signal(signal.SIGINT)
+    result = job.wait()
+    assert result.status == 130
+    assert "Server" not in result.err
+    job.nothing_left()
