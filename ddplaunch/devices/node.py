@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from ddplaunch.devices import Core, Device, Hardware, cpus
+from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices import torch_build as torchbuild
 from ddplaunch.devices.choose import choose
 from ddplaunch.devices.probe import probe
@@ -26,18 +26,25 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
     if divided_by > 1:
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
     devices = choose(hardware, spec.devices, spec.asked("devices", ",".join(spec.devices or ())))
-    bound = spec.cpu_bind != "none" or spec.numa_binding is not None
     return Node(
         host=socket.gethostname(),
         hardware=hardware,
         devices=devices,
-        cores=cpus.cores("/", hardware.cpus) if bound else (),
+        cores=_cores(spec, hardware),
         build=torch_build(spec) if devices else None,
         python=sys.executable,
         mps_control=_mps_control(env) if spec.mps else None,
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
         env=env,
     )
+
+
+def _cores(spec: JobSpec, hardware: Hardware) -> tuple[Core, ...]:
+    if spec.cpu_bind == "none" and spec.numa_binding is None:
+        return ()
+    from ddplaunch.devices import cpus  # most jobs bind nothing
+
+    return cpus.cores("/", hardware.cpus)
 
 
 def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
