@@ -56,6 +56,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def some(names: Iterable[str], most: int = 8) -> str:
+    """Name things, of many the first ones: "a, b", "a, b and 7 more"."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
 def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Give the word that was probably meant, None if none is similar; `cutoff` is difflib's, 1 means equal."""
     from difflib import get_close_matches  # only mistakes need it

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ddplaunch import __version__
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, some
 from ddplaunch.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS, USAGE
 from ddplaunch.record import record
 
@@ -145,10 +145,5 @@ def error(errors: Sequence[tuple[str, HostError]]) -> LaunchError:
     by_message: dict[str, list[str]] = {}
     for host, one in errors:
         by_message.setdefault(one.message, []).append(host.rpartition("@")[2])
-    message = "\n  ".join(f"{names(hosts)}: {what}" for what, hosts in by_message.items())
+    message = "\n  ".join(f"{some(hosts)}: {what}" for what, hosts in by_message.items())
     return LaunchError(message, hint=first.hint and first.hint.replace("{host}", errors[0][0]), status=first.status)
-
-
-def names(hosts: Sequence[str]) -> str:
-    """Name hosts, of many the first ones."""
-    return ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from ddplaunch.errors import some
 from ddplaunch.process import clock
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
-from ddplaunch.remote.diagnose import names
 from ddplaunch.supervise.deadline import soonest
 
 MAX_STARTING = 64  # hosts whose agent is being started
@@ -96,7 +96,7 @@ class Startup:
         if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
             command = os.path.basename(silent[0].agent.argv[0])
             why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
-            notify(f"waiting for {names(list(map(str, silent)))}: {command} has not started ddplaunch there yet{why}")
+            notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
 
     def send_heartbeats(self, timeout: float, interval: float, *, reading: bool) -> None:
         """Send heartbeats at this interval; kill connections without a reply for `timeout` seconds.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.control.questions import AskStatus
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.state_folder import runs_folder
@@ -127,7 +127,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="`ddplaunch ps` shows what runs") from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint="`ddplaunch ps` shows what runs") from None
     place = Place(path, run_socket.NAME)
     if os.path.lexists(place.path):  # a folder below another home, as that of another XDG_STATE_HOME
         if found := ask_all([place], AskStatus(), ANSWER_WITHIN):
@@ -139,8 +139,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb
 
 def _several(what: str, found: Sequence[Replies], verb: str) -> LaunchError:
     names = [name_of(replies) for replies in found]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return LaunchError(f"{what}: {', '.join(names[:_SHOWN])}{more}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
+    return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
 
 
 def _none(

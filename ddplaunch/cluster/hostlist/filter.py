@@ -6,11 +6,12 @@ lists of hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ddplaunch.cluster.hostlist.brackets import expand
 from ddplaunch.cluster.hostlist.host import Host, shown, wrong
 from ddplaunch.cluster.hostlist.hostfile import parse_devices
+from ddplaunch.errors import some
 from ddplaunch.record import replace
 
 
@@ -61,16 +62,11 @@ def _named(hosts: Sequence[Host], text: str, origin: str) -> dict[str, tuple[str
         for name in expand(names, origin):
             if name not in known:
                 what = "there is no such host" if name == text else f"there is no host {shown(name)}"
-                raise wrong(text, origin, what, hint=f"the hosts are {_some(known)}")
+                raise wrong(text, origin, what, hint=f"the hosts are {some(known)}")
             if known[name] in named:
                 raise wrong(text, origin, f"{name} is listed twice", hint=f"name it once, as {name}:0,1")
             named[known[name]] = chosen
     return named
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def _with(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
@@ -84,7 +80,7 @@ def _with(host: Host, devices: tuple[str, ...], text: str, origin: str) -> Host:
         for device in devices:
             # an index and a UUID may mean the same device
             if device not in known and (device.isdecimal() or host.devices is not None):
-                raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {_some(known)}")
+                raise wrong(text, origin, f"{host.address} has no device {device}", hint=f"it has {some(known)}")
     return replace(host, devices=devices, slots=None if host.slots is None else len(devices))
 
 
