@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.start_method import PRELOAD, modules
 from ddplaunch.plan.variables import of_fork_server, of_place
 from ddplaunch.spec import JobSpec, Program, ProgramKind
+from tests.unit.plans import plan_of
 
 
 def spec(kind: ProgramKind = ProgramKind.SCRIPT, **fields: Any) -> JobSpec:
@@ -63,18 +64,5 @@ def test_one_of_openmps_binding_and_ours_does_no_harm(cpus: tuple[int, ...], cal
 
 
 def test_the_server_has_what_all_workers_have_and_no_place_among_them() -> None:
-    plan = Plan(
-        run_id="run-1",
-        cluster="local",
-        nnodes=1,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=None,
-        init_method="env",
-        backend="gloo",
-        pin="device",
-        interpreter="python",
-        workers=(worker(0, {"CUDA_VISIBLE_DEVICES": "0"}), worker(1, {"CUDA_VISIBLE_DEVICES": "1"})),
-        seats=(Seat("a", 2),),
-    )
+    plan = plan_of(worker(0, {"CUDA_VISIBLE_DEVICES": "0"}), worker(1, {"CUDA_VISIBLE_DEVICES": "1"}))
     assert of_fork_server({"HOME": "/root", "OMP_NUM_THREADS": "1"}, plan) == {"HOME": "/root", "OMP_NUM_THREADS": "4"}

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file, of_generation, of_place
 from ddplaunch.record import replace
+from tests.unit.plans import plan_of
 
 
 def worker(rank: int = 0) -> WorkerPlan:
@@ -16,22 +17,7 @@ def worker(rank: int = 0) -> WorkerPlan:
 
 
 def plan(**fields: Any) -> Plan:
-    values: dict[str, Any] = {
-        "run_id": "run-1",
-        "cluster": "local",
-        "nnodes": 1,
-        "node_rank": 0,
-        "master_addr": "127.0.0.1",
-        "master_port": None,
-        "init_method": "env",
-        "backend": "gloo",
-        "pin": "device",
-        "interpreter": "python",
-        "workers": (worker(),),
-        "seats": (Seat("a", 1),),
-        **fields,
-    }
-    return Plan(**values)
+    return plan_of(worker(), **fields)
 
 
 def generation(plan: Plan, number: int = 0) -> dict[str, str]:

@@ -10,6 +10,7 @@ import pytest
 from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.report.plan_view import as_json, shell, table
 from ddplaunch.spec import JobSpec, Program, ProgramKind
+from tests.unit.plans import plan_of
 
 SHARED = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "4", "WORLD_SIZE": "2"}
 REASONS = {
@@ -44,23 +45,7 @@ def worker(rank: int, **fields: Any) -> WorkerPlan:
 
 
 def plan(*workers: WorkerPlan, **fields: Any) -> Plan:
-    values: dict[str, Any] = {
-        "run_id": "run-1",
-        "cluster": "local",
-        "nnodes": 1,
-        "node_rank": 0,
-        "master_addr": "127.0.0.1",
-        "master_port": None,
-        "init_method": "env",
-        "backend": "nccl",
-        "pin": "device",
-        "interpreter": "python",
-        "workers": workers or (worker(0), worker(1)),
-        "seats": (Seat("gpu01", len(workers) or 2),),
-        "reasons": REASONS,
-        **fields,
-    }
-    return Plan(**values)
+    return plan_of(*(workers or (worker(0), worker(1))), **{"backend": "nccl", "reasons": REASONS, **fields})
 
 
 def spec(origins: dict[str, str] | None = None, **fields: Any) -> JobSpec:
