@@ -48,6 +48,7 @@ ORDER = {
     "heartbeat_timeout": 10.0,
     "simulated": None,
     "reports_to_caller": False,
+    "killed": [3],
 }
 CASES: list[tuple[Callable[[bytes], Any], dict[str, Any]]] = [
     *((messages.report, report) for report in REPORTS),
