@@ -14,7 +14,8 @@ class Emulator:
     def __init__(self, lines: int = 24, columns: int = 80) -> None:
         self._lines = lines
         self._columns = columns
-        self._rows: list[list[str]] = [[]]
+        self._rows: list[list[tuple[str, str]]] = [[]]
+        self._style = ""  # the SGR codes since the last reset
         self._row = self._column = 0
         self._saved = (0, 0)
         self._rest = ""
@@ -22,7 +23,12 @@ class Emulator:
     @property
     def shown(self) -> list[str]:
         """All rows, those that have scrolled away too, without the empty ones at the end."""
-        return "\n".join("".join(row).rstrip() for row in self._rows).rstrip().split("\n")
+        return "\n".join("".join(char for char, _ in row).rstrip() for row in self._rows).rstrip().split("\n")
+
+    @property
+    def styled(self) -> list[list[tuple[str, str]]]:
+        """The same, as a character and its SGR codes for each cell; no character in the second cell of a wide one."""
+        return self._rows[: len(self.shown)]
 
     def feed(self, text: str) -> None:
         """Take what was written; an escape sequence may be cut."""
@@ -43,6 +49,15 @@ class Emulator:
             self._saved = self._row, self._column
         elif token == "\x1b8":
             self._row, self._column = self._saved
+        elif token.endswith("m") and token.startswith("\x1b"):
+            codes = token[2:-1]
+            self._style = (
+                ""
+                if codes in ("", "0")
+                else codes[2:]
+                if codes.startswith("0;")
+                else f"{self._style};{codes}".strip(";")
+            )
         elif token.startswith("\x1b"):
             self._control(token[-1], int(token[2:-1] or 1) if token[-1] == "A" else 0)
         else:
@@ -63,6 +78,6 @@ class Emulator:
         if self._column + width > self._columns:
             self._take("\n")
         row = self._rows[self._row]
-        row += [" "] * (self._column + width - len(row))
-        row[self._column : self._column + width] = [char, *[""] * (width - 1)]
+        row += [(" ", "")] * (self._column + width - len(row))
+        row[self._column : self._column + width] = [(char, self._style), ("", "")][:width]
         self._column += width

@@ -1,0 +1,154 @@
+"""Draws the terminals in docs/pictures: `python docs/screens.py [FOLDER]` runs the commands and draws what they show.
+
+No font and no style comes from another host, and a picture is a few kilobytes: text in rows, each piece in its colour.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+import pexpect
+
+from tests.emulator import Emulator
+
+PICTURES = Path(__file__).parent / "pictures"
+_LINES, _COLUMNS = 24, 104
+_PATIENCE = 60.0  # seconds
+_CELL, _ROW, _MARGIN = 8.4, 19, 14  # pixels
+_ENDS = "command:"  # of the plan, what is before it is the shorter part
+_PLAIN, _BEHIND = "#d6dde6", "#12171d"
+_COLOURS = {
+    "31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "35": "#d2a8ff", "36": "#76e3ea", "94": "#79c0ff", "95": "#f2a6e0",
+}  # fmt: skip
+
+_TRAIN = """\
+import os
+import time
+
+from tqdm import tqdm
+
+rank = int(os.environ["RANK"])
+
+
+def train_step(step):
+    time.sleep(0.02 + 0.015 * rank)
+
+
+print(f"rank {rank} has its part of the data", flush=True)
+for step in tqdm(range(200), desc="epoch 1"):
+    train_step(step)
+"""
+_FAILS = """\
+import os
+import time
+
+rank = int(os.environ["RANK"])
+
+
+def train_step(step):
+    loss = 1.0 / (step + 1)
+    if step == 2 and rank == 3:
+        raise ValueError(f"loss is nan at step {step}")
+    return loss
+
+
+for step in range(3):
+    loss = train_step(step)
+    if rank == 0 and step < 2:
+        print(f"step {step}: loss {loss:.3f}", flush=True)
+    time.sleep(0.3)
+time.sleep(600)
+"""
+
+
+def _moves(rows: list[str]) -> bool:
+    """Whether the bars are far enough apart for all to be seen."""
+    shares = [int(found[1]) for row in rows if (found := re.search(r"(\d+)%", row))]
+    return len(shares) == 3 and "slowest" in "".join(rows) and max(shares) >= 60
+
+
+# name: the script, the command, and when to look; None: when it has ended
+SCREENS: dict[str, tuple[str, str, Callable[[list[str]], bool] | None]] = {
+    "screen-run": (_TRAIN, "ddplaunch --nproc-per-node 4 train.py", _moves),
+    "screen-failure": (_FAILS, "ddplaunch --nproc-per-node 4 train.py", None),
+    "screen-plan": (_TRAIN, "ddplaunch plan --nnodes 2 --nproc-per-node 2 --simulate train.py", None),
+}
+
+
+def main(folder: Path = PICTURES) -> None:
+    """Draw all pictures into a folder."""
+    for name, (script, command, when) in SCREENS.items():
+        screen = _run(script, command, when)
+        (folder / f"{name}.svg").write_text("".join(_svg(f"$ {command}", screen)), encoding="utf-8")
+
+
+def _run(script: str, command: str, when: Callable[[list[str]], bool] | None) -> Emulator:
+    """Run a command in a terminal and give the screen as it is then."""
+    screen = Emulator(_LINES, _COLUMNS)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        Path(home, "train.py").write_text(script, encoding="utf-8")
+        env = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+        words = [sys.executable, "-m", *command.split()]
+        child = pexpect.spawn(
+            words[0],
+            words[1:],
+            cwd=home,
+            env={**env, "HOME": home, "TERM": "xterm"},
+            dimensions=(_LINES, _COLUMNS),
+            encoding="utf-8",
+        )
+        by = time.monotonic() + _PATIENCE
+        while when is None or not when(screen.shown):
+            if time.monotonic() > by:
+                raise TimeoutError(f"{command}:\n" + "\n".join(screen.shown))
+            try:
+                screen.feed(child.read_nonblocking(1 << 16, timeout=1))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                break
+        child.terminate(force=True)
+    return screen
+
+
+def _svg(typed: str, screen: Emulator) -> Iterator[str]:
+    rows = [[(char, "1") for char in typed], *screen.styled]
+    if _ENDS in screen.shown:
+        rows = [*rows[: screen.shown.index(_ENDS) + 1], [("…", "")]]
+    width = 2 * _MARGIN + _CELL * max(map(len, rows))
+    height = 2 * _MARGIN + _ROW * len(rows)
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
+    yield ' font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14" xml:space="preserve">\n'
+    yield f'<rect width="100%" height="100%" rx="8" fill="{_BEHIND}"/>\n'
+    for number, row in enumerate(rows):
+        y = _MARGIN + _ROW * (number + 0.75)
+        column = 0
+        for style, cells in groupby(row, key=lambda cell: cell[1]):
+            chars = [char for char, _ in cells]
+            text = "".join(chars)
+            if text.strip():
+                before = len(text) - len(text.lstrip())
+                shown = text.strip()
+                x = _MARGIN + _CELL * (column + before)
+                length = f'textLength="{_CELL * len(shown):.1f}"'
+                yield f'<text x="{x:.1f}" y="{y:.1f}" {length} {_look(style)}>{escape(shown)}</text>\n'
+            column += len(chars)
+    yield "</svg>\n"
+
+
+def _look(style: str) -> str:
+    codes = style.split(";")
+    colour = next((_COLOURS[code] for code in codes if code in _COLOURS), _PLAIN)
+    return f'fill="{colour}"' + (' font-weight="bold"' if "1" in codes else "")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""The pictures of terminals: the script that draws them runs, and those in the repository look like what it draws now."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from docs.screens import PICTURES, SCREENS
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All pictures as they are drawn now."""
+    folder = tmp_path_factory.mktemp("pictures")
+    subprocess.run([sys.executable, "docs/screens.py", str(folder)], check=True, cwd=PICTURES.parents[1])
+    return folder
+
+
+def words(picture: Path) -> set[str]:
+    """What a picture says, without what differs from run to run: figures, bars, folders."""
+    text = " ".join(ET.parse(picture).getroot().itertext())
+    return set(re.findall(r"(?<![\w/.-])[a-z]{3,}(?![\w/])", re.sub(r"/tmp/\S+", "", text)))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_picture_of_a_terminal_is_fresh_small_and_asks_no_other_host(drawn: Path, name: str) -> None:
+    picture = PICTURES / f"{name}.svg"
+    text = picture.read_text(encoding="utf-8")
+    assert len(text) < 6000
+    assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
+    assert words(picture) == words(drawn / picture.name), "python docs/screens.py"
