@@ -58,7 +58,7 @@ class Bed:
             "XDG_STATE_HOME": str(self.folder / "state"),
             "TMPDIR": str(self.folder),  # torchrun leaves a folder there each time
             "OMP_NUM_THREADS": "1",  # the same for all, and torchrun does not warn
-            "DDPLAUNCH_BENCH_MARK": self._mark,
+            "BENCH_MARK": self._mark,
         }
         self.ddplaunch = _command("ddplaunch", "ddplaunch")
         self.torchrun = _command("torchrun", "torch.distributed.run")
@@ -66,9 +66,13 @@ class Bed:
 
     def close(self) -> None:
         """End what is left and remove the folder."""
+        self.end_left()
+        shutil.rmtree(self.folder)
+
+    def end_left(self) -> None:
+        """End what a command has left."""
         for pid in self.left():
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.folder)
 
     def rounds(self, number: int) -> int:
         """How often to measure: so often, or less if it is to be quick."""

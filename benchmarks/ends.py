@@ -22,7 +22,9 @@ def crash(bed: Bed) -> Iterator[Figure]:
     yield Figure(name="crash, 8 workers: others gone after", value=mine * 1e3, unit="ms", target=25, how=how)
     patient = [*ours, "--grace-period", str(_GRACE)]
     (mine,) = best(few, lambda: _after_crash(bed, patient, "stubborn", status=3))
-    how = f"{mine * 1e3:.0f} ms with {_GRACE:g} s of grace; best of {few}"
+    slow = [*bed.torchrun, "--standalone", *ours[-2:], "--shutdown-timeout", str(int(_GRACE))]
+    theirs = _after_crash(bed, slow, "stubborn", status=1)
+    how = f"{mine * 1e3:.0f} ms with {_GRACE:g} s of grace; best of {few}; torchrun --shutdown-timeout {_GRACE:g}: {theirs:.1f} s"
     name = "crash, others ignore SIGTERM: beyond the grace period"
     yield Figure(name=name, value=(mine - _GRACE) * 1e3, unit="ms", target=50, how=how)
 

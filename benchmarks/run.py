@@ -16,6 +16,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import differences
 import ends
 import nodes
 import outputs
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "rest": rests.rest,
     "lines": outputs.lines,
     "flood": outputs.flood,
+    "differences": differences.differences,
 }
 
 
