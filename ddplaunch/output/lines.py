@@ -11,7 +11,7 @@ FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown a
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 # where bars are shown in place, what is held is seen as well:
-LIVE_SETTLE_TIME = 2.0  # seconds
+LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
 STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
 
@@ -76,8 +76,9 @@ class Lines:
             screen = Screen()
         if not screen.holds_lines:
             self._settle_at = None
-        elif self._settle_at is None:
-            self._settle_at = at + (LIVE_SETTLE_TIME if self._live and screen.goes_up else SETTLE_TIME)
+        elif self._settle_at is None or screen.redrawn:
+            before, after = LIVE_SETTLE_TIMES if self._live else (SETTLE_TIME, SETTLE_TIME)
+            self._settle_at = at + (after if screen.goes_up else before)
         if not screen.drawing:
             self._update_at = None
         elif self._live:

@@ -38,7 +38,7 @@ class Screen:
     How far back the cursor goes is learned: `depth` rows above the last one are held, before it first went up so many as is said.
     """
 
-    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows", "goes_up")
+    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows", "goes_up", "redrawn")
 
     def __init__(self, depth: int = 0) -> None:
         self._rows = [bytearray()]
@@ -46,6 +46,7 @@ class Screen:
         self._at_start = False  # the next text replaces the cursor's row
         self._depth = depth
         self.goes_up = False  # the cursor has gone up
+        self.redrawn = False  # and has done so in the last piece
         self._climbed = 0  # rows up since the last newline
         self._drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
 
@@ -77,6 +78,7 @@ class Screen:
 
     def feed(self, data: bytes) -> bytes:
         """Draw; return the rows that became lines."""
+        self.redrawn = False
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
             if token == b"\n":
@@ -111,7 +113,7 @@ class Screen:
         if kind in b"AF":
             up = int(argument) if argument.isdigit() else 1
             self._climbed += up
-            self.goes_up = True
+            self.goes_up = self.redrawn = True
             self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
             self._row = max(0, self._row - up)
             self._at_start = True

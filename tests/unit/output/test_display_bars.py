@@ -86,6 +86,17 @@ def test_no_update_is_made_of_a_line_that_is_being_written() -> None:
     assert lines.deadline is None
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_rows_that_are_redrawn_with_the_cursor_below_them_are_held_however_long_that_lasts(live: bool) -> None:
+    """As rich does, whose cursor rests on the last row."""
+    lines = Lines(live=live)
+    lines.feed(b"a 0%\nb 0%\r\x1b[2K\x1b[1A\x1b[2Ka 1%\nb 1%", 0.0)
+    for tick in range(1, 9):
+        assert lines.flush(tick / 10) == b""
+        assert lines.feed(b"\r\x1b[2K\x1b[1A\x1b[2Ka %d%%\nb %d%%" % (tick, tick), tick / 10) == b""
+    assert lines.feed(b"\n", 1.0) + lines.end() == b"a 8%\nb 8%\n"
+
+
 # --- shown in place
 
 
@@ -94,7 +105,7 @@ def test_a_live_bar_is_no_line_before_its_end() -> None:
     assert lines.feed(b"\r 1%", 0.0) == b""
     assert (lines.is_bar, lines.rows) == (True, [b" 1%"])
     assert lines.flush(20.0) == b""
-    assert lines.feed(b"\r100%\n", 20.0) + lines.flush(20.25) == b"100%\n"
+    assert lines.feed(b"\r100%\n", 20.0) + lines.flush(20.5) == b"100%\n"
     assert not lines.is_bar
     assert lines.deadline is None
 
