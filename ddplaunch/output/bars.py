@@ -13,6 +13,7 @@ from ddplaunch.supervise.deadline import soonest
 INTERVAL = 0.1  # seconds between two looks of whoever watches; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
+_AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
 
@@ -43,10 +44,8 @@ class _Read:
     """What a bar says."""
 
     bar: Bar
-    kind: tuple[
-        int, str, int
-    ]  # bars of one kind are compared: row, letters before the figures, how many figures these hold
-    outer: tuple[int, ...]  # figures before the progress: an epoch, or a rank
+    kind: tuple[int, str, int]  # row, letters of the label, how many figures it has; bars of one kind are compared
+    outer: tuple[int, ...]  # the figures of the label, which stands before the progress: an epoch, or a rank
     value: float  # the progress
     same: float  # what may be between values that count as equal
 
@@ -55,17 +54,16 @@ def _read(bar: Bar) -> _Read:
     text = re.sub(_TIMES, "", re.sub(_ESCAPE, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])
-    label, value, same = text, 0.0, 0.0
-    if percent or counted:
-        label = text[: (percent or counted).start()]  # type: ignore[union-attr] # one of them is there
-        if percent:
-            value, same = int(percent[1]) / 100, _SAME
-        if counted and (whole := int(counted[2])):
-            value, same = int(counted[1]) / whole, max(_SAME, 1.001 / whole)
+    first = percent or counted
+    label, value, same = text[: first.start() if first else None], 0.0, 0.0
+    if percent:
+        value, same = int(percent[1]) / 100, _SAME
+    if counted and (whole := int(counted[2])):
+        value, same = int(counted[1]) / whole, max(_SAME, 1.001 / whole)
     outer = tuple(map(int, re.findall(_NUMBER, label)))
     letters = "".join(filter(str.isalpha, label))
     kind = bar.row, letters, len(outer)
-    if outer and not (percent or counted):  # a bar without an end: the first figure is all there is
+    if outer and first is None:  # a bar without an end: the first figure is all there is
         value, same, outer = float(outer[0]), max(1.0, _SAME * outer[0]), ()
     return _Read(bar=bar, kind=kind, outer=outer, value=value, same=same)
 
@@ -164,20 +162,20 @@ def _ranks(text: str, most: int) -> tuple[int, ...]:
 
 
 class BarFeed:
-    """Passes bars on: at once, then each `interval` at most, and only if they have changed."""
+    """Passes bars on: at once, then each `interval` at most, less often if they are many, and only if they have changed."""
 
     def __init__(self, bars: Callable[[], Iterable[Bar]], send: Callable[[bytes], bool], interval: float = INTERVAL):
         """`bars` gives them, `send` takes a message; False: not now."""
         self._bars = bars
         self._send = send
-        self._interval = interval  # seconds
+        self._interval = self._pause = interval  # seconds
         self._sent = b""
         self._sent_at = -inf
         self.deadline: float | None = None  # when to call `flush`
 
     def changed(self, at: float) -> None:
         """Note that bars have moved."""
-        self.deadline = soonest(self.deadline, max(at, self._sent_at + self._interval))
+        self.deadline = soonest(self.deadline, max(at, self._sent_at + self._pause))
 
     def flush(self, at: float) -> None:
         """Pass on what is due at this time."""
@@ -187,13 +185,15 @@ class BarFeed:
     def update(self, at: float) -> None:
         """Pass on what has changed: whoever shows a line is to show no bar any more that has become it."""
         self.deadline = None
-        message = pack(condense(self._bars()))
+        bars = tuple(self._bars())
+        self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)
+        message = pack(condense(bars))
         if message != self._sent:
             if self._send(message):
                 self._sent = message
                 self._sent_at = at
             else:
-                self.deadline = at + self._interval
+                self.deadline = at + self._pause
 
     def repeat(self, at: float) -> None:
         """Pass on what there is even if it is the same: the terminal has another size."""

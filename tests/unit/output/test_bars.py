@@ -146,6 +146,14 @@ def test_bars_are_passed_on_at_once_then_ten_times_a_second_and_only_if_they_mov
     assert (len(one.sent), one.due()) == (2, None)
 
 
+def test_many_bars_are_read_less_often() -> None:
+    one = Feed()
+    one.drawn = [Bar((rank,), f"{rank}%") for rank in range(512)]
+    one.feed.update(5.0)
+    one.feed.changed(5.1)
+    assert one.due() == 5.4
+
+
 def test_while_nothing_is_taken_the_last_state_waits() -> None:
     one = Feed()
     one.takes = False
