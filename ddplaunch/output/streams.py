@@ -51,7 +51,7 @@ class Screen:
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
-            live=terminals if env.get("TERM", "dumb") != "dumb" else frozenset(),
+            live=terminals if moves_cursor(env) else frozenset(),
         )
 
 
@@ -66,3 +66,12 @@ def use_colour(env: Mapping[str, str], isatty: bool) -> bool:
     if any(env.get(name, "") not in ("", "0", "false") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
         return True
     return isatty and env.get("TERM") != "dumb" and env.get("CLICOLOR") != "0"
+
+
+def moves_cursor(env: Mapping[str, str]) -> bool:
+    """Whether a terminal lets its cursor go up.
+
+    A cell of a notebook is a terminal to what `!` starts in it, but knows carriage returns alone; Jupyter names the server of its
+    kernel in JPY_PARENT_PID.
+    """
+    return env.get("TERM", "dumb") != "dumb" and "JPY_PARENT_PID" not in env

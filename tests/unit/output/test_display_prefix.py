@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.output.display import Display
 from ddplaunch.output.prefix import RESET, STYLES, Prefix
-from ddplaunch.output.streams import BOTH, ShownWorker, Stream, use_colour
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream, moves_cursor, use_colour
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -128,3 +128,17 @@ def test_a_prefix_stands_before_each_line_and_nowhere_else(lines: list[bytes]) -
 )
 def test_colours_follow_the_common_variables(env: Mapping[str, str], isatty: bool, expected: bool) -> None:
     assert use_colour(env, isatty) is expected
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm-color", "JPY_PARENT_PID": "7"}, False),
+    ],
+    ids=["terminal", "none", "dumb", "notebook"],
+)
+def test_bars_are_shown_in_place_where_the_cursor_goes_up(env: Mapping[str, str], expected: bool) -> None:
+    assert moves_cursor(env) is expected
