@@ -137,6 +137,8 @@ class Generations:
 
     def _error_recorded(self) -> None:
         self._errors.drain()
+        if self._setup.error_files.takes_request():
+            self._feed(node.StoreWanted(clock.now()))
         self._feed(node.ErrorRecorded(clock.now()))
 
     @property
@@ -172,6 +174,8 @@ class Generations:
             case node.LookForRaised():
                 for rank, error in self.workers.lingering():
                     self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
+            case node.HostStore():
+                self.workers.host_store()
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
                 self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen

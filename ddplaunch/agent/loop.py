@@ -264,7 +264,9 @@ class Agent:
                 self._report_left(signum, sparing)
             case node.ReportEnded():
                 self._report_end(clock.now())
-            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.HoldTimeout():
+            case (
+                node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.HoldTimeout() | node.RequestStore()
+            ):
                 self._link.send(action)
             case node.Suspend() | node.Resume():
                 self._link.send(action)

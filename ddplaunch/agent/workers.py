@@ -203,6 +203,12 @@ class Workers:
         """Stop reading the pipes of the workers, or go on."""
         self._pipes.pause(paused)
 
+    def host_store(self) -> None:
+        """Have torch's store at MASTER_PORT hosted here."""
+        from ddplaunch.agent.store import host  # few jobs need it
+
+        host(self._setup, self._generation, self.port)
+
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:

@@ -104,6 +104,10 @@ class Escalate(Struct, frozen=True, tag="escalate"):
     signum: Signal
 
 
+class RequestStore(Struct, frozen=True, tag="request_store"):
+    """An agent to the coordinator: a worker waits for torch's store, which nobody on node 0 hosts."""
+
+
 class Watch(Struct, frozen=True, tag="watch"):
     """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
 
@@ -227,7 +231,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Forward | Ended | Answered | Pong
+ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | RequestStore | Forward | Ended | Answered | Pong
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
 
 encode = msgspec.json.Encoder().encode

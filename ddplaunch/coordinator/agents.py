@@ -87,11 +87,11 @@ class Agents:
                 self._connections.expel(id, "did not send hello first")
             case messages.Ended(generation) if generation == self._coordinator.state.generation:
                 self._ended(id, message)
-            case messages.Escalate() if id not in self._ranks:
-                pass  # it has no part in what it wants killed
+            case messages.Escalate() | messages.RequestStore() if id not in self._ranks:
+                pass  # it has no part in what it wants killed, or served
             case messages.Answered():
                 self._report(id, message)
-            case messages.Stopping() | messages.Noticed() | messages.Escalate():
+            case messages.Stopping() | messages.Noticed() | messages.Escalate() | messages.RequestStore():
                 self._reported(id, message)
 
     def _ended(self, id: int, message: messages.Ended) -> None:

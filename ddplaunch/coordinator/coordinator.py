@@ -101,6 +101,8 @@ class Coordinator:
                 self.feed(job.JobSuspended(now))
             case node.Resume():
                 self.feed(job.JobResumed(now))
+            case node.RequestStore():
+                self._order((OWN,), node.StoreOrdered(now))
             case node.HoldTimeout(held):
                 self.feed(job.TimeoutHeld(held))
             case NodeEnd(generation) if generation == self._state.generation:

@@ -49,7 +49,7 @@ class Ask:
     question: Question
 
 
-Order = Generation | JobEnd | Ask | node.StopOrdered | node.KillOrdered | node.SignalReceived
+Order = Generation | JobEnd | Ask | node.StopOrdered | node.KillOrdered | node.StoreOrdered | node.SignalReceived
 
 # --- reports: what an agent sends the coordinator
 
@@ -85,6 +85,7 @@ Report = (
     | node.ReportNotice
     | node.Escalate
     | node.HoldTimeout
+    | node.RequestStore
     | node.Suspend
     | node.Resume
     | NodeEnd

@@ -33,6 +33,8 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
             return messages.Noticed(signum)
         case node.Escalate(signum):
             return messages.Escalate(signum)
+        case node.RequestStore():
+            return messages.RequestStore()
         case ForwardToAll(signum):
             return messages.Forward(signum)
         case Answered(number, answer):
@@ -59,6 +61,8 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
             return node.ReportNotice(signum)
         case messages.Escalate(signum):
             return node.Escalate(signum)
+        case messages.RequestStore():
+            return node.RequestStore()
         case messages.Forward(signum):
             return ForwardToAll(signum)
         case messages.Answered(number, answer):

@@ -60,6 +60,14 @@ class ErrorFiles:
         """
         return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
 
+    def takes_request(self) -> bool:
+        """Take a request for torch's store that a worker has left there; see worker/store.py."""
+        try:
+            os.unlink(f"{self._place}/store-wanted")
+        except OSError:
+            return False
+        return True
+
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
         _remove(self._place)

@@ -2,19 +2,21 @@
 
 torchrun's agent hosts that store before any worker runs, and some programs only connect to it. Here init_process_group() has
 rank 0 host it. A client that is made in another way is served by what hosts it already, else rank 0 hosts it in its own
-process, where init_process_group() finds it, and another worker of node 0 starts `store_server.py`. Workers of other nodes
-wait for one of these, as clients do.
+process, where init_process_group() finds it, and another worker of node 0 starts `store_server.py`. A worker of another node
+waits for one of these, and after a while asks its agent, by a file that this one watches for, to have node 0's agent start it.
 """
 
 import os
 import socket
 import subprocess
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
 # of TCPStore(), by position
 PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant")
 
@@ -40,6 +42,8 @@ def serve(distributed: "Any", server: str) -> None:
             subprocess.run(
                 [sys.executable, server, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
+        elif not is_served_within(WAIT, address, port) and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+            open(os.path.join(os.path.dirname(file), "store-wanted"), "w").close()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
         asked = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
@@ -66,4 +70,14 @@ def is_served(address: str, port: int) -> bool:
         socket.create_connection((address, port), timeout=1).close()
     except OSError:
         return False
+    return True
+
+
+def is_served_within(seconds: float, address: str, port: int) -> bool:
+    """Wait until a process listens there, so long at most; say whether one does."""
+    until = time.monotonic() + seconds
+    while not is_served(address, port):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
     return True

@@ -59,6 +59,16 @@ class LookForRaised:
 
 
 @record
+class RequestStore:
+    """Request from the coordinator that torch's store be hosted on node 0."""
+
+
+@record
+class HostStore:
+    """Host torch's store at MASTER_PORT, until the workers have ended."""
+
+
+@record
 class Suspend:
     """SIGSTOP all workers' groups."""
 
@@ -125,6 +135,8 @@ Action = (
     | KillWorkers
     | Sweep
     | LookForRaised
+    | RequestStore
+    | HostStore
     | Suspend
     | Resume
     | Print

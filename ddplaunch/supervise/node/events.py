@@ -40,6 +40,20 @@ class ErrorRecorded:
 
 
 @record
+class StoreWanted:
+    """A worker waits for torch's store at MASTER_PORT, which nobody on node 0 hosts."""
+
+    at: float
+
+
+@record
+class StoreOrdered:
+    """The coordinator wants this node, where it is, to host that store."""
+
+    at: float
+
+
+@record
 class WorkerExited:
     """A worker's process has ended."""
 
@@ -120,6 +134,8 @@ Event = (
     | StartFailed
     | WorkerRaised
     | ErrorRecorded
+    | StoreWanted
+    | StoreOrdered
     | WorkerExited
     | SignalReceived
     | FrontLost

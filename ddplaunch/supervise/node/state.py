@@ -61,6 +61,7 @@ class State:
     warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
     suspended_at: float | None = None
+    hosts_store: bool = False  # torch's store, since a worker of another node has asked for it
     front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
     halted: bool = False  # the coordinator knows that nothing is to be started again
     status: int | None = None  # of the job, once the coordinator gave it or is lost

@@ -54,6 +54,11 @@ def step(state: State, event: events.Event) -> Result:
             return _lingering(state, rank, error, at) if lingers else (state, ())
         case events.ErrorRecorded(at):
             return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
+        case events.StoreWanted():
+            return state, (actions.RequestStore(),)
+        case events.StoreOrdered():
+            hosts = bool(state.alive) and not state.hosts_store
+            return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
         case events.StartFailed(failure, at):
             state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
             if not state.is_going:
@@ -105,6 +110,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         interrupted=False,
         pending=begun.ranks,
         suspended_at=None,
+        hosts_store=False,
         exits=(),
         raised=(),
         left=(),

@@ -35,6 +35,7 @@ REPORTS: list[Report] = [
     node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
+    node.RequestStore(),
     ForwardToAll(SIGUSR1),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
     NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1")),

@@ -313,3 +313,13 @@ def test_of_several_nodes_the_coordinator_is_told_of_a_notice_and_decides():
         JobEnded(138, 3.0),
     )
     assert after(*history, policy=policy)[1] == [Exit(138)]
+
+
+def test_a_store_that_is_wanted_here_is_requested_and_hosted_once_a_generation_while_workers_live():
+    order = node.StoreOrdered(1.5)
+    assert elsewhere(GenerationBegun(0, SECOND, 1.0), node.StoreWanted(1.5))[1] == [node.RequestStore()]
+    assert after(*FIRST, order)[1] == [node.HostStore()]
+    assert after(*FIRST, order, order)[1] == []
+    assert after(order)[1] == []
+    again = (ended(1, code=3), *ENDS, NOTHING_LEFT, GenerationBegun(1, ALL, 9.0), *STARTED)
+    assert after(*FIRST, order, *again, order)[1] == [node.HostStore()]
