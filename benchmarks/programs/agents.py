@@ -18,7 +18,7 @@ from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
 
-FACTS = messages.Facts(ddplaunch="", python="", torch="", script="", nnodes="")
+FACTS = messages.NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
 
 
 class Agent:
@@ -32,7 +32,7 @@ class Agent:
         self.dialer = Dialer(
             loop.selector, secret, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60.0
         )
-        self.dialer.aim([(socket.AF_INET, ("127.0.0.1", port))])
+        self.dialer.set_targets([(socket.AF_INET, ("127.0.0.1", port))])
 
     def opened(self, peer: Peer) -> None:
         """Say hello."""
@@ -60,7 +60,7 @@ class Agent:
     def end(self) -> None:
         """Have no workers any more."""
         assert self.peer is not None
-        self.peer.send(messages.encode(messages.Ended(0, (), None, 0, None, None)))
+        self.peer.send(messages.encode(messages.Ended(0, (), None, (), 0, None, None)))
 
     def fail(self) -> None:
         """Have a worker that failed by itself."""
@@ -72,7 +72,7 @@ class Agent:
             stderr_tail="", log=None,
         )  # fmt: skip
         self.peer.send(messages.encode(messages.Stopping("FAILED", 15)))
-        self.peer.send(messages.encode(messages.Ended(0, (exit,), None, 0, None, None)))
+        self.peer.send(messages.encode(messages.Ended(0, (exit,), None, (), 0, None, None)))
 
     def closed(self, _reason: str) -> None:
         """Be done."""
@@ -94,12 +94,14 @@ class Loop:
         """Go on until the coordinator has closed all connections."""
         began = time.monotonic()
         failed = None
-        joining = True
+        joining, unmet, look_at = True, self.agents, 0.0
         while self.gone < len(self.agents):
             now = time.monotonic()
-            if joining:
-                for agent in self.agents:
-                    if agent.peer is None:
+            if joining and now >= look_at:
+                look_at = now + 0.01
+                unmet = [agent for agent in unmet if agent.peer is None]
+                for agent in unmet:
+                    if agent.dialer.deadline is not None and now >= agent.dialer.deadline:
                         agent.dialer.expire(now)
                 joining = len(self.begun) < len(self.agents)
             if failed is None and fail_after is not None and not joining and now - max(self.begun) > fail_after:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
@@ -73,9 +74,8 @@ class Listener:
 
     def expire(self, now: float) -> None:
         """Drop connections whose handshake takes too long; accept again after a pause."""
-        for greeting, deadline in list(self._half_open.items()):
-            if now < deadline:
-                break
+        due = list(takewhile(lambda entry: now >= entry[1], self._half_open.items()))
+        for greeting, _ in due:
             if greeting in self._half_open:  # `refused` may have closed all
                 self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
         if self._resume is not None and now >= self._resume:

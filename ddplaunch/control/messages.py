@@ -64,12 +64,21 @@ class Hello(Struct, frozen=True, tag="hello"):
     facts: NodeFacts
 
 
+class Seats(Struct, frozen=True, array_like=True):
+    """So many nodes in a row with equally many workers each."""
+
+    nodes: Annotated[int, Meta(ge=1, le=MAX_SEATS)]
+    workers: Workers
+
+
 class Begin(Struct, frozen=True, tag="begin"):
     """The coordinator to an agent: start your workers."""
 
     generation: Number
     place: Number
-    seats: Annotated[tuple[Seat, ...], Meta(max_length=MAX_SEATS)]  # by place
+    seats: Annotated[
+        tuple[Seats, ...], Meta(max_length=MAX_SEATS)
+    ]  # by place; one by one they would be most of all that is sent
     run_id: Name
     address: Host  # MASTER_ADDR
     port: Port  # MASTER_PORT
@@ -78,10 +87,20 @@ class Begin(Struct, frozen=True, tag="begin"):
     restarts: Number  # how many of --max-restarts are used
 
     def __post_init__(self) -> None:
-        if self.place >= len(self.seats):
-            raise ValueError(f"place {self.place} of {len(self.seats)} seats")
-        if sum(seat.workers for seat in self.seats) > _MAX_RANKS:
+        if self.nnodes > MAX_SEATS or self.place >= self.nnodes:
+            raise ValueError(f"place {self.place} of {self.nnodes} seats")
+        if sum(alike.nodes * alike.workers for alike in self.seats) > _MAX_RANKS:
             raise ValueError("more ranks than there can be")
+
+    @property
+    def nnodes(self) -> int:
+        """How many seats there are."""
+        return sum(alike.nodes for alike in self.seats)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of workers of each node, by place."""
+        return tuple(alike.workers for alike in self.seats for _ in range(alike.nodes))
 
 
 class Stopping(Struct, frozen=True, tag="stopping"):

@@ -8,23 +8,26 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
+
 from ddplaunch.control import messages
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.connections import Connections
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
-from ddplaunch.coordinator.link import ForwardToAll, JobEnd, Order
+from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Order
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.plan import Agreed, Seat
-from ddplaunch.plan.ranks import ranks_of
+from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.job.seating import why_refused
 from ddplaunch.supervise.outcome import Why
 
 _NO_MEMBER = -1  # no member's id
-_MAX_HELLOS = 10_000  # in one job; each is logged
+_HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
+_LEAST_HELLOS = 10_000
 
 
 class Agents:
@@ -69,7 +72,7 @@ class Agents:
         match message:
             case _ if id in self._watchers:
                 self._watcher_sent(message)
-            case messages.Hello() if self._said_hello == _MAX_HELLOS:
+            case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
                 self._connections.expel(id, "too many agents have come and gone")
             case messages.Hello() if id not in self._hellos:
                 self._said_hello += 1
@@ -168,7 +171,7 @@ class Agents:
         hellos = [self._hellos[id] for id in order]
         backend, reason = common_backend(hellos)
         seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
-        self._ranks = {id: ranks_of(seats, place) for place, id in enumerate(order)}
+        self._ranks = dict(zip(order, ranks_of_all(seats), strict=True))
         self._reports.clear()
         for id in order:
             self._connections.admit(id)
@@ -180,6 +183,12 @@ class Agents:
             backend=backend,
             backend_reason=reason,
         )
+
+    def begin(self, order: Sequence[int], generation: Generation) -> None:
+        """Have the agents of `order` begin, each at its place in it."""
+        message = wire.encode_order(generation)
+        for place, id in enumerate(order):
+            self._connections.send(id, messages.encode(msgspec.structs.replace(message, place=place)))
 
     def send(self, ids: Sequence[int], order: Order) -> None:
         """Send an order to these agents."""

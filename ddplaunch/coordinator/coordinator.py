@@ -190,16 +190,18 @@ class Coordinator:
             self.feed(job.BeginFailed(failure, self._clock()))
             return
         agreed = self._agents.agree(order) if self._agents is not None else None
-        for place, id in reversed(list(enumerate(order))):  # its own agent, which is busy when it starts, last
-            generation = Generation(
-                number=number,
-                restarts=restarts,
-                port=port,
-                ranks=self._draft.ranks if agreed is None else frozenset(ranks_of(agreed.seats, place)),
-                alone=len(order) == 1,
-                agreed=None if agreed is None else replace(agreed, place=place),
-            )
-            self._order((id,), generation)
+        generation = Generation(
+            number=number,
+            restarts=restarts,
+            port=port,
+            ranks=self._draft.ranks if agreed is None else frozenset(ranks_of(agreed.seats, 0)),
+            alone=len(order) == 1,
+            agreed=agreed,
+        )
+        if self._agents is not None:
+            self._agents.begin(order, generation)
+        assert self._own is not None
+        self._own.take(generation)  # last: it is busy when it starts
 
     def _reserve(self) -> int:
         """Reserve MASTER_PORT where rank 0 is; nodes that do not communicate were given it."""

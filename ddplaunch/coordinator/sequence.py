@@ -29,9 +29,9 @@ class OrderSequence:
         hello = self._hello
         if not isinstance(hello, Hello):
             raise Malformed("begins workers where there are none")
-        if message.seats[message.place] != hello.seat:
-            raise Malformed(f"place {message.place} is another node's")
-        if hello.place is not None and hello.place < len(message.seats) and message.place != hello.place:
+        if message.counts[message.place] != hello.seat.workers:
+            raise Malformed(f"place {message.place} has another number of workers")
+        if hello.place is not None and hello.place < message.nnodes and message.place != hello.place:
             raise Malformed(f"place {message.place} for node rank {hello.place}")
         if self._runs or message.generation <= self._generation:
             raise Malformed(f"generation {message.generation} after {self._generation}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal
 
 from ddplaunch.control import messages
@@ -86,7 +88,7 @@ def encode_order(order: Order) -> messages.ToAgent:
             return messages.Begin(
                 generation=order.number,
                 place=agreed.place,
-                seats=tuple(map(sent_seat, agreed.seats)),
+                seats=_sent_seats(agreed.seats),
                 run_id=agreed.run_id,
                 address=host_name(agreed.address),
                 port=order.port,
@@ -111,7 +113,7 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
     """Give the order that came at this time; None if it is none."""
     match message:
         case messages.Begin():
-            seats = tuple(Seat(seat.host, seat.workers) for seat in message.seats)
+            seats = tuple(Seat("", workers) for workers in message.counts)
             return Generation(
                 number=message.generation,
                 restarts=message.restarts,
@@ -147,6 +149,11 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
 def sent_seat(seat: Seat) -> messages.Seat:
     """Give a seat as it is sent."""
     return messages.Seat(host_name(seat.host), seat.workers)
+
+
+def _sent_seats(seats: Sequence[Seat]) -> tuple[messages.Seats, ...]:
+    alike = groupby(seat.workers for seat in seats)
+    return tuple(messages.Seats(sum(1 for _ in each), workers) for workers, each in alike)
 
 
 def _sent_failure(failed: StartFailure) -> messages.StartFailure:

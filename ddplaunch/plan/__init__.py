@@ -35,7 +35,7 @@ HIDDEN = "..."  # in place of a value that is shown nowhere
 class Seat:
     """A node as all others see it; where a command was started for each rank, one such command."""
 
-    host: str
+    host: str  # "" of another node that runs elsewhere
     workers: int
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Device, Hardware
@@ -46,6 +47,12 @@ def ranks_of(seats: Sequence[Seat], place: int) -> range:
     """Give the ranks of one seat: they are node-major, those of the seats before it come first."""
     first = sum(seat.workers for seat in seats[:place])
     return range(first, first + seats[place].workers)
+
+
+def ranks_of_all(seats: Sequence[Seat]) -> list[range]:
+    """Give the ranks of each seat."""
+    ends = accumulate(seat.workers for seat in seats)
+    return [range(end - seat.workers, end) for seat, end in zip(seats, ends, strict=True)]
 
 
 def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:

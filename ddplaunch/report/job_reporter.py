@@ -55,7 +55,8 @@ class JobReporter:
                 emit("node_stopping", host=member.host, node_rank=member.place, why=why.name.lower())
         if (
             isinstance(event, (job.NodeStopping, job.NodeEnded))
-            and event.id in before.members.keys() - after.members.keys()
+            and event.id in before.members
+            and event.id not in after.members
         ):
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason="its ddplaunch was ended")

@@ -102,7 +102,7 @@ def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "type": "begin",
         "generation": 0,
         "place": 1,
-        "seats": [{"host": "stranger", "workers": 1}, hello["seat"]],
+        "seats": [[1, 2], [1, hello["seat"]["workers"]]],
         "run_id": "run",
         "address": "127.0.0.1",
         "port": 4242,
@@ -113,13 +113,13 @@ def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
     }
 
 
-MANY = [{"host": "stranger", "workers": 1}, {"host": "stranger", "workers": 65536}]
+MANY = [[1, 2], [1, 65536]]
 ORDERS = {
     "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.run_id`"),
     "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.run_id`"),
     "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.address`"),
-    "workers of others": ([{"seats": MANY}], "place 1 is another node's"),
-    "another node's place": ([{"place": 0}], "place 0 is another node's"),
+    "workers of others": ([{"seats": MANY}], "place 1 has another number of workers"),
+    "another node's place": ([{"place": 0}], "place 0 has another number of workers"),
     "no such place": ([{"place": 7}], "place 7 of 2 seats"),
     "two generations at once": ([{}, {"generation": 1}], "generation 1 after 0"),
 }

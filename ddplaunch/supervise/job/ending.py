@@ -28,7 +28,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, but: int | None = No
 
 def all_ended(state: State, at: float) -> Result:
     """Go on when nothing is left on any node."""
-    if not all(member.has_ended for member in state.taking_part):
+    if not state.members.have_ended:
         return state, ()
     if state.phase is Phase.RUNNING:
         return end(replace(state, why=Why.FINISHED))

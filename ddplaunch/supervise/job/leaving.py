@@ -31,7 +31,7 @@ def leaves(state: State, event: NodeStopping) -> bool:
 
 def marked(state: State, who: int, at: float) -> State:
     """Note that this node leaves once nothing of the generation is left there."""
-    members = {**state.members, who: replace(state.members[who], is_leaving=True)}
+    members = state.members.with_member(replace(state.members[who], is_leaving=True))
     return replace(state, members=members, regroup_at=at + REGROUP)
 
 

@@ -12,9 +12,8 @@ def why_refused(state: State, member: Member) -> str | None:
     max_nodes, wanted = state.policy.max_nodes, member.wanted
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
-    taken = {0 if other.id == OWN else other.wanted: other for other in state.members.values()}
-    if wanted is not None and wanted in taken:
-        return f"node rank {wanted} is taken by {taken[wanted].host}"
+    if wanted is not None and (other := state.members.at(wanted)) is not None:
+        return f"node rank {wanted} is taken by {other.host}"
     if len(state.members) == max_nodes:
         hosts = ", ".join(other.host for other in list(state.members.values())[:8])
         return f"the job has its {_nodes(max_nodes)} already: {hosts}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from enum import Enum, auto
 
-from ddplaunch.record import NOTHING, record
+from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
@@ -58,13 +58,76 @@ class Member:
         return self.host if self.place is None else f"node {self.place} ({self.host})"
 
 
+class Members(Mapping[int, Member]):
+    """The members by id, in order of arrival; frozen. Thousands join and end one by one, and none of that looks at all others."""
+
+    def __init__(self, by_id: dict[int, Member], by_place: dict[int | None, int], running: int) -> None:
+        self._by_id = by_id
+        self._by_place = by_place  # that they were given by their user
+        self._running = running  # those of whose workers some are left
+
+    @classmethod
+    def of(cls, members: Iterable[Member]) -> Members:
+        """Give these members."""
+        by_id = {member.id: member for member in members}
+        by_place = {_wanted(member): member.id for member in by_id.values()}
+        return cls(by_id, by_place, sum(map(_runs, by_id.values())))
+
+    def __getitem__(self, id: int) -> Member:
+        return self._by_id[id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def values(self) -> ValuesView[Member]:
+        """All members."""
+        return self._by_id.values()
+
+    def with_member(self, member: Member) -> Members:
+        """Give these with one that is new, or has changed."""
+        before = self._by_id.get(member.id)
+        running = self._running + _runs(member) - (before is not None and _runs(before))
+        return Members({**self._by_id, member.id: member}, {**self._by_place, _wanted(member): member.id}, running)
+
+    def without(self, id: int) -> Members:
+        """Give these without one."""
+        by_id, by_place = self._by_id.copy(), self._by_place.copy()
+        member = by_id.pop(id)
+        by_place.pop(_wanted(member), None)  # of several that may have any place, one is noted
+        return Members(by_id, by_place, self._running - _runs(member))
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing of the generation is left on any node."""
+        return self._running == 0
+
+    def at(self, place: int) -> Member | None:
+        """The member that was given this place by its user; the coordinator's own has the first."""
+        return self._by_id.get(self._by_place.get(place, _NO_ID))
+
+
+def _wanted(member: Member) -> int | None:
+    return 0 if member.id == OWN else member.wanted
+
+
+def _runs(member: Member) -> bool:
+    return member.place is not None and not member.has_ended
+
+
+_NO_ID = -1
+_NOBODY = Members.of(())
+
+
 @record(kw_only=True)
 class State:
     """Everything that the next step depends on."""
 
     policy: Policy
     phase: Phase = Phase.RENDEZVOUS
-    members: Mapping[int, Member] = NOTHING  # by id, in order of arrival
+    members: Members = _NOBODY
     given_up: int = 0  # that were given up before they joined
     why: Why | None = None
     signum: int = 0

@@ -9,7 +9,7 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
+from ddplaunch.supervise.job.state import OWN, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
@@ -87,7 +87,7 @@ def _is_awaited(state: State, who: int) -> bool:
 def _joined(state: State, member: Member, at: float) -> Result:
     if (reason := why_refused(state, member)) is not None:
         return state, (actions.Refuse(member.id, reason, exitcodes.USAGE),)
-    state = replace(state, members={**state.members, member.id: member})
+    state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return _start_if_complete(state, at, regrouping=state.generation >= 0)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
@@ -98,7 +98,7 @@ def _joined(state: State, member: Member, at: float) -> Result:
 
 def _left(state: State, who: int, reason: str, at: float) -> Result:
     member = state.members[who]
-    state = replace(state, members={id: other for id, other in state.members.items() if id != who})
+    state = replace(state, members=state.members.without(who))
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
         named = member if member.wanted is None else replace(member, place=member.wanted)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
@@ -139,10 +139,10 @@ def _start(state: State, at: float) -> Result:
     seated = order(state.members)
     generation = state.generation + 1
     newcomers = any(member.place is None for member in seated)
-    members = {
-        member.id: replace(member, place=place, has_ended=False)
+    members = Members.of(
+        replace(member, place=place, has_ended=False)
         for member, place in sorted(((m, p) for p, m in enumerate(seated)), key=lambda pair: pair[0].id)
-    }
+    )
     state = replace(
         state,
         phase=Phase.RUNNING,
@@ -230,7 +230,7 @@ def _job_stopping(state: State, why: Why, signum: int, at: float, *, by_cluster:
 def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
     member = state.members[event.id]
     if member.is_leaving:
-        rest = {id: other for id, other in state.members.items() if id != event.id}
+        rest = state.members.without(event.id)
         has_begun = state.has_begun or bool(event.exits or event.left)
         ended, then = all_ended(
             replace(state, members=rest, exits=(*state.exits, *event.exits), has_begun=has_begun), at
@@ -238,7 +238,7 @@ def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
         return ended, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
         state,
-        members={**state.members, member.id: replace(member, has_ended=True)},
+        members=state.members.with_member(replace(member, has_ended=True)),
         exits=(*state.exits, *event.exits),
         has_begun=state.has_begun or bool(event.exits or event.left),
         start_failure=state.start_failure or event.start_failure,

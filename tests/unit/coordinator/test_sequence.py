@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from ddplaunch.control.fields import Malformed
-from ddplaunch.control.messages import Begin, Forward, Hello, Kill, NodeFacts, Ping, Seat, Stop, Watch
+from ddplaunch.control.messages import Begin, Forward, Hello, Kill, NodeFacts, Ping, Seat, Seats, Stop, Watch
 from ddplaunch.coordinator.sequence import OrderSequence
 
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
-HERE, THERE = Seat("here", 2), Seat("there", 4)
+HERE, THERE = Seats(1, 2), Seats(1, 4)
 
 
 def sequence(place: int | None = 1) -> OrderSequence:
-    return OrderSequence(Hello(place, HERE, "gloo", "", "there", FACTS))
+    return OrderSequence(Hello(place, Seat("here", 2), "gloo", "", "there", FACTS))
 
 
 def begin(**fields: Any) -> Begin:
@@ -48,8 +48,8 @@ def test_an_agent_without_a_rank_takes_any_place_and_one_that_is_too_high_for_th
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"place": 0}, "place 0 is another node's"),
-        ({"seats": (THERE, Seat("here", 3))}, "place 1 is another node's"),
+        ({"place": 0}, "place 0 has another number of workers"),
+        ({"seats": (Seats(2, 4),)}, "place 1 has another number of workers"),
         ({"seats": (HERE, THERE), "place": 0}, "place 0 for node rank 1"),
     ],
     ids=["place", "number of workers", "node rank"],
