@@ -1,0 +1,101 @@
+"""Which runs are found, which of them is meant, and how they are shown; runs of other hosts are told from those of this one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.control.requests import NodeReply, Run
+from ddplaunch.errors import LaunchError
+from ddplaunch.report import run_socket
+from ddplaunch.runs import find, ps
+from ddplaunch.runs.client import Place, Replies
+
+WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
+RUN = Run(
+    run_id="run",
+    host="gpu01",
+    pid=5,
+    folder="/runs/run",
+    command="train.py",
+    phase="running",
+    seconds=100.0,
+    world_size=3,
+    nnodes=2,
+    generation=1,
+    restarts=1,
+    max_restarts=3,
+    ddplaunch="0.1.0",
+)
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch) -> dict[str, str]:
+    """Of a user of whom nothing runs here."""
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda _uid: str(tmp_path / "none"))
+    return {"XDG_STATE_HOME": str(tmp_path)}
+
+
+def folder(tmp_path: Path, name: str, host: str) -> Path:
+    """The folder of a run on this host."""
+    path = tmp_path / "ddplaunch/runs" / name
+    path.mkdir(parents=True)
+    (path / "events.jsonl").write_text(json.dumps({"event": "job_started", "host": host}) + "\n")
+    return path
+
+
+def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, env):
+    with (folder(tmp_path, "far", "gpu07") / "events.jsonl").open() as held:
+        folder(tmp_path, "over", "gpu08")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [(run.run_id, run.host) for run in find.elsewhere(env, [])] == [("far", "gpu07")]
+        assert ps.show(env, as_json=False) == "far: runs on gpu07 (`ssh gpu07 ddplaunch ps`)"
+        assert json.loads(ps.show(env, as_json=True))[0]["host"] == "gpu07"
+        for named in (None, "far", "fa"):
+            with pytest.raises(LaunchError) as raised:
+                find.choose(env, named, "stop")
+            assert "far runs on gpu07" in raised.value.message
+            assert raised.value.hint == "`ssh gpu07 ddplaunch stop far`"
+    assert ps.show(env, as_json=False) == "no job of yours runs here"
+    with pytest.raises(LaunchError, match="far does not run any more"):
+        find.choose(env, "far", "stop")
+    with pytest.raises(LaunchError, match="no job of yours runs here"):
+        find.choose(env, None, "stop")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\n", b"[]\n", b"{}\n", b'{"host": "x"' + b" " * 100_000])
+def test_a_damaged_file_of_events_hides_that_run_only(tmp_path, env, content):
+    file = folder(tmp_path, "odd", "gpu07") / "events.jsonl"
+    file.write_bytes(content)
+    with file.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert find.elsewhere(env, []) == []
+
+
+def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_named():
+    ended = WorkerStatus(2, 0, 9, "cuda:0", "ended", "exit status 1", 5.0, 1.0, 0, None)
+    waiting = WorkerStatus(1, 1, 0, "cuda:1", "waiting", "", 0.0, 0.0, 0, None)
+    nodes = (
+        NodeReply(node_rank=1, host="gpu02", answer=NodeStatus((ended,))),
+        NodeReply(node_rank=2, host="gpu03", answer=NoAnswer("has not answered within 1 s")),
+        NodeReply(node_rank=0, host="gpu01", answer=NodeStatus((WORKER, waiting))),
+    )
+    assert ps.render(Replies(Place("/runs/run", "socket"), RUN, nodes, "")) == (
+        "run: running, 3 workers on 2 nodes, for 1 min 40 s, restart 1 of 3: train.py\n"
+        "  rank  host   pid  device  state          cpu  memory      quiet\n"
+        "  0     gpu01    7  cuda:0  running        95%   3 GiB  1 min 1 s\n"
+        "  1     gpu01       cuda:1  waiting\n"
+        "  2     gpu02    9  cuda:0  exit status 1\n"
+        "  node 2 (gpu03) has not answered within 1 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(Place("/runs/a.b", "socket"), "a.b"), (Place("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")]
+)
+def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
+    assert ps.render(Replies(place, None, (), "does not answer")) == f"{name}: does not answer"
