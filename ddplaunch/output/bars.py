@@ -23,6 +23,7 @@ _PERCENT = r"(?<!\d)(\d{1,3})(?:\.\d+)?%"
 _COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
 _NUMBER = r"\d{1,15}"
 _SAME = 0.02  # of the whole: ranks in step redraw at different moments
+_LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
 
 
 @record
@@ -59,7 +60,7 @@ def _read(bar: Bar) -> _Read:
     if percent:
         value, same = int(percent[1]) / 100, _SAME
     if counted and (whole := int(counted[2])):
-        value, same = int(counted[1]) / whole, max(_SAME, 1.001 / whole)
+        value, same = int(counted[1]) / whole, max(_SAME, min(1.001 / whole, _LARGEST_STEP))
     outer = tuple(map(int, re.findall(_NUMBER, label)))
     letters = "".join(filter(str.isalpha, label))
     kind = bar.row, letters, len(outer)

@@ -11,6 +11,7 @@ FIRST_UPDATE = 1.0  # seconds until a progress bar that has not ended is shown a
 UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has not ended
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 # where bars are shown in place, what is held is seen as well:
+LIVE_DEPTH = 3  # rows
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
 STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
@@ -69,7 +70,7 @@ class Lines:
 
     def _draw(self, data: bytes, at: float) -> bytes:
         # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
-        screen = self._screen or Screen(depth=int(self._live))
+        screen = self._screen or Screen(depth=LIVE_DEPTH if self._live else 0)
         block = screen.feed(self._take() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()

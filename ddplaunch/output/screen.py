@@ -35,16 +35,21 @@ def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
 class Screen:
     """The last rows of one stream; rows that can no longer change leave it as lines.
 
-    How far back the cursor goes is learned: `depth` rows above the last one are held, before it first went up so many as is said.
+    How far back the cursor goes is learned: `depth` rows above the last one are held, none before it first went up unless that
+    is guessed. Where it is, rows above the one to which the cursor goes up are lines.
     """
 
-    __slots__ = ("_at_start", "_climbed", "_depth", "_drawing", "_row", "_rows", "goes_up", "redrawn")
+    __slots__ = (
+        "_at_start", "_climbed", "_climbing", "_depth", "_drawing", "_is_guessed", "_row", "_rows", "goes_up", "redrawn",
+    )  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
         self._rows = [bytearray()]
         self._row = 0  # the cursor's
         self._at_start = False  # the next text replaces the cursor's row
         self._depth = depth
+        self._is_guessed = depth > 0
+        self._climbing = False  # the cursor has gone up, and nothing was written since
         self.goes_up = False  # the cursor has gone up
         self.redrawn = False  # and has done so in the last piece
         self._climbed = 0  # rows up since the last newline
@@ -81,12 +86,16 @@ class Screen:
         self.redrawn = False
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
+            if token == b"\r":
+                self._at_start = self._drawing = True
+                continue
+            if re.match(_CSI, token):
+                self._move(token)
+                continue
+            if token and self._climbing:
+                self._leave_above(lines)
             if token == b"\n":
                 self._newline(lines)
-            elif token == b"\r":
-                self._at_start = self._drawing = True
-            elif re.match(_CSI, token):
-                self._move(token)
             elif token:
                 if self._at_start:
                     self._rows[self._row] = bytearray(token)
@@ -107,6 +116,14 @@ class Screen:
         if not self._depth:
             self._drawing = False
 
+    def _leave_above(self, lines: list[bytes | bytearray]) -> None:
+        """Make lines of the rows above the one to which the cursor went up: the first of the bars."""
+        self._climbing = False
+        for row in self._rows[: self._row]:
+            lines += (row, b"\n")
+        del self._rows[: self._row]
+        self._row = 0
+
     def _move(self, sequence: bytes) -> None:
         kind, argument = sequence[-1:], sequence[2:-1]
         self._drawing = True
@@ -114,6 +131,7 @@ class Screen:
             up = int(argument) if argument.isdigit() else 1
             self._climbed += up
             self.goes_up = self.redrawn = True
+            self._climbing = self._is_guessed
             self._depth = min(max(self._depth, self._climbed), _MAX_ROWS)
             self._row = max(0, self._row - up)
             self._at_start = True

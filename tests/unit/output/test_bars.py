@@ -25,6 +25,7 @@ TQDM = "train:  {percent}%|####      | {done}/200 [00:0{done}<00:14,  1.{done}it
         (["50%|# | 1/2 [00:09<00:14, 1.25it/s]", "50%|# | 1/2 [00:08<00:14, 1.26it/s]"], ["0-1"]),
         (["10%|  | 20/200", "11%|  | 22/200", "90%|##| 180/200"], ["0-1", "2"]),
         ([" 1/30", " 2/30", " 9/30"], ["0-1", "2"]),
+        (["epochs: 0/3", "epochs: 1/3"], ["0", "1"]),
         (["7%", "60%", "30%", "31%", "90%"], ["0", "1-3", "4"]),
         (["Epoch 1:  5%|", "Epoch 0: 95%|"], ["1", "0"]),
         (["rank 0: 40%|", "rank 1: 40%|", "rank 2: 40%|"], ["0-2"]),
@@ -36,7 +37,7 @@ TQDM = "train:  {percent}%|####      | {done}/200 [00:0{done}<00:14,  1.{done}it
         (["99999999999999999999999/3 1000%", "0/0"], None),
     ],
     ids=[
-        "times differ", "two percent", "a step", "between", "epochs", "ranks named", "others named", "two kinds",
+        "times differ", "two percent", "a step", "a large step", "between", "epochs", "ranks named", "others named", "two kinds",
         "rich", "without an end", "no figures", "absurd figures",
     ],
 )  # fmt: skip

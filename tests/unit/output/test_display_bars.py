@@ -128,6 +128,16 @@ def test_an_outer_live_bar_is_no_line_before_the_inner_one_is_known(size: int) -
     assert lines.rows == [b"epoch 0/2", b"batch 0/2"]
 
 
+def test_lines_between_live_bars_are_no_rows_of_theirs() -> None:
+    """The first bar of three in each other is known to be one before the last is drawn."""
+    lines = Lines(live=True)
+    drawn = b"\ra 0%\n\rb 0%\x1b[A\n\n\rc 0%\x1b[A\x1b[A"
+    assert lines.feed(drawn, 0.0) == b""
+    assert lines.rows == [b"a 0%", b"b 0%", b"c 0%"]
+    assert lines.feed(b"\r    \r\n\r   \r\x1b[A\rsaved\n" + drawn + b"\ra 1%", 0.1) == b"saved\n"
+    assert lines.rows == [b"a 1%", b"b 0%", b"c 0%"]
+
+
 @pytest.mark.parametrize("written", [SINGLE, ERASED, NESTED, KEPT, RICH])
 def test_of_live_bars_the_same_lines_are_left(written: str) -> None:
     one, other = Lines(), Lines(live=True)
