@@ -92,6 +92,7 @@ class Job:
         ):
             kept.pop(name, None)
         return {
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),  # else torch makes it, and keeps it, in TMPDIR
             **kept,
             "XDG_STATE_HOME": str(self.home / "state"),
             "TMPDIR": str(self.home / "tmp"),

@@ -20,6 +20,7 @@ class Starter:
     def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
         self._selector = selector
         self._note = note
+        self._is_asked = True
         self._handled: tuple[int, ...] = ()
         self._server: ForkServer | None = None
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
@@ -30,6 +31,7 @@ class Starter:
         self._handled = handled_signals()
         if plan.preload is None:
             return self.close()
+        self._is_asked = plan.preload_is_asked
         argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
         wanted = (argv[0], plan.preload, env)
         if wanted == self._wanted:
@@ -68,9 +70,9 @@ class Starter:
                 return self._server.fork(worker.argv, env, stdio, cpus=worker.cpus)
             except ServerLost as error:
                 self._give_up(str(error))
-        if self._why_lost:
+        if self._why_lost and self._is_asked:
             self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
-            self._why_lost = ""
+        self._why_lost = ""
         return start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
 
     def _readable(self) -> None:
@@ -82,7 +84,7 @@ class Starter:
         except ServerLost as error:
             self._give_up(str(error))
             return
-        while self._server.notes:
+        while self._server.notes and self._is_asked:
             self._note(f"not imported before the workers: {self._server.notes.pop(0)}")
 
     def _give_up(self, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 
@@ -13,7 +14,9 @@ from ddplaunch.devices.choose import choose
 from ddplaunch.devices.probe import probe
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.record import record, replace
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+_LONGEST_SCRIPT = 1 << 18  # bytes; to parse more takes a notable time
 
 
 def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> Node:
@@ -35,6 +38,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         python=sys.executable,
         mps_control=_mps_control(env) if spec.mps else None,
         bootstrap=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "bootstrap.py"),
+        script=_text(spec.program) if spec.start_method == "auto" else b"",
         env=env,
     )
 
@@ -58,6 +62,17 @@ def _mps_control(env: Mapping[str, str]) -> str | None:
     return shutil.which("nvidia-cuda-mps-control", path=env.get("PATH"))
 
 
+def _text(program: Program) -> bytes:
+    try:
+        if program.kind is not ProgramKind.SCRIPT or not stat.S_ISREG(os.stat(program.target).st_mode):
+            return b""
+        with open(program.target, "rb") as file:
+            text = file.read(_LONGEST_SCRIPT + 1)
+    except (OSError, ValueError):
+        return b""
+    return text if len(text) <= _LONGEST_SCRIPT else b""
+
+
 @record(kw_only=True)
 class Node:
     """What this node is and has, as far as the job needs to know."""
@@ -71,4 +86,5 @@ class Node:
     python: str  # the interpreter of this command
     bootstrap: str  # path of worker/bootstrap.py
     mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for
+    script: bytes = b""  # the text of the program, if that decides how workers are started
     env: Mapping[str, str]  # of the caller

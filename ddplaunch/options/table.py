@@ -16,7 +16,7 @@ _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
 _CLUSTERS = ("static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local")
 _SIMULATIONS = ("divide", "share")
 SHELLS = ("bash", "zsh", "fish")
-_START_METHODS = ("spawn", "fork", "forkserver")
+_START_METHODS = ("auto", "spawn", "fork", "forkserver")
 
 _HOW_MANY = "How many workers"
 _PROGRAM = "The program"
@@ -56,7 +56,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="start_method", group=_PROGRAM, metavar="HOW", pet=True, parse=parsers.one_of(*_START_METHODS),
            choices=_START_METHODS, example="forkserver",
            help="How workers are started: each as a fresh process (spawn, and fork too), or forked from one process on the "
-                "node that has imported torch for all of them (forkserver)."),
+                "node that has imported torch for all of them (forkserver). auto: forkserver where more workers than CPUs, "
+                "and no accelerators, would each import it before all else."),
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
            example="torch,transformers",
            help="What that process imports. Not given: torch, torch.distributed and torch._dynamo, which the first step of an "

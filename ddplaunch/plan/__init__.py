@@ -57,6 +57,7 @@ class Plan:
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
     preload: tuple[str, ...] | None = None  # what a fork server imports before workers; None: they are fresh processes
     secret: frozenset[str] = frozenset()  # variables of workers whose values are shown nowhere
+    preload_is_asked: bool = True  # --start-method says so
     authenticated: bool = True  # the agents share a secret, or do not talk
     requeues: int = 0  # how often the cluster has started this job again
     reasons: Mapping[str, str] = NOTHING  # decided value -> why

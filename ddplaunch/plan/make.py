@@ -9,7 +9,7 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.ranks import count_workers, place_of, ranks_of, seats_like
 from ddplaunch.plan.variables import threads
@@ -104,7 +104,7 @@ def make_plan(
                 stdin=rank == 0 and spec.debug_rank is None,
             )
         )
-    preload, why_fresh = _preload(spec, plans, caller)
+    preload, why_fresh = _preload(spec, plans, caller, node, usable)
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
@@ -120,6 +120,7 @@ def make_plan(
         workers=tuple(plans),
         preload=preload,
         secret=spec.secret,
+        preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,
         reasons={
@@ -130,6 +131,7 @@ def make_plan(
             "master_addr": allocation.endpoint.address_reason,
             "master_port": allocation.endpoint.port_reason,
             "pin": pin_reason,
+            **_start_reason(spec, preload, len(plans), usable),
         },
         notes=(
             *spec.remarks,
@@ -165,14 +167,23 @@ def _shares(
 
 
 def _preload(
-    spec: JobSpec, plans: Sequence[WorkerPlan], caller: Mapping[str, str]
+    spec: JobSpec, plans: Sequence[WorkerPlan], caller: Mapping[str, str], node: Node, usable: int
 ) -> tuple[tuple[str, ...] | None, str | None]:
     """Give what a fork server imports, and why there is none although one was asked for."""
-    if spec.start_method != "forkserver":
-        return None, None
-    from ddplaunch.plan import start_method  # few jobs need it
+    # workers that have a CPU each import at the same time: to fork them saves nothing
+    may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
+    if spec.start_method == "forkserver" or (spec.start_method == "auto" and may):
+        from ddplaunch.plan import start_method  # few jobs need it
 
-    return start_method.modules(spec, plans, caller)
+        return start_method.modules(spec, plans, caller, node.script)
+    return None, None
+
+
+def _start_reason(spec: JobSpec, preload: tuple[str, ...] | None, workers: int, usable: int) -> dict[str, str]:
+    if preload is None:
+        return {}
+    shared = f"{workers} workers share {count(usable, 'CPU')}"
+    return {"start": shared if spec.start_method == "auto" else spec.origin("start_method")}
 
 
 def _no_debugger(spec: JobSpec, caller: Mapping[str, str], rank: int) -> dict[str, str]:

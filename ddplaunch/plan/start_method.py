@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.plan import WorkerPlan
+from ddplaunch.plan import WorkerPlan, first_steps
 from ddplaunch.spec import JobSpec, ProgramKind
 
 # what DDP and every optimizer of torch import at their first step is the last of them, and takes as long as torch itself
@@ -13,11 +13,17 @@ PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
 # OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
 _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
 
+# what is named here does something at the start of each process
+_OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+
 
 def modules(
-    spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str]
+    spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str], script: bytes = b""
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Give what the fork server that was asked for imports, or None and why workers are fresh processes nevertheless."""
+    """Give what a fork server imports; or None, and if it was asked for why workers are fresh processes nevertheless."""
+    if spec.start_method == "auto":
+        changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
+        return (None if changes or not first_steps.import_torch(script) else PRELOAD), None
     asked = spec.asked("start_method", spec.start_method)
     if spec.program.kind is ProgramKind.COMMAND:
         return None, f"{asked} has no effect: a command cannot be forked from an interpreter"

@@ -83,7 +83,7 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[st
             (
                 "start",
                 "forked",
-                f"{spec.origin('start_method')}, once {', '.join(plan.preload) or 'nothing'} is imported",
+                f"{plan.reasons['start']}, once {', '.join(plan.preload) or 'nothing'} is imported",
             )
         )
     if plan.init_method != "env":

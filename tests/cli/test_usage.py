@@ -152,7 +152,7 @@ REFUSED = [
     ("-H a,b x", "-H is not an option", "did you mean `--hosts a,b`?"),
     ("--token abc x", "--token is not an option", "did you mean `--token-file`?"),
     ("--rdzv-conf a x", "--rdzv-conf a: expected KEY=VALUE,KEY=VALUE", "type for example `--rdzv-conf join_timeout=60`"),
-    ("--start-method frok x", '--start-method frok: expected "spawn", "fork" or "forkserver"',
+    ("--start-method frok x", '--start-method frok: expected "auto", "spawn", "fork" or "forkserver"',
      "did you mean `--start-method fork`?"),
     ("--monitor-interval 0 x", "--monitor-interval 0: expected a number above zero",
      "type for example `--monitor-interval 0.1`"),

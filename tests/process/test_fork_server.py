@@ -24,6 +24,10 @@ WORKER = """
         file.write(f"{os.getppid()} {preloaded.pid}")
     os.rename(file.name, file.name[:-5])
 """
+ONE_CPU = {
+    "preexec_fn": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "env": {"CUDA_VISIBLE_DEVICES": ""},
+}
 RAISES_UNPRINTABLE = "class Unprintable(Exception):\n    def __str__(self): raise self\nraise Unprintable\n"
 IMPORTED = "import os\npid = os.getpid()\n"
 
@@ -66,6 +70,20 @@ def test_workers_are_the_agents_children_and_share_what_was_imported(run, job):
     ((agent, server),) = parents(job)
     assert agent != server
     assert int(server) not in job.pids().values()
+
+
+def test_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_nothing_is_said_of_it(job, write):
+    write("torch.py", IMPORTED)
+    job.start("--nproc-per-node", 2, write("train.py", WORKER.replace("preloaded", "torch")), **ONE_CPU)
+    result = job.wait()
+    assert result.status == 0
+    assert "import" not in result.err  # torch.distributed cannot be
+    assert len(parents(job)) == 1
+    fresh = WORKER.replace("import preloaded", "sys.path += []; import preloaded").replace("preloaded", "torch")
+    job.start("--nproc-per-node", 2, write("train.py", fresh), **ONE_CPU)
+    assert job.wait().status == 0
+    assert len({importer for _, importer in parents(job)}) == 2
+    job.nothing_left()
 
 
 def test_a_restart_forks_from_the_same_server(run, job):

@@ -58,6 +58,24 @@ def test_it_is_said_why_workers_are_fresh_processes_nevertheless(
     assert modules(asked, workers, caller) == (None, f"--start-method forkserver has no effect: {why}")
 
 
+TORCH = b"import torch"
+
+
+def test_left_to_us_they_are_forked_if_the_script_imports_torch_first() -> None:
+    assert modules(spec(start_method="auto", preload=("json",)), WORKERS, {}, TORCH) == (PRELOAD, None)
+    assert modules(spec(start_method="auto"), WORKERS, {}, b"print(1)\nimport torch") == (None, None)
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "COVERAGE_PROCESS_START"])
+def test_left_to_us_they_are_fresh_where_each_process_begins_with_something(name: str) -> None:
+    assert modules(spec(start_method="auto"), WORKERS, {name: "x"}, TORCH) == (None, None)
+
+
+def test_left_to_us_they_are_fresh_if_they_have_the_terminal_or_cpus_of_their_own() -> None:
+    for workers in ((worker(terminal=True),), (worker(cpus=(0,)), worker(1, cpus=(1,)))):
+        assert modules(spec(start_method="auto"), workers, {}, TORCH) == (None, None)
+
+
 @pytest.mark.parametrize(("cpus", "caller"), [((0,), {}), ((), {"OMP_PROC_BIND": "close"}), ((0,), {"OMP_PLACES": ""})])
 def test_one_of_openmps_binding_and_ours_does_no_harm(cpus: tuple[int, ...], caller: dict[str, str]) -> None:
     assert modules(spec(), (worker(cpus=cpus),), caller) == (PRELOAD, None)
