@@ -60,7 +60,7 @@ def _steps(bed: Bed, workers: int, *, target: float) -> Figure:
         rounds,
         lambda: bed.seconds(bed.training_loop(workers, [*bed.python, program("steps")])),
         lambda: bed.seconds([*bed.ddplaunch, "--start-method", "forkserver", *command]),
-        lambda: bed.seconds([*bed.ddplaunch, *command]),
+        lambda: bed.seconds([*bed.ddplaunch, "--start-method", "spawn", *command]),
         lambda: bed.seconds([*bed.torchrun, "--standalone", *command]),
     )
     took = f"{forked:.1f} s, the loop {loop:.1f} s, fresh processes {fresh:.1f} s, torchrun {theirs:.1f} s"

@@ -9,6 +9,8 @@ from ddplaunch.spec import JobSpec, ProgramKind
 
 # what DDP and every optimizer of torch import at their first step is the last of them, and takes as long as torch itself
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
+_WITHOUT_STEPS = PRELOAD[:-1]
+_TRAINS = (b"optim", b"DistributedDataParallel", b"torch.compile")
 
 # OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
 _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
@@ -23,7 +25,9 @@ def modules(
     """Give what a fork server imports; or None, and if it was asked for why workers are fresh processes nevertheless."""
     if spec.start_method == "auto":
         changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
-        return (None if changes or not first_steps.import_torch(script) else PRELOAD), None
+        if changes or not first_steps.import_torch(script):
+            return None, None
+        return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
     asked = spec.asked("start_method", spec.start_method)
     if spec.program.kind is ProgramKind.COMMAND:
         return None, f"{asked} has no effect: a command cannot be forked from an interpreter"

@@ -62,7 +62,8 @@ TORCH = b"import torch"
 
 
 def test_left_to_us_they_are_forked_if_the_script_imports_torch_first() -> None:
-    assert modules(spec(start_method="auto", preload=("json",)), WORKERS, {}, TORCH) == (PRELOAD, None)
+    assert modules(spec(start_method="auto", preload=("json",)), WORKERS, {}, TORCH) == (PRELOAD[:-1], None)
+    assert modules(spec(start_method="auto"), WORKERS, {}, TORCH + b".optim") == (PRELOAD, None)
     assert modules(spec(start_method="auto"), WORKERS, {}, b"print(1)\nimport torch") == (None, None)
 
 
