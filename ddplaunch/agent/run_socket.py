@@ -1,4 +1,4 @@
-"""The socket of the run in the agent's loop, where the job is coordinated. It costs nothing until somebody connects.
+"""The socket of the run in the agent's loop, where the job is coordinated. It costs nothing until a client connects.
 
 What fails here never ends a job: whoever looks into one may find its files replaced by those of another version.
 """

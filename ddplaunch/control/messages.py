@@ -1,6 +1,6 @@
 """The messages between agents and the coordinator, as typed values. Pure: bytes to values and back, nothing else.
 
-Whatever does not fit its type exactly, or contradicts itself, is refused, whoever sent it. Times are CLOCK_MONOTONIC
+Whatever does not fit its type exactly, or contradicts itself, is refused, whichever side has sent it. Times are CLOCK_MONOTONIC
 seconds of the host that sends them. Sizes are bounded twice: by the frame, and here by the type.
 """
 

@@ -215,7 +215,7 @@ def _host(allocation: Allocation) -> str:
 
 
 def _is_here(address: str, *, quiet: bool) -> bool:
-    """Whether a name or address is this host's own; one that nobody knows may be known later."""
+    """Whether a name or address is this host's own; one that does not resolve may resolve later."""
 
     def notify() -> None:
         if not quiet:

@@ -20,7 +20,7 @@ from ddplaunch.report.state_folder import state_folder
 from ddplaunch.spec import JobSpec
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
-# seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then nobody is left to report how the job
+# seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
 # ended, or to requeue it
 _GRACE_IN_ANOTHER = 25.0
 _HAS_GRACE = ("SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST")
@@ -56,7 +56,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     _prepare_stdio()
     spec = within_outer_grace(spec, env)
     to_caller = control is not None
-    serve = partial(front.run, control=control) if to_caller else front.run
+    serve = partial(front.run, control=control)
     allocation, secret = _allocation(spec, env)
     if secret is not None:
         env = {**env, token.VARIABLE: secret}

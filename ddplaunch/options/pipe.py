@@ -18,9 +18,8 @@ def opener(path: str, flags: int) -> int:
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    fd = os.open(
-        path, flags | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # else the open would wait for somebody who writes, silently
+    # a pipe without a writer would have the open wait, silently
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # the end of those who write counts, too

@@ -83,7 +83,7 @@ class Asked(Generic[T]):
             self._close(self._received)
 
     def give_up(self) -> None:
-        """Answer it by `otherwise`, unless it is answered already: nobody wants to wait."""
+        """Answer it by `otherwise`, unless it is answered already: the loop is to wait no longer."""
         if self.pid:
             self._close(b"")
 

@@ -100,7 +100,7 @@ def grow_pipe(fd: int, size: int) -> None:
 
 
 def bounded_file(name: str, size: int) -> int:
-    """Make a file in memory that nobody can make larger than so many bytes; give its descriptor.
+    """Make a file in memory that cannot grow beyond so many bytes; give its descriptor.
 
     Raises:
         OSError: there are too many open files.

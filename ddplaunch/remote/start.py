@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ddplaunch.agent import front
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.errors import LaunchError, why_failed
@@ -29,8 +28,8 @@ def run_over_ssh(
     env: Mapping[str, str],
     allocation: Allocation,
     *,
-    serve: Callable[..., int] = front.run,
-    reports_to_caller: bool = False,
+    serve: Callable[..., int],
+    reports_to_caller: bool,
 ) -> int:
     """Start an agent on each host, show their output until all have ended, and give the exit status of the job.
 

@@ -116,7 +116,7 @@ class OutputPipe:
 
 
 def claim_stdio() -> tuple[InputPipe, OutputPipe]:
-    """Greet, and keep stdin and stdout for frames alone; other code reads /dev/null and prints to stderr from now on."""
+    """Send the greeting; from now on stdin and stdout are for frames alone: other code reads /dev/null and prints to stderr."""
     pipes = InputPipe(os.dup(0)), OutputPipe(os.dup(1), greeting())
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)

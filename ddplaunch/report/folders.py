@@ -112,7 +112,7 @@ def goes_on(run: str, *, for_sure: bool = False) -> bool:
 def _is_written(file: str, for_sure: bool) -> bool:
     """Whether the agent that writes these events still runs."""
     try:
-        events = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would have nobody to wait for
+        events = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer to wait for
     except OSError:
         return False
     try:

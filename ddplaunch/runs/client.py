@@ -75,7 +75,7 @@ def connect(place: Place) -> socket.socket:
     """Connect to the socket of a run.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
         LaunchError: it is another user's.
     """
     folder = os.open(place.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

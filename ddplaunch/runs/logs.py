@@ -80,7 +80,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
 
     Raises:
         LaunchError: there is no such run, or it has no such logs.
-        BrokenPipeError: whoever read stdout has gone.
+        BrokenPipeError: the reader of stdout has gone.
     """
     folder = _folder(env, named)
     logs = _chosen(folder, logs_of(folder), want)
