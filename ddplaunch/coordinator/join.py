@@ -32,6 +32,7 @@ from ddplaunch.net.resolver import look_up
 from ddplaunch.options import token
 from ddplaunch.options.argv import to_argv
 from ddplaunch.plan import Plan
+from ddplaunch.plan.ranks import host_of
 from ddplaunch.process import clock
 from ddplaunch.record import record, replace
 from ddplaunch.report.job_reporter import JobReporter
@@ -200,18 +201,12 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
     task = request.allocation.task
     return messages.Hello(
         place=request.allocation.node_rank if task is None else task.rank,
-        seat=messages.Seat(host(_host(request.allocation)), len(request.draft.workers)),
+        seat=messages.Seat(host(host_of(request.allocation, socket.gethostname())), len(request.draft.workers)),
         backend=request.draft.backend,
         backend_reason=line(request.draft.reasons["backend"]),
         reached=host(reached),
         facts=request.facts,
     )
-
-
-def _host(allocation: Allocation) -> str:
-    """The name of this host: as the user or the cluster has it, else its own."""
-    place, hosts = allocation.node_rank, allocation.hosts
-    return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else socket.gethostname()
 
 
 def _is_here(address: str, *, quiet: bool) -> bool:

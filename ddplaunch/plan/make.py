@@ -11,7 +11,7 @@ from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
-from ddplaunch.plan.ranks import count_workers, place_of, ranks_of, seats_like
+from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
@@ -87,7 +87,7 @@ def make_plan(
                 rank=rank,
                 local_rank=local_rank,
                 node_rank=node_rank,
-                host=seats[place].host,
+                host=seats[place].host or host_of(allocation, node.host),
                 argv=_argv(spec, node, local_rank),
                 variables={
                     **common,

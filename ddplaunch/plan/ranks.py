@@ -43,6 +43,12 @@ def place_of(allocation: Allocation) -> int:
     return allocation.node_rank or 0  # assigned later by the coordinator
 
 
+def host_of(allocation: Allocation, own: str) -> str:
+    """Give the name of this host: as the user or the cluster has it, else its own."""
+    place, hosts = allocation.node_rank, allocation.hosts
+    return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else own
+
+
 def ranks_of(seats: Sequence[Seat], place: int) -> range:
     """Give the ranks of one seat: they are node-major, those of the seats before it come first."""
     first = sum(seat.workers for seat in seats[:place])
