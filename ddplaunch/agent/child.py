@@ -84,8 +84,8 @@ def _no_room(error: OSError) -> LaunchError:
 def sweep(agent: int, pipes: FrontPipes) -> None:
     """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
 
-    One that was not killed has done so itself. What it has not named may be the writer of another node that is simulated here:
-    in uninterruptible sleep, it is spared too.
+    One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
+    itself: in uninterruptible sleep, it is spared too.
     """
     info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     killed = info is not None and info.si_code != os.CLD_EXITED

@@ -56,7 +56,7 @@ class FrontPipes:
     requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
-    left: tuple[socket.socket, socket.socket]  # the same, for what is to outlive the agent; no worker has a copy
+    left: tuple[socket.socket, socket.socket]  # for what is to outlive the agent, a line each; no worker has a copy
 
     @classmethod
     def make(cls) -> FrontPipes:
@@ -67,7 +67,7 @@ class FrontPipes:
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
-        left = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        left = socket.socketpair()
         return cls(os.getpid(), signals, requests, replies, (reader, writer), left)
 
     def pass_on(self, signum: int) -> None:
@@ -78,18 +78,22 @@ class FrontPipes:
         """From the front, request something of the agent, if it lives."""
         _write(self.requests[1], kind + bytes([signum]))
 
-    def leave(self, process: Process) -> None:
-        """From the agent, before it ends: name the one process that the front is to spare then."""
+    def leave(self, pid: int, started: int) -> None:
+        """From the agent, before it ends: name a process that the front is to spare then."""
         with suppress(OSError):  # the front has ended
-            self.left[1].send(b"%d %d" % (process.pid, process.started))
+            self.left[1].send(b"%d %d\n" % (pid, started), socket.MSG_DONTWAIT)
+
+    def all_left(self) -> list[tuple[int, int]]:
+        """On the front's side, what the agent has named: the pid and the start of each process."""
+        try:
+            named = self.left[0].recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # not taken: it is asked again
+        except BlockingIOError:
+            return []
+        return [(int(pid), int(started)) for pid, started in map(bytes.split, named.splitlines())]
 
     def is_left(self, process: Process) -> bool:
         """On the front's side, whether the agent has named this very process."""
-        try:
-            named = self.left[0].recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # not taken: it is asked again
-        except BlockingIOError:
-            return False
-        return named == b"%d %d" % (process.pid, process.started)
+        return (process.pid, process.started) in self.all_left()
 
     def front_side(self) -> None:
         """Close what belongs to the agent; a pipe without a reader would make the last signals an error."""

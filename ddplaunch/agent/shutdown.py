@@ -98,7 +98,7 @@ class Shutdown:
             clock.dispatch(self._selector, self._files.deadline)
             self._files.expire(clock.now())
         if self._files.is_open and (writer := look(self._files.pid)) is not None:
-            self._pipes.leave(writer)
+            self._pipes.leave(writer.pid, writer.started)
         self._reporter.leave_folder()
 
     def _hand_over(self, state: State) -> None:

@@ -58,7 +58,7 @@ def main() -> int:
         return error.status
     except _JobEnded as ended:
         status = ended.status
-    front.finish(messages.Ended(status))
+    front.finish(messages.Ended(status, front.left))
     return status
 
 

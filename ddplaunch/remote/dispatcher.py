@@ -68,6 +68,7 @@ class Dispatcher:
         self._console = Console(
             OutputQueue(pipes.output[1]), self._selector, quiet=job.quiet, reports_to_caller=job.reports_to_caller
         )
+        self._leave = pipes.leave
         self._signals = SignalSource(
             self._selector,
             pipes,
@@ -240,7 +241,10 @@ class Dispatcher:
                 self._loss_report, self._loss_report_at = text, clock.now() + self._job.heartbeat_timeout
             case messages.Refused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
-            case messages.Ended(status):
+            case messages.Ended(status, left):
+                if self._job.starter == "simulate":  # then it is a process of this host
+                    for pid, started in left:
+                        self._leave(pid, started)
                 self._statuses.ended[host.agent.node_rank] = status
 
     def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:

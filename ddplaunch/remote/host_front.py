@@ -58,6 +58,7 @@ class HostFront:
         self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
         self._stopped = False
+        self.left: tuple[tuple[int, int], ...] = ()  # what the agent has left: see `FrontPipes.all_left`
         self._lost = False
         self._question: child.Question | None = None  # to an agent that has to end
         self._ask_at: float | None = None  # when to ask again
@@ -99,6 +100,7 @@ class HostFront:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         wait_status = child.reap_agent(pid, self._pipes)
+        self.left = tuple(self._pipes.all_left())
         self._agent = None
         self._watch_agent(False)
         while self._forward_output():

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 from ddplaunch.control.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder
 
 _Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
+_Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
+_Ticks = Annotated[int, Meta(ge=0, le=2**62)]
 MAX_ADDRESSES = 100
 _Addresses = Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
@@ -80,7 +82,7 @@ class Worker(Struct, frozen=True, tag="worker"):
     """From a host: a worker was started."""
 
     rank: Number
-    pid: Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
+    pid: _Pid
 
 
 class Refused(Struct, frozen=True, tag="refused"):
@@ -92,9 +94,10 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 class Ended(Struct, frozen=True, tag="ended"):
-    """From a host: nothing of the job is left there."""
+    """From a host: nothing of the job is left there, but for what writes to a disk that hangs."""
 
     status: Status
+    left: tuple[tuple[_Pid, _Ticks], ...] = ()  # the pid and the start of each
 
 
 class FinalReport(Struct, frozen=True, tag="final_report"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.process.tree import children
+from ddplaunch.process.tree import children, look
 from ddplaunch.report.events import SCHEMA
 from ddplaunch.report.run_folder import KEPT
 from tests.conftest import Job, until
@@ -417,3 +417,15 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
         assert job.left() == [writer]
     job.nothing_left(patience=20)
     assert json.loads((job.folder / "summary.json").read_text())["status"] == result.status
+
+
+def test_what_a_simulated_node_leaves_to_a_writer_whose_disk_hangs_is_written_later(job, program):
+    job.start("--simulate", "--nnodes", 2, "--nproc-per-node", 1, program("behave"), "all=default")
+    pids = {rank: int(job.sign(f"ready-{rank}")) for rank in (0, 1)}
+    agent = look(pids[1]).parent
+    (writer,) = {*children(agent)} - {pids[1]}
+    with held(writer):
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait().status == 143
+        assert job.left() == [writer]
+    job.nothing_left(patience=20)

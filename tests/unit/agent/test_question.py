@@ -86,7 +86,8 @@ def test_a_reply_is_waited_for_until_the_deadline_only(replies):
 def test_what_the_agent_leaves_is_that_very_process_however_often_it_is_asked(pipes: FrontPipes) -> None:
     writer = Process(7, "python", "S", 1, started=1000)
     assert not pipes.is_left(writer)
-    pipes.leave(writer)
+    pipes.leave(6, 999)
+    pipes.leave(writer.pid, writer.started)
     pipes.left[1].close()
     assert pipes.is_left(writer)
     assert pipes.is_left(writer)
