@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
@@ -27,7 +27,9 @@ class AgentStart:
     node_rank: int
     host: str  # for ssh
     argv: tuple[str, ...]
-    order: bytes  # the first frame
+    order: Callable[
+        [], bytes
+    ]  # makes the first frame, which names all hosts: kept for each, they would take its square
 
 
 class HostPhase(Enum):

@@ -193,7 +193,7 @@ class Dispatcher:
             self._host_failed(host, diagnose.other_version(version))
             host.close_stdin()
             return
-        host.send(ORDER, host.agent.order)
+        host.send(ORDER, host.agent.order())
         if host is self._hosts[0]:
             for _ in range(self._given_up):
                 host.send(FEWER, b"")

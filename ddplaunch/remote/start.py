@@ -77,24 +77,28 @@ def _agents(
     run_id = run_id_of(spec)
     token = os.urandom(32).hex()
     sent, screen = environment.sent(secret.public(env)), Screen.here(env)
+
+    def order(node_rank: int) -> bytes:
+        return messages.encode(
+            orders.order(
+                spec,
+                allocation,
+                node_rank,
+                env=sent,
+                cwd=cwd,
+                run_id=run_id,
+                token=token,
+                screen=screen,
+                reports_to_caller=reports_to_caller,
+            )
+        )
+
     return tuple(
         AgentStart(
             node_rank=node_rank,
             host=host.name,
             argv=commands.argv(allocation.starter, host.name, python, spec.heartbeat_timeout),
-            order=messages.encode(
-                orders.order(
-                    spec,
-                    allocation,
-                    node_rank,
-                    env=sent,
-                    cwd=cwd,
-                    run_id=run_id,
-                    token=token,
-                    screen=screen,
-                    reports_to_caller=reports_to_caller,
-                )
-            ),
+            order=partial(order, node_rank),
         )
         for node_rank, host in enumerate(allocation.start)
     )

@@ -13,7 +13,7 @@ from ddplaunch.remote.startup import NOTICE_AFTER, Startup
 def hosts(*phases: HostPhase) -> list[HostConnection]:
     made = []
     for number, phase in enumerate(phases):
-        agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=b"")
+        agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
         made.append(HostConnection(agent, selectors.DefaultSelector(), cast(ConnectionHandler, None)))
         made[-1].phase = phase
     return made
