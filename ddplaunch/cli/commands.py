@@ -26,7 +26,7 @@ VERBS = {
     "stacks": "Show where the workers of a running job are, and who waits for whom.",
     "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
-    "completion": "Print what makes bash, zsh or fish complete our options.",
+    "completion": "Print what completes our options in a shell.",
 }
 FORMS = (("json", "The plan as JSON."), ("sh", "The commands and variables of each worker, to paste into a shell."))
 SUBMIT_OPTIONS = (

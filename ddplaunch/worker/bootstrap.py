@@ -30,7 +30,8 @@ def load(name: str) -> "dict[str, Any]":
 
 if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
     number, *modules = served.split(",")
-    sys.argv[1:] = load("fork_server")["serve"](int(number), modules, sys.argv[1:])  # returns in each worker
+    serve, become = load("fork_server")["serve"], load("forked")["become"]
+    sys.argv[1:] = serve(int(number), modules, sys.argv[1:], become)  # returns in each worker
 
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's

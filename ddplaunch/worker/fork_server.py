@@ -19,7 +19,6 @@ import sys
 
 before = set(sys.modules)
 import _socket  # noqa: E402 - what `socket` is made of, with fewer imports
-import ctypes  # noqa: E402
 import gc  # noqa: E402
 
 for name in set(sys.modules) - before:
@@ -27,20 +26,20 @@ for name in set(sys.modules) - before:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SIGKILL = 9
 _EAGAIN = 11  # what a fork fails with where there is no room
-_NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given it up: nothing waits for it
 
 _LONGEST_NOTE = 1000  # characters
 
 
-def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
+def serve(
+    fd: int, modules: "list[str]", arguments: "list[str]", become: "Callable[[int, bytes, list[int], int], list[str]]"
+) -> "list[str]":
     """Import `modules`, then fork a worker for each request; return its arguments in each worker.
 
-    `arguments` are those that every worker has: kind and target of the program come first.
+    `arguments` are those that every worker has: kind and target of the program come first. `become` is that of forked.py.
     """
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
@@ -67,10 +66,7 @@ def serve(fd: int, modules: "list[str]", arguments: "list[str]") -> "list[str]":
         answer = _fork()
         if answer is None:
             control.close()
-            if not os.read(release, 1):
-                os._exit(_NO_PARENT)
-            os.close(release)
-            arguments = _become_worker(agent, content, stdio)
+            arguments = become(agent, content, stdio, release)
             _set_again(variables)
             printed.print()
             return arguments
@@ -249,43 +245,6 @@ def _fork() -> "str | None":
     return answer
 
 
-def _become_worker(agent: int, content: bytes, stdio: "list[int]") -> "list[str]":
-    """Make this process what a fresh one would be; give its arguments."""
-    os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        os._exit(_NO_PARENT)
-    for target, fd in enumerate(stdio[:3]):
-        os.dup2(fd, target)
-        os.close(fd)
-    cpus, count, *fields = content.split(b"\0")[:-1]
-    if cpus:
-        os.sched_setaffinity(0, map(int, cpus.split(b",")))
-    arguments = [os.fsdecode(field) for field in fields[: int(count)]]
-    os.environ.clear()
-    for field in fields[int(count) :]:
-        name, _, value = field.partition(b"=")
-        os.environ[os.fsdecode(name)] = os.fsdecode(value)
-    for fd in stdio[3:]:
-        _place(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
-    _open_stdin()
-    _seed()
-    if "threading" in sys.modules:  # its main thread keeps the number of the server's
-        sys.modules["threading"].main_thread()._set_native_id()
-    return arguments
-
-
-def _place(fd: int, target: int) -> None:
-    """Give a descriptor this number, unless what was imported has that."""
-    if fd == target:
-        return
-    try:
-        os.fstat(target)
-    except OSError:
-        os.dup2(fd, target, False)
-    os.close(fd)
-
-
 def _set_again(variables: "dict[str, tuple[str | None, str | None]]") -> None:
     """Set the variables as the imports have, from what they were to what they became, where this process has no others."""
     for name, (before, after) in variables.items():
@@ -294,28 +253,3 @@ def _set_again(variables: "dict[str, tuple[str | None, str | None]]") -> None:
                 del os.environ[name]
             else:
                 os.environ[name] = after
-
-
-def _open_stdin() -> None:
-    """Make sys.stdin anew, as Python does at its start: it keeps what kind of file it was made for."""
-    import io
-
-    old: Any = sys.__stdin__
-    raw: Any = io.FileIO(0, "rb", closefd=False)
-    raw.name = "<stdin>"
-    buffer = io.BufferedReader(raw)
-    stdin: Any = io.TextIOWrapper(buffer, old.encoding, old.errors, "\n", raw.isatty(), old.write_through)
-    stdin.mode = "r"
-    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
-
-
-def _seed() -> None:
-    """Take new secrets and random seeds where a fresh process would; `random` does so itself."""
-    if hasattr(
-        sys.modules.get("torch"), "default_generator"
-    ):  # torch.seed() would seed the GPUs too, whose seed is a constant
-        sys.modules["torch"].default_generator.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -25,6 +25,7 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 # where they are not in a loop, or wait for nothing outside
 HARMLESS = {
     "agent/child.py": "the front, while it kills",
+    "agent/store.py": "/dev/null",
     "agent/workers.py": "/dev/null",
     "coordinator/coordinator.py": "before there are workers",
     "coordinator/join.py": "before the agent is forked",
@@ -33,6 +34,7 @@ HARMLESS = {
     "report/error_file.py": "files in memory",
     "report/file_writer.py": "the process that writes files",
     "report/folders.py": "the process that writes files",
+    "report/log_times.py": "the process that writes files, and ddplaunch logs",
     "report/run_socket.py": "the process that writes files, and commands that look for runs",
     "slurm/srun.py": "/dev/null",
 }

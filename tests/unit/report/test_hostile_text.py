@@ -138,6 +138,7 @@ def test_a_report_is_soon_written_whatever_the_worker_wrote(piece: str, tmp_path
                 Traces(oom_kills=0, shm=None, log_folder=None),
                 interpreter=None,
                 debugging=False,
+                chaos=False,
                 cwd="/",
                 restarts=0,
                 max_restarts=0,
