@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.stack_taker import StackTaker
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
+    from ddplaunch.stacks import Sample
 
 
 class Generations:
@@ -56,6 +57,7 @@ class Generations:
         self.workers: Workers | None = None
         self._starter = Starter(selector, reporter.print)
         self._taker: StackTaker | None = None
+        self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
             selector.register(self._errors.fd, selectors.EVENT_READ, self._error_recorded)
@@ -68,6 +70,7 @@ class Generations:
 
     def begin(self) -> None:
         """Make all ready for the workers of the next generation, which are started one by one."""
+        self.samples = ()
         assert self._next is not None
         generation, address = self._next
         try:
@@ -167,6 +170,8 @@ class Generations:
                     self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.TakeStacks(within):
+                self._stack_taker.take(self.workers.running.values(), within, self._stacks_taken)
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -188,6 +193,11 @@ class Generations:
             answer(question, self.workers, self._setup.draft, self._stack_taker, reply)
         except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
             self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
+
+    def _stacks_taken(self, samples: Sequence[Sample] | None) -> None:
+        if samples is not None and self.workers is not None:
+            self.samples = tuple(samples)
+        self._feed(node.StacksTaken(clock.now()))
 
     @property
     def _stack_taker(self) -> StackTaker:
@@ -212,6 +222,11 @@ class Generations:
     def reap(self, state: node.State, now: float) -> list[WorkerExit]:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.workers = self.workers, None
+        if workers is not None and self.samples:
+            from ddplaunch.stacks.merge import lines, merge
+
+            text = "\n".join(lines(merge(self.samples, threads=True), "", threads=True))
+            workers.keep_stacks(f"{text}\n".encode(errors="replace"))
         return workers.reap(state.exits, now) if workers is not None else []
 
     def close(self) -> None:

@@ -231,7 +231,8 @@ class Agent:
         self._exits = self._generations.reap(state, now)
         raised = dict(state.raised)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
-        self._link.send(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
+        traces, samples = self._reporter.traces, self._generations.samples
+        self._link.send(NodeEnd(state.generation, exits, state.start_failure, state.left, traces, samples))
 
     # --- decisions
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from ddplaunch.process.ask import FIRST, Asked
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
-from ddplaunch.stacks.take import Target, take
 
 
 class StackTaker:
@@ -42,6 +41,8 @@ class StackTaker:
         until, host = time.monotonic() + within, self._host
 
         def question() -> Sequence[Sample] | None:
+            from ddplaunch.stacks.take import Target, take  # the loop does not wait for an import
+
             left = iter(range(FIRST + len(found), FIRST + len(found) + len(files)))
             targets = [
                 Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left), worker.recorder)

@@ -294,6 +294,10 @@ class Workers:
 
     # --- the end of the generation
 
+    def keep_stacks(self, text: bytes) -> None:
+        """Write where the workers were to the folder of the run."""
+        self._setup.folder.keep_stacks(self._generation, text)
+
     def dismiss_services(self) -> None:
         """Ask what served the workers to end, as far as it does not by itself."""
         if self._mps is not None and self._mps_start is not None:

@@ -32,6 +32,7 @@ from ddplaunch.control.fields import (
     decoder,
 )
 from ddplaunch.control.questions import Answer, Question
+from ddplaunch.control.stack_answers import NodeStacks
 
 _MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
@@ -211,6 +212,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     oom_kills: Number  # while the job ran
     shm: tuple[Size, Size] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: Line | None
+    stacks: NodeStacks | None = None  # where the workers were when they had to end
 
 
 class Quit(Struct, frozen=True, tag="quit"):

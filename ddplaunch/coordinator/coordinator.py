@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.coordinator.questions import Asker, Questions
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.ask import Asked
+    from ddplaunch.stacks import Sample
 
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
@@ -56,6 +57,7 @@ class Coordinator:
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
+        self._samples: list[Sample] = []  # of this generation
         self._reservation: Reservation | None = None
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._over_at: float | None = None
@@ -107,6 +109,7 @@ class Coordinator:
                 self.feed(job.TimeoutHeld(held))
             case NodeEnd(generation) if generation == self._state.generation:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
+                self._samples += report.samples
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
             case ForwardToAll(signum):
                 self.forward(signum)
@@ -181,7 +184,7 @@ class Coordinator:
                     self._when_known(partial(self._end, status, "", requeue))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
-        self._traces = {}
+        self._traces, self._samples = {}, []
         try:
             port = self._reserve()
         except LaunchError as error:
@@ -211,10 +214,18 @@ class Coordinator:
         self._reservation = reserve(self._draft.master_port or 0)
         return self._reservation.port
 
+    def _explain(self) -> None:
+        """Have it reported where the workers were when they had to end, if that is known."""
+        if self._samples:
+            from ddplaunch.stacks.collectives import at_the_end  # most jobs do not fail
+
+            self._reporter.places = at_the_end(self._samples, self._reporter.cwd)
+
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
         """Report once it is known why the cluster is ending the job, if it may be: it is asked, and the loop goes on."""
         if self._asked is not None:
             self._asked.give_up()
+        self._explain()
         question = self._reporter.question(self._state)
         if question is None:
             report(ClusterEnding())

@@ -63,6 +63,7 @@ class NodeEnd:
     start_failure: StartFailure | None
     left: tuple[str, ...]  # processes that could not be ended, each as in a sentence
     traces: Traces
+    samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
 
 
 @record
@@ -93,6 +94,9 @@ Report = (
     | Answered
 )
 
+
+if TYPE_CHECKING:
+    from ddplaunch.stacks import Sample
 
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
     from ddplaunch.process.apart import AskApart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.control import messages
 from ddplaunch.control.fields import host as host_name
@@ -17,6 +17,11 @@ from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, Why
 
+if TYPE_CHECKING:
+    from ddplaunch.control.stack_answers import NodeStacks
+    from ddplaunch.stacks import Sample
+
+_MOST_STACKS = 1 << 20  # bytes of a message for where workers were
 _MOST_LEFT = 100  # processes that are named
 _WHYS: dict[Literal["FAILED", "SIGNALLED", "FRONT_LOST"], Why] = {
     "FAILED": Why.FAILED,
@@ -41,12 +46,13 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
             return messages.Forward(signum)
         case Answered(number, answer):
             return messages.Answered(number, answer)
-        case NodeEnd(generation, ends, failed, left, traces):
+        case NodeEnd(generation, ends, failed, left, traces, samples):
             return messages.Ended(
                 generation=generation,
                 exits=exits.sent(ends),
                 start_failure=_sent_failure(failed) if failed else None,
                 left=tuple(map(line, left[:_MOST_LEFT])),
+                stacks=_sent_samples(samples),
                 oom_kills=traces.oom_kills,
                 shm=traces.shm,
                 log_folder=None if traces.log_folder is None else line(traces.log_folder),
@@ -77,6 +83,7 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
                 start_failure=StartFailure(failed.rank, host, failed.reason, failed.status) if failed else None,
                 left=message.left,
                 traces=Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder),
+                samples=_received_samples(message.stacks, host),
             )
     return None
 
@@ -158,3 +165,21 @@ def _sent_seats(seats: Sequence[Seat]) -> tuple[messages.Seats, ...]:
 
 def _sent_failure(failed: StartFailure) -> messages.StartFailure:
     return messages.StartFailure(failed.rank, line(failed.reason), failed.status)
+
+
+def _sent_samples(samples: Sequence[Sample]) -> NodeStacks | None:
+    """Give where workers were; None if there is nothing, or too much beside the ends of all workers."""
+    if not samples:
+        return None
+    from ddplaunch.stacks.sent import sent  # only failures need it
+
+    found = sent(samples, threads=False)
+    return found if len(messages.encode(found)) <= _MOST_STACKS else None
+
+
+def _received_samples(found: NodeStacks | None, host: str) -> tuple[Sample, ...]:
+    if found is None:
+        return ()
+    from ddplaunch.stacks.sent import received
+
+    return tuple(received(found, host))

@@ -23,7 +23,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report.run_folder import run_id_of
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 
 if TYPE_CHECKING:  # one node needs none of it
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.supervise.outcome import ClusterEnding
 
 
+_STACKS_WITHIN = 2.0  # seconds
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
@@ -88,6 +89,7 @@ def run(
             grace_period=spec.grace_period,
             debug_rank=spec.debug_rank,
             notices=frozenset(spec.requeue_on),
+            stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
         ),
         setup=setup,
         link=_link(spec, allocation, draft, env) if several else partial(coordinate_alone, spec, draft),

@@ -44,6 +44,7 @@ class FailureReport:
     restarts: int = 0  # used
     max_restarts: int = 0
     log_folder: str | None = None
+    places: tuple[str, ...] = ()  # where other workers were then, in sentences
 
 
 def render(report: FailureReport, *, colour: bool = False) -> str:
@@ -131,6 +132,7 @@ def _who(report: FailureReport) -> list[str]:
         facts.append(f"peak memory {size(first.peak_rss)}")
     logs = [f" logs {tilde(short(path, report.cwd), report.home)}"] if (path := first.log or report.log_folder) else []
     lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *describe_others(first, report.exits, report.cwd)]
+    lines += report.places
     if report.restarts:
         lines.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
     return lines
@@ -170,6 +172,7 @@ def failure_report(
     max_restarts: int,
     colour: bool,
     ended_by: str = "",
+    places: Sequence[str] = (),
 ) -> str:
     """Write the failure report of a generation.
 
@@ -197,5 +200,6 @@ def failure_report(
         restarts=restarts,
         max_restarts=max_restarts,
         log_folder=traces.log_folder,
+        places=tuple(places),
     )
     return render(report, colour=colour)

@@ -33,6 +33,8 @@ class JobReporter:
         self._reporter = reporter
         self._spec = spec
         self.print = reporter.print
+        self.cwd = reporter.cwd
+        self.places: list[str] = []  # where workers were when they had to end, in sentences
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -93,6 +95,9 @@ class JobReporter:
             ending = ClusterEnding(ending.text)
         closing = self._closing(state, ending)
         if closing is not None:
+            if state.why is Why.TIMED_OUT:
+                for place in self.places:
+                    self.print(place)
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
         report = self._failure(state, traces, ending, state.restarts)
@@ -148,6 +153,7 @@ class JobReporter:
             max_restarts=self._spec.max_restarts,
             colour=self._reporter.colour,
             ended_by=ending.text,
+            places=self.places,
         )
 
 

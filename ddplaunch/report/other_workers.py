@@ -28,7 +28,7 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     return [
         *_alike(first, alike, len(others) + 1),
         *_later(first, sorted(later, key=failed_at), cwd),
-        *_followers(first, followers),
+        *_followers(first, followers, cwd),
         *_finished(first, finished),
         *_stopped(stopped, len(others)),
     ]
@@ -81,11 +81,13 @@ def _later(first: WorkerExit, later: Sequence[WorkerExit], cwd: str) -> list[str
     return lines
 
 
-def _followers(first: WorkerExit, followers: Sequence[WorkerExit]) -> list[str]:
+def _followers(first: WorkerExit, followers: Sequence[WorkerExit], cwd: str) -> list[str]:
     if not followers:
         return []
     who = these_ranks([end.rank for end in followers])
-    return [f"{who} lost contact too" if follows(first) else f"{who} then lost contact with it"]
+    places = {place(frame, cwd) for end in followers if (frame := _frame(end)) is not None}
+    where = f", in {places.pop()}" if len(places) == 1 else ""
+    return [f"{who} lost contact too{where}" if follows(first) else f"{who} then lost contact with it{where}"]
 
 
 def _finished(first: WorkerExit, finished: Sequence[WorkerExit]) -> list[str]:

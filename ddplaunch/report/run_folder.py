@@ -1,6 +1,7 @@
 """The folder of a run: the plan, the events, the logs, the exceptions, the summary. Never fails the job, and touches no disk.
 
     RUN/plan.json  RUN/events.jsonl  RUN/summary.json  RUN/rank-3.out  RUN/rank-3.err  RUN/errors/0/3.json
+    RUN/stacks/0.txt
 
 The nodes of one job may share a home, so each has such a folder of its own below RUN: RUN/node-0, RUN/node-1.
 
@@ -133,6 +134,13 @@ class RunFolder:
         if self.path is not None:
             own = f"attempt_{generation}/{local_rank}/error.json"
             name = own if self._torchrun_layout else f"errors/{generation}/{rank}.json"
+            self.files.put(REPLACE, name.encode() + b"\n" + content)
+
+    def keep_stacks(self, generation: int, content: bytes) -> None:
+        """Write where the workers of a generation were when they had to end."""
+        if self.path is not None:
+            own = f"attempt_{generation}/stacks.txt"
+            name = own if self._torchrun_layout else f"stacks/{generation}.txt"
             self.files.put(REPLACE, name.encode() + b"\n" + content)
 
     def remove(self, path: str) -> None:

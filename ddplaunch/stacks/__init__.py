@@ -57,6 +57,11 @@ class Sample:
     native: str = ""  # the stacks of py-spy, with frames of C
 
     @property
+    def is_unanswered(self) -> bool:
+        """Whether it sleeps where it takes no signal."""
+        return self.state.startswith("in uninterruptible sleep")
+
+    @property
     def main(self) -> tuple[Frame, ...]:
         """The stack of its main thread, innermost frame first."""
         return next((thread.frames for thread in self.threads if thread.is_main), ())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ddplaunch.record import record
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Call, Group, Sample
-from ddplaunch.stacks.merge import own_place, where
+from ddplaunch.stacks.merge import is_in_call, merge, own_place, where
 
 # whose tensors have equal sizes on all ranks; of others, such as gather, scatter and all_to_all, they may differ
 _EQUAL_SIZES = {
@@ -195,3 +195,15 @@ def _point_to_point(ranks: dict[int, Sample]) -> list[str]:
         f"{these_ranks(who)} wait{'s' if len(who) == 1 else ''} in {text}"
         for text, who in list(pending.items())[:_MOST]
     ]
+
+
+def at_the_end(samples: Sequence[Sample], cwd: str) -> list[str]:
+    """Say where those that still lived were when they had to end, as far as they were in a call, and who waited for whom."""
+    alive = [sample for sample in samples if not (sample.ended or sample.child)]
+    calling = [group for group in merge(alive) if group.samples[0].is_unanswered or is_in_call(group.samples[0])]
+    lines = [
+        f"{group.who} {'was' if len(group.ranks) == 1 else 'were'} {'in ' if group.samples[0].main else ''}"
+        f"{where(group.samples[0], cwd)}"
+        for group in calling[:_MOST]
+    ]
+    return [*lines, *explain(alive, cwd)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 
 from ddplaunch.record import record
@@ -78,7 +78,7 @@ def place_in_kernel(pid: int, status: Status) -> str:
     """Say where in the kernel a process sleeps, as far as we may know: ", in nfs_wait_on_request (read)"; "" if it runs."""
     if status.state == "R":
         return ""
-    channel, call = _read(pid, "wchan"), call_name(_read(pid, "syscall"), platform.machine())
+    channel, call = _read(pid, "wchan"), call_name(_read(pid, "syscall"), os.uname().machine)
     channel = "" if channel == "0" else channel
     if channel and call:
         return f", in {channel} ({call})"

@@ -69,6 +69,12 @@ def own_place(sample: Sample, cwd: str) -> str:
     return place(own, cwd) if own is not None else where(sample, cwd)
 
 
+def is_in_call(sample: Sample) -> bool:
+    """Whether a process is in a function of a library that the program has called."""
+    own = next((number for number, frame in enumerate(sample.main) if not is_library(frame)), 0)
+    return own > 0
+
+
 def _summary(frames: Sequence[Frame], cwd: str) -> str:
     """What the program calls, and where it does."""
     own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)

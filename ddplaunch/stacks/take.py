@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
@@ -102,6 +101,8 @@ def _of_process(
 
 def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
     """Have py-spy write a worker's stacks with the frames of C between those of Python; yields to wait."""
+    import subprocess  # few want them
+
     command = ["py-spy", "dump", "--native", "--pid", str(target.pid)]
     try:
         with open(os.memfd_create("native"), "w+b") as out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from importlib.util import find_spec
 
@@ -25,9 +26,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
     hangs = program("torch_hangs")
     monkeypatch.chdir(hangs.parent)
-    process = job.start(
-        "--nproc-per-node", 4, "--start-method", "forkserver", "--preload", "torch", "--grace-period", 1, hangs
-    )
+    job.start("--nproc-per-node", 4, "--start-method", "forkserver", "--preload", "torch", "--grace-period", 1, hangs)
     job.signs("ready", 4)
     job.signs("child", 4)
 
@@ -49,8 +48,10 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     assert "4 children of ranks 0-3: torch_hangs.py:18\n" in text
     assert "group 1" not in asked("-r", "2").partition("rank 2: ")[2]
 
-    process.send_signal(signal.SIGINT)
+    os.kill(job.pids()[1], signal.SIGKILL)
     result = job.wait()
-    assert result.status == 130
+    assert result.status == 137
+    assert "the ranks disagree about collective #1 of group 2" in result.err
+    assert "rank 3: broadcast, " in (job.folder / "stacks" / "0.txt").read_text()
     assert "Server" not in result.err
     job.nothing_left()

@@ -27,6 +27,7 @@ from ddplaunch.supervise.node.actions import (
     StopWorkers,
     Suspend,
     Sweep,
+    TakeStacks,
 )
 from ddplaunch.supervise.node.events import (
     DeadlineReached,
@@ -37,6 +38,7 @@ from ddplaunch.supervise.node.events import (
     JobEnded,
     KillOrdered,
     SignalReceived,
+    StacksTaken,
     StartFailed,
     StopOrdered,
     StoreOrdered,
@@ -83,6 +85,7 @@ __all__ = [
     "Result",
     "Resume",
     "SignalReceived",
+    "StacksTaken",
     "StartFailed",
     "StartWorkers",
     "State",
@@ -93,6 +96,7 @@ __all__ = [
     "Suspend",
     "Sweep",
     "Swept",
+    "TakeStacks",
     "WorkerExited",
     "WorkerRaised",
     "WorkerStarted",

@@ -31,6 +31,13 @@ class StopWorkers:
 
 
 @record
+class TakeStacks:
+    """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds."""
+
+    within: float
+
+
+@record
 class NameRunning:
     """Print which workers still run though they were asked to end, and how long they may."""
 
@@ -131,6 +138,7 @@ Action = (
     StartWorkers
     | ForwardSignal
     | StopWorkers
+    | TakeStacks
     | NameRunning
     | KillWorkers
     | Sweep

@@ -87,6 +87,13 @@ class DeadlineReached:
 
 
 @record
+class StacksTaken:
+    """Where the workers are is known, or cannot be."""
+
+    at: float
+
+
+@record
 class Swept:
     """How many processes of the job, workers aside, still live."""
 
@@ -140,6 +147,7 @@ Event = (
     | SignalReceived
     | FrontLost
     | DeadlineReached
+    | StacksTaken
     | Swept
     | GenerationBegun
     | StopOrdered

@@ -30,6 +30,9 @@ class Policy:
     stop_signals: frozenset[int]
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
+    stacks_within: float = (
+        0.0  # seconds that it may take to find out where workers are before they are ended, 0: nobody asks
+    )
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
 
@@ -57,6 +60,7 @@ class State:
     generation_at: float = 0.0  # when this generation began
     expected: int = 0  # the signal to stop that the cluster is about to send the workers
     expected_by: float | None = None  # when we send it, if the cluster has not
+    taking: bool = False  # the stop waits until it is known where the workers are
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended

@@ -28,6 +28,7 @@ from ddplaunch.supervise.node.teardown import (
     sweep,
     sweep_if_ended,
     swept,
+    taken,
 )
 from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
 
@@ -94,6 +95,8 @@ def step(state: State, event: events.Event) -> Result:
         case events.Swept(left, at):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
+        case events.StacksTaken(at):
+            return taken(state, at) if state.taking and state.phase is Phase.STOPPING else (state, ())
         case events.DeadlineReached(at):
             return _deadline(state, at)
 
@@ -115,6 +118,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         raised=(),
         left=(),
         generation_at=begun.at,
+        taking=False,
         expected=0,
         expected_by=None,
         phase_deadline=None,
@@ -242,7 +246,7 @@ def _deadline(state: State, at: float) -> Result:
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:
-            return expected(state, by_cluster=False)
+            return taken(state, at) if state.taking else expected(state, by_cluster=False)
         case Phase.STOPPING if _is_warning_due(state, at) and at < (state.phase_deadline or at):
             left = (state.phase_deadline or at) - at
             return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, left),)

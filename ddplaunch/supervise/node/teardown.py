@@ -20,6 +20,8 @@ KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process count
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
 
+_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR)  # stops of which somebody asks where the workers were
+
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
@@ -34,27 +36,41 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     if state.is_waiting:
         return replace(state, why=why), (*reported, *resumed)
     state = replace(state, why=why, pending=frozenset(), phase=Phase.STOPPING)
-    deadline = at + state.policy.grace_period
-    warns = state.policy.grace_period > 2 * SLOW_STOP
-    asked = replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
+    asked = _given_grace(state, at)
     held = state.debugger if why is Why.FAILED else frozenset()
     if by_cluster and not ours and state.alive:
         return replace(asked, expected=signum, expected_by=at + EXPECTED_WITHIN), resumed
+    if why in _EXPLAINED and state.policy.stacks_within and state.alive and not (state.debugger or by_cluster):
+        by = at + state.policy.stacks_within
+        taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by)
+        return taking, (actions.TakeStacks(state.policy.stacks_within), *reported, *resumed)
     stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
     then: tuple[actions.Action, ...] = (stops, *reported, *resumed)
     if held:
         # the user of the debugger decides when it ends
         then = (*then, actions.Print(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
     if not state.alive:
-        sweeping, sweeps = sweep(state, signum, deadline)
+        sweeping, sweeps = sweep(state, signum, at + state.policy.grace_period)
         return sweeping, (*then, *sweeps)
     return asked, then
+
+
+def _given_grace(state: State, at: float) -> State:
+    """Let the grace period begin at this time."""
+    warns = state.policy.grace_period > 2 * SLOW_STOP
+    deadline = at + state.policy.grace_period
+    return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
+
+
+def taken(state: State, at: float) -> Result:
+    """Have the workers asked to end, now that it is known where they are, or that some do not say so."""
+    return expected(_given_grace(state, at), by_cluster=False)
 
 
 def expected(state: State, *, by_cluster: bool) -> Result:
     """Have the workers asked by the cluster, or by us in its place."""
     stops = actions.StopWorkers(state.expected, state.policy.ranks, by_cluster)
-    return replace(state, expected=0, expected_by=None), (stops,)
+    return replace(state, taking=False, expected=0, expected_by=None), (stops,)
 
 
 def _failed(state: State) -> str:

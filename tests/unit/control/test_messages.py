@@ -66,6 +66,7 @@ ENDED = {
     "oom_kills": 0,
     "shm": [64, 8],
     "log_folder": "/runs/1",
+    "stacks": None,
 }
 TO_COORDINATOR: list[dict[str, Any]] = [
     HELLO,

@@ -14,8 +14,9 @@ from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.record import replace
+from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.supervise import node
-from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
+from ddplaunch.supervise.outcome import Frame, StartFailure, Traces, Why, WorkerExit
 
 NOW = 7.5
 END = WorkerExit(
@@ -29,6 +30,17 @@ AGREED = Agreed(
     backend="gloo",
     backend_reason="no accelerator",
 )
+SAMPLE = Sample(
+    rank=3,
+    pid=7,
+    host="b",
+    child="python",
+    threads=(Thread(frames=(Frame(file="/a.py", line=3, function="f"),), name="main", is_main=True),),
+    state="stopped",
+    groups=(
+        Group(name="0", members=(0, 3), calls=(Call(number=4, operation="barrier", inputs="", outputs="", done=True),)),
+    ),
+)
 REPORTS: list[Report] = [
     node.ReportStopping(Why.FAILED, SIGTERM),
     node.ReportStopping(Why.FRONT_LOST, 0),
@@ -38,7 +50,7 @@ REPORTS: list[Report] = [
     node.RequestStore(),
     ForwardToAll(SIGUSR1),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
-    NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1")),
+    NodeEnd(4, (END,), None, (), Traces(oom_kills=1, shm=(64, 8), log_folder="/runs/1"), (SAMPLE,)),
     NodeEnd(
         0,
         (),

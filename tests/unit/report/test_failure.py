@@ -403,7 +403,7 @@ def test_later_failures_and_those_that_followed() -> None:
       rank 3   pid 4703  cuda:3   logs logs/rank-3.err
       rank 4 failed 0.2 s later: KeyError: 'x'   (train.py:120)
       rank 5 failed 0.6 s later: exit status 7
-      ranks 0-2 then lost contact with it
+      ranks 0-2 then lost contact with it, in train.py:88 in train_step
       rank 6 finished with status 0
       rank 7 was stopped by SIGTERM in 0.1 s
     """)
@@ -434,7 +434,7 @@ def test_a_peer_that_had_left_with_0_is_named() -> None:
         loss = model(batch)
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
-      rank 1 lost contact too
+      rank 1 lost contact too, in train.py:120
       rank 2 had exited with status 0, 1.2 s before
       rank 3 was stopped by SIGTERM in 0.1 s
 
@@ -451,7 +451,7 @@ def test_a_culprit_that_was_stopped_on_its_way_out() -> None:
         loss = model(batch)
 
       rank 1   pid 4701  cuda:1   logs logs/rank-1.err
-      rank 0 then lost contact with it
+      rank 0 then lost contact with it, in train.py:88 in train_step
     """)
 
 

@@ -25,12 +25,14 @@ from ddplaunch.supervise.node import (
     ReportNotice,
     ReportStopping,
     SignalReceived,
+    StacksTaken,
     StartFailed,
     StartWorkers,
     State,
     StopOrdered,
     StopWorkers,
     Sweep,
+    TakeStacks,
 )
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import (
@@ -323,3 +325,42 @@ def test_a_store_that_is_wanted_here_is_requested_and_hosted_once_a_generation_w
     assert after(order)[1] == []
     again = (ended(1, code=3), *ENDS, NOTHING_LEFT, GenerationBegun(1, ALL, 9.0), *STARTED)
     assert after(*FIRST, order, *again, order)[1] == [node.HostStore()]
+
+
+EXPLAINING = replace(POLICY, stacks_within=2.0)
+TAKING = (*FIRST, ended(1, code=3))
+
+
+def test_where_the_others_are_is_found_out_before_they_are_stopped():
+    state, actions = after(*TAKING, policy=EXPLAINING)
+    assert actions == [TakeStacks(2.0), ReportStopping(Why.FAILED, SIGTERM)]
+    assert (state.phase, state.deadline) == (Phase.STOPPING, 3.0)
+    state, actions = after(*TAKING, StacksTaken(1.1), policy=EXPLAINING)
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    assert state.phase_deadline == 11.1  # the grace period begins with the stop
+    assert after(*TAKING, StacksTaken(1.1), StacksTaken(1.2), policy=EXPLAINING)[1] == []
+
+
+def test_those_that_do_not_say_where_they_are_are_stopped_all_the_same():
+    assert after(*TAKING, DeadlineReached(3.0), policy=EXPLAINING)[1] == [StopWorkers(SIGTERM, ALL)]
+    late = (*TAKING, DeadlineReached(3.0), StacksTaken(3.1))
+    assert after(*late, policy=EXPLAINING)[1] == []
+
+
+def test_the_users_stop_does_not_wait_for_that_and_a_second_one_kills():
+    assert after(*FIRST, SignalReceived(SIGINT, 1.0), policy=EXPLAINING)[1][0] == StopWorkers(SIGINT, ALL)
+    impatient = (*TAKING, SignalReceived(SIGINT, 1.1))
+    assert after(*impatient, policy=EXPLAINING)[1][0] == KillWorkers(ALL)
+    assert after(*impatient, StacksTaken(1.2), policy=EXPLAINING)[1] == []
+
+
+def test_where_nobody_lives_nobody_is_asked():
+    history = (*FIRST, ended(0, code=3, error=LOST), ended(2, code=3, error=LOST), ended(1, code=3))
+    assert TakeStacks(2.0) not in after(*history, policy=EXPLAINING)[1]
+
+
+def test_what_ends_by_itself_meanwhile_is_swept():
+    history = (*TAKING, ended(0, 1.1, code=1, error=LOST), ended(2, 1.1, code=1, error=LOST))
+    state, actions = after(*history, policy=EXPLAINING)
+    assert actions == [Sweep(SIGTERM)]
+    assert after(*history, StacksTaken(1.2), policy=EXPLAINING) == (state, [])
