@@ -22,11 +22,11 @@ TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_boo
 	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
 TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(notdir $(PYTHON)))
 
-.PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench test-deps clean
+.PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench bench-check bench-picture test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '  make %-10s %s\n' "$$name" "$$text"; done
+		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
@@ -68,6 +68,14 @@ format: .venv/test ## put the code into its format
 
 bench: .venv/test ## measure against torchrun and a plain shell loop
 	.venv/bin/python benchmarks/run.py
+
+bench-check: .venv/test ## the same, and fail if a target is missed by more than the noise
+	.venv/bin/python benchmarks/run.py --check
+
+bench-picture: .venv/test ## the same, drawn as docs/pictures/benchmarks.svg
+	@mkdir -p build
+	.venv/bin/python benchmarks/run.py --json > build/figures.json
+	.venv/bin/python benchmarks/draw.py build/figures.json > docs/pictures/benchmarks.svg
 
 test-deps: ## install the Debian packages that the tests use (root)
 	@missing=; for package in $(TEST_PACKAGES); do \

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -22,6 +23,36 @@ _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30  # bytes that the logs of a flood may need
 _FOREIGN = ("DDPLAUNCH_", "PET_", "TORCHELASTIC_", "SLURM_")
 _NOT_OURS = ("PYTHONDONTWRITEBYTECODE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Measured(float):
+    """The median of several rounds; half of them lie between `low` and `high`."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """Give what these rounds come to."""
+        measured = cls(median(values))
+        measured.low, _, measured.high = quantiles(values, method="inclusive") if len(values) > 1 else values * 3
+        return measured
+
+
+class Rounds:
+    """What was measured in turns: in each round each measure once, so that all meet the same machine."""
+
+    def __init__(self, number: int, *measures: Callable[[], float]) -> None:
+        self.number = number
+        self._taken = [[measure() for measure in measures] for _ in range(number)]
+
+    def medians(self) -> list[float]:
+        """Give the median of each measure."""
+        return [median(column) for column in zip(*self._taken, strict=True)]
+
+    def of(self, combined: Callable[..., float]) -> Measured:
+        """Give what the measures of a round come to together, as their difference or ratio does."""
+        return Measured.of([combined(*taken) for taken in self._taken])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +72,17 @@ class Figure:
         if self.target is None:
             return None
         return self.value >= self.target if self.more_is_better else self.value <= self.target
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Between which values half of the rounds lie; of a single measurement, the value itself."""
+        return (self.value.low, self.value.high) if isinstance(self.value, Measured) else (self.value, self.value)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the target is missed by more than the rounds differ among themselves."""
+        low, high = self.spread
+        return self.target is not None and (high < self.target if self.more_is_better else low > self.target)
 
 
 class Bed:
@@ -98,11 +140,28 @@ class Bed:
 
     def training_loop(self, workers: int, argv: Sequence[str]) -> list[str]:
         """The same with the variables that a process group needs, typed by hand."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        variables = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE={workers}"
-        return ["env", *variables.split(), *self.shell_loop(workers, argv)]
+        return ["env", *_group_variables(workers), *self.shell_loop(workers, argv)]
+
+    def mpirun(self, workers: int, argv: Sequence[str]) -> list[str] | None:
+        """The same started by Open MPI, where that is installed."""
+        if shutil.which("mpirun") is None:
+            return None
+        ranks = 'RANK=$OMPI_COMM_WORLD_RANK exec "$@"'
+        command = [
+            "mpirun",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "-np",
+            str(workers),
+            "sh",
+            "-c",
+            ranks,
+            "sh",
+            *argv,
+        ]
+        as_root = "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        return ["env", *as_root, *_group_variables(workers), *command]
 
     def left(self) -> list[int]:
         """The processes that a command has left, found by the mark in their environment."""
@@ -118,10 +177,11 @@ class Bed:
         return found
 
 
-def best(rounds: int, *measures: Callable[[], float]) -> list[float]:
-    """Take each measure in turn, so many rounds, and give the least of each: what other processes add is left out."""
-    taken = [[measure() for measure in measures] for _ in range(rounds)]
-    return [min(column) for column in zip(*taken, strict=True)]
+def _group_variables(workers: int) -> tuple[str, ...]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}", f"WORLD_SIZE={workers}"
 
 
 def program(name: str) -> str:

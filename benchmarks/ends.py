@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from bed import Bed, Figure, best, program
+from bed import Bed, Figure, Rounds, program
 
 _GRACE = 1.0  # seconds
 
@@ -16,17 +17,48 @@ def crash(bed: Bed) -> Iterator[Figure]:
     """One of 8 workers crashes while the others wait."""
     ours = [*bed.ddplaunch, "--nproc-per-node", "8"]
     rounds, few = bed.rounds(9), bed.rounds(3)
-    (mine,) = best(rounds, lambda: _after_crash(bed, ours, status=3))
-    (theirs,) = best(few, lambda: _after_crash(bed, [*bed.torchrun, "--standalone", *ours[-2:]], status=1))
-    how = f"best of {rounds}; torchrun {theirs * 1e3:.0f} ms, best of {few}"
-    yield Figure(name="crash, 8 workers: others gone after", value=mine * 1e3, unit="ms", target=25, how=how)
+    mine = Rounds(rounds, lambda: _after_crash(bed, ours, status=3)).of(_milliseconds)
+    theirs = Rounds(few, lambda: _after_crash(bed, [*bed.torchrun, "--standalone", *ours[-2:]], status=1))
+    how = f"{rounds} rounds; torchrun {theirs.of(_milliseconds):.0f} ms, {few} rounds"
+    yield Figure(name="crash, 8 workers: others gone after", value=mine, unit="ms", target=25, how=how)
     patient = [*ours, "--grace-period", str(_GRACE)]
-    (mine,) = best(few, lambda: _after_crash(bed, patient, "stubborn", status=3))
+    killed = Rounds(few, lambda: _after_crash(bed, patient, "stubborn", status=3) - _GRACE).of(_milliseconds)
     slow = [*bed.torchrun, "--standalone", *ours[-2:], "--shutdown-timeout", str(int(_GRACE))]
-    theirs = _after_crash(bed, slow, "stubborn", status=1)
-    how = f"{mine * 1e3:.0f} ms with {_GRACE:g} s of grace; best of {few}; torchrun --shutdown-timeout {_GRACE:g}: {theirs:.1f} s"
+    theirs_slow = _after_crash(bed, slow, "stubborn", status=1)
+    how = f"{_GRACE:g} s of grace; {few} rounds; torchrun --shutdown-timeout {_GRACE:g}: {theirs_slow:.1f} s"
     name = "crash, others ignore SIGTERM: beyond the grace period"
-    yield Figure(name=name, value=(mine - _GRACE) * 1e3, unit="ms", target=50, how=how)
+    yield Figure(name=name, value=killed, unit="ms", target=50, how=how)
+
+
+def restart(bed: Bed) -> Iterator[Figure]:
+    """One of 4 workers that have imported torch crashes, and all start again."""
+    rounds = bed.rounds(5)
+    ways = {way: [*bed.ddplaunch, "--start-method", way, "--max-restarts", "1"] for way in ("forkserver", "spawn")}
+    taken = Rounds(
+        rounds,
+        *(partial(_restarted, bed, command) for command in ways.values()),
+        lambda: _restarted(bed, [*bed.torchrun, "--standalone", "--max-restarts", "1"]),
+    )
+    _, fresh, theirs = taken.medians()
+    how = f"fresh processes {fresh * 1e3:.0f} ms, torchrun {theirs * 1e3:.0f} ms; {rounds} rounds"
+    yield Figure(
+        name="restart, 4 workers: crash to first line of all",
+        value=taken.of(lambda forked, *_: forked * 1e3),
+        unit="ms",
+        target=300,
+        how=how,
+    )
+
+
+def _restarted(bed: Bed, launcher: Sequence[str]) -> float:
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        bed.seconds([*launcher, "--nproc-per-node", "4", program("restarts"), folder])
+        again = (float(path.read_text()) for path in Path(folder).glob("again-*"))
+        return max(again) - float(Path(folder, "crashed").read_text())
+
+
+def _milliseconds(seconds: float) -> float:
+    return seconds * 1e3
 
 
 def _after_crash(bed: Bed, launcher: Sequence[str], *words: str, status: int) -> float:

@@ -1,6 +1,6 @@
 """Measures ddplaunch against torchrun and a plain shell loop and prints one table. README.md says what each line means.
 
-python benchmarks/run.py [--quick] [--json] [NAME ...]
+python benchmarks/run.py [--quick] [--json] [--check] [NAME ...]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import differences
 import ends
@@ -23,6 +24,7 @@ import outputs
 import rests
 import slurm
 import starts
+import throughput
 from bed import Bed, Figure
 
 BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
@@ -31,15 +33,17 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "steps": starts.steps,
     "many": starts.many,
     "crash": ends.crash,
+    "restart": ends.restart,
     "nodes": nodes.start,
     "nodes-crash": nodes.crash,
-    "thousand": nodes.thousand,
+    "agents": nodes.many,
     "slurm": slurm.start,
     "slurm-crash": slurm.crash,
     "rest": rests.rest,
     "lines": outputs.lines,
     "flood": outputs.flood,
     "differences": differences.differences,
+    "threads": throughput.threads,
 }
 
 
@@ -48,6 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: rougher figures, in a third of the time")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a target is missed by more than the rounds differ"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; not given: all")
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
@@ -64,10 +71,17 @@ def main() -> None:
         bed.close()
     facts["seconds"] = f"{time.monotonic() - began:.0f}"
     if asked.json:
-        print(json.dumps({"machine": facts, "figures": [{**asdict(one), "met": one.met} for one in figures]}, indent=1))
+        print(json.dumps({"machine": facts, "figures": [_plain(one) for one in figures]}, indent=1))
     else:
         print(table(figures))
         print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    if asked.check and (missed := [one.name for one in figures if one.is_missed]):
+        sys.exit(f"missed by more than the noise: {', '.join(missed)}")
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    low, high = figure.spread
+    return {**asdict(figure), "low": low, "high": high, "met": figure.met}
 
 
 def machine() -> dict[str, str]:
@@ -85,15 +99,16 @@ def machine() -> dict[str, str]:
 
 def table(figures: list[Figure]) -> str:
     """Write the figures, one a line."""
-    rows = [("", "measured", "target", "", "")]
+    rows = [("", "measured", "half of the rounds", "target", "", "")]
     for one in figures:
         sign = ">=" if one.more_is_better else "<="
         target = "" if one.target is None else f"{sign} {one.target:g} {one.unit}".rstrip()
         verdict = {True: "met", False: "MISSED", None: ""}[one.met]
-        rows.append((one.name, f"{_rounded(one.value)} {one.unit}".rstrip(), target, verdict, one.how))
-    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+        spread = " to ".join(dict.fromkeys(map(_rounded, one.spread)))
+        rows.append((one.name, f"{_rounded(one.value)} {one.unit}".rstrip(), spread, target, verdict, one.how))
+    widths = [max(len(row[at]) for row in rows) for at in range(5)]
     return "\n".join(
-        "  ".join((*(cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)), row[4])).rstrip()
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row[:5], widths, strict=True)), row[5])).rstrip()
         for row in rows
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from bed import Bed, Figure, best, program
+from bed import Bed, Figure, Rounds, program
 
 _USED_BEFORE = 21  # runs; from then on each start also removes the oldest run
+_AT_MOST = {4: 0.45, 8: 0.22}  # of torchrun's time to the last line, by the number of workers
 
 
 def hello(bed: Bed) -> Iterator[Figure]:
@@ -15,20 +19,25 @@ def hello(bed: Bed) -> Iterator[Figure]:
     ours = [*bed.ddplaunch, "--nproc-per-node", "2", script]
     for _ in range(_USED_BEFORE):
         bed.seconds(ours)
-    rounds, few = bed.rounds(30), bed.rounds(4)
-    loop, mine = best(rounds, lambda: bed.seconds(bed.shell_loop(2, [*bed.python, script])), lambda: bed.seconds(ours))
-    (theirs,) = best(few, lambda: bed.seconds([*bed.torchrun, "--standalone", "--nproc-per-node", "2", script]))
-    how = f"{mine * 1e3:.0f} ms, the loop {loop * 1e3:.0f} ms; best of {rounds}"
-    yield Figure(
-        name="hello, 2 workers: above the shell loop", value=(mine - loop) * 1e3, unit="ms", target=60, how=how
+    rounds, few = bed.rounds(30), bed.rounds(5)
+    loop = [*bed.shell_loop(2, [*bed.python, script])]
+    taken = Rounds(rounds, lambda: bed.seconds(loop), lambda: bed.seconds(ours))
+    theirs = Rounds(
+        few,
+        lambda: bed.seconds([*bed.torchrun, "--standalone", "--nproc-per-node", "2", script]),
+        lambda: bed.seconds(ours),
     )
+    by_hand, mine = taken.medians()
+    how = f"{mine * 1e3:.0f} ms, the loop {by_hand * 1e3:.0f} ms; {rounds} rounds"
+    above = taken.of(lambda loop, mine: (mine - loop) * 1e3)
+    yield Figure(name="hello, 2 workers: above the shell loop", value=above, unit="ms", target=60, how=how)
     yield Figure(
         name="hello, 2 workers: times faster than torchrun",
-        value=theirs / mine,
+        value=theirs.of(lambda theirs, mine: theirs / mine),
         unit="x",
         target=15,
         more_is_better=True,
-        how=f"torchrun {theirs * 1e3:.0f} ms, best of {few}",
+        how=f"torchrun {theirs.medians()[0] * 1e3:.0f} ms; {few} rounds",
     )
 
 
@@ -37,57 +46,84 @@ def torch_import(bed: Bed) -> Iterator[Figure]:
     script = program("imports_torch")
     rounds = bed.rounds(5)
     bed.seconds([*bed.python, script])  # from here on its files are in memory
-    loop, mine = best(
+    taken = Rounds(
         rounds,
         lambda: bed.seconds(bed.shell_loop(4, [*bed.python, script])),
         lambda: bed.seconds([*bed.ddplaunch, "--nproc-per-node", "4", script]),
     )
     theirs = bed.seconds([*bed.torchrun, "--standalone", "--nproc-per-node", "4", script])
-    how = f"{mine:.2f} s, the loop {loop:.2f} s, best of {rounds}; torchrun {theirs:.2f} s"
-    yield Figure(name="import torch, 4 workers: to the shell loop", value=mine / loop, unit="x", target=1.05, how=how)
+    loop, mine = taken.medians()
+    how = f"{mine:.2f} s, the loop {loop:.2f} s, {rounds} rounds; torchrun {theirs:.2f} s"
+    ratio = taken.of(lambda loop, mine: mine / loop)
+    yield Figure(name="import torch, 4 workers: to the shell loop", value=ratio, unit="x", target=1.05, how=how)
 
 
 def steps(bed: Bed) -> Iterator[Figure]:
-    """Workers train for five steps: what every job does before it does anything else."""
-    yield _steps(bed, 4, target=0.45)
-    yield _steps(bed, 8, target=0.22)
+    """1, 2, 4 and 8 workers train for ten steps: what every job does before it does anything else."""
+    for workers in (1, 2, 4, 8):
+        yield from _steps(bed, workers)
 
 
-def _steps(bed: Bed, workers: int, *, target: float) -> Figure:
-    command = ["--nproc-per-node", str(workers), program("steps")]
-    rounds = bed.rounds(3)
-    loop, forked, fresh, theirs = best(
-        rounds,
-        lambda: bed.seconds(bed.training_loop(workers, [*bed.python, program("steps")])),
-        lambda: bed.seconds([*bed.ddplaunch, "--start-method", "forkserver", *command]),
-        lambda: bed.seconds([*bed.ddplaunch, "--start-method", "spawn", *command]),
-        lambda: bed.seconds([*bed.torchrun, "--standalone", *command]),
-    )
-    took = f"{forked:.1f} s, the loop {loop:.1f} s, fresh processes {fresh:.1f} s, torchrun {theirs:.1f} s"
-    return Figure(
-        name=f"5 DDP steps, {workers} workers: to torchrun",
-        value=forked / theirs,
-        unit="x",
-        target=target,
-        how=f"{took}; best of {rounds}",
-    )
+def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
+    command = ["--nproc-per-node", str(workers)]
+    by_hand = [*bed.python]
+    ways: dict[str, Callable[[list[str]], list[str] | None]] = {
+        "forkserver": lambda script: [*bed.ddplaunch, "--start-method", "forkserver", *command, *script],
+        "fresh processes": lambda script: [*bed.ddplaunch, "--start-method", "spawn", *command, *script],
+        "torchrun": lambda script: [*bed.torchrun, "--standalone", *command, *script],
+        "the loop": lambda script: bed.training_loop(workers, [*by_hand, *script]),
+        "mpirun": lambda script: bed.mpirun(workers, [*by_hand, *script]),
+    }
+    known = {name: way for name, way in ways.items() if way([]) is not None}
+    rounds = bed.rounds(5)
+    marks: dict[str, list[list[float]]] = {name: [] for name in known}  # first step, tenth step, end
+    for _ in range(rounds):
+        for name, way in known.items():
+            marks[name].append(_marks(bed, way))
+    for at, what in enumerate(("first DDP step", "tenth DDP step", "ten DDP steps and out")):
+        taken = Rounds(rounds, *(iter([row[at] for row in marks[name]]).__next__ for name in known))
+        took = ", ".join(f"{name} {value:.2f} s" for name, value in zip(known, taken.medians(), strict=True))
+        yield Figure(
+            name=f"{what}, {workers} worker{'s' * (workers > 1)}: to torchrun",
+            value=taken.of(lambda *row: row[0] / row[2]),
+            unit="x",
+            target=_AT_MOST.get(workers) if at == 2 else None,
+            how=f"{took}; {rounds} rounds",
+        )
+
+
+def _marks(bed: Bed, way: Callable[[list[str]], Sequence[str] | None]) -> list[float]:
+    """Seconds until the last worker has made its first and its tenth step, and until the command has returned."""
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        argv = way([program("steps"), folder])
+        assert argv is not None
+        began = time.monotonic()
+        took = bed.seconds(argv)
+        steps = [[float(at) for at in path.read_text().split()] for path in Path(folder).iterdir()]
+        return [max(step) - began for step in zip(*steps, strict=True)] + [took]
 
 
 def many(bed: Bed) -> Iterator[Figure]:
-    """256 workers that do nothing."""
-    tiny = [*bed.python, program("nothing")]
-    rounds = bed.rounds(5)
-    loop, mine = best(
+    """256 and 1,024 workers that do nothing."""
+    for workers, rounds in ((256, bed.rounds(5)), (1024, bed.rounds(3))):
+        yield from _many(bed, workers, rounds)
+
+
+def _many(bed: Bed, workers: int, rounds: int) -> Iterator[Figure]:
+    tiny, ours = [*bed.python, program("nothing")], [*bed.ddplaunch, "--nproc-per-node", str(workers)]
+    taken = Rounds(
         rounds,
-        lambda: bed.seconds(bed.shell_loop(256, tiny)),
-        lambda: bed.seconds([*bed.ddplaunch, "--nproc-per-node", "256", tiny[-1]]),
+        lambda: bed.seconds(bed.shell_loop(workers, tiny)),
+        lambda: bed.seconds([*ours, tiny[-1]]),
     )
-    how = f"{mine:.2f} s, the loop {loop:.2f} s; best of {rounds}"
-    yield Figure(name="nothing, 256 workers: to the shell loop", value=mine / loop, unit="x", target=1.5, how=how)
-    loop, mine = best(
+    loop, mine = taken.medians()
+    how = f"{mine:.2f} s, the loop {loop:.2f} s; {rounds} rounds"
+    ratio = taken.of(lambda loop, mine: mine / loop)
+    yield Figure(name=f"nothing, {workers:,} workers: to the shell loop", value=ratio, unit="x", target=1.5, how=how)
+    taken = Rounds(
         rounds,
-        lambda: bed.seconds(bed.shell_loop(256, ["/bin/true"])),
-        lambda: bed.seconds([*bed.ddplaunch, "--nproc-per-node", "256", "--no-python", "/bin/true"]),
+        lambda: bed.seconds(bed.shell_loop(workers, ["/bin/true"])),
+        lambda: bed.seconds([*ours, "--no-python", "/bin/true"]),
     )
-    how = f"{mine:.2f} s, the loop {loop:.2f} s; best of {rounds}"
-    yield Figure(name="/bin/true, 256 workers: a worker", value=(mine - loop) / 256 * 1e3, unit="ms", how=how)
+    each = taken.of(lambda loop, mine: (mine - loop) / workers * 1e3)
+    yield Figure(name=f"/bin/true, {workers:,} workers: a worker", value=each, unit="ms", how=f"{rounds} rounds")
