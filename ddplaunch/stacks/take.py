@@ -44,10 +44,12 @@ def take(targets: Sequence[Target], *, until: float, host: str = "", native: boo
     pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
     of_native: dict[int, str] = {}
     pending += [_native(target, until, of_native) for target in targets if native]
-    while pending and (time.monotonic() < until + _PACE):
+    while pending:
+        is_last = time.monotonic() >= until  # looked at first: each notes once more what it has not learned
         pending = [one for one in pending if next(one, None) is not None]
-        if pending:
-            time.sleep(_PACE)
+        if is_last:
+            break
+        time.sleep(_PACE)
     complete = (
         replace(one, groups=tuple(groups[one.rank][0])) if groups[one.rank] and not one.child else one for one in found
     )

@@ -20,6 +20,7 @@ from ddplaunch.process.tree import descendants
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.merge import where
+from ddplaunch.stacks.take import Target, take
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
@@ -104,6 +105,13 @@ def test_threads_are_told_apart_from_the_main_one(workers, taken):
     (sample,) = (one for one in taken if one.rank == list(CASES).index("threads"))
     assert len(sample.threads) == 2
     assert sample.main[-1].function == "<module>"
+
+
+def test_no_worker_is_missing_when_the_time_is_up():
+    pidfd = os.pidfd_open(os.getpid())
+    (sample,) = take([Target(0, os.getpid(), pidfd, None)], until=time.monotonic() - 1)
+    os.close(pidfd)
+    assert sample.state
 
 
 def test_it_takes_little_of_the_start_of_a_worker():
