@@ -95,8 +95,12 @@ def step(state: State, event: events.Event) -> Result:
         case events.Swept(left, at):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
+        case events.StacksTaken() if not state.taking or state.phase is not Phase.STOPPING:
+            return state, ()
+        case events.StacksTaken() if state.suspended_at is not None:
+            return replace(state, expected_by=state.suspended_at), ()  # asked to end now, they would go on
         case events.StacksTaken(at):
-            return taken(state, at) if state.taking and state.phase is Phase.STOPPING else (state, ())
+            return taken(state, at)
         case events.DeadlineReached(at):
             return _deadline(state, at)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 
 import pytest
 
@@ -24,6 +24,7 @@ from ddplaunch.supervise.node import (
     ReportEnded,
     ReportNotice,
     ReportStopping,
+    Resume,
     SignalReceived,
     StacksTaken,
     StartFailed,
@@ -357,6 +358,17 @@ def test_the_users_stop_does_not_wait_for_that_and_a_second_one_kills():
 def test_where_nobody_lives_nobody_is_asked():
     history = (*FIRST, ended(0, code=3, error=LOST), ended(2, code=3, error=LOST), ended(1, code=3))
     assert TakeStacks(2.0) not in after(*history, policy=EXPLAINING)[1]
+
+
+def test_those_that_were_suspended_meanwhile_are_stopped_when_the_job_goes_on():
+    suspended = (*TAKING, SignalReceived(SIGTSTP, 1.1), StacksTaken(1.2))
+    state, actions = after(*suspended, policy=EXPLAINING)
+    assert (actions, state.deadline) == ([], None)
+    state, actions = after(*suspended, SignalReceived(SIGCONT, 50.0), policy=EXPLAINING)
+    assert (actions, state.deadline) == ([Resume()], 50.0)
+    assert after(*suspended, SignalReceived(SIGCONT, 50.0), DeadlineReached(50.0), policy=EXPLAINING)[1] == [
+        StopWorkers(SIGTERM, ALL)
+    ]
 
 
 def test_what_ends_by_itself_meanwhile_is_swept():
