@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
@@ -171,7 +172,7 @@ class Generations:
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.TakeStacks(within):
-                self._stack_taker.take(self.workers.running.values(), within, self._stacks_taken)
+                self._stack_taker.take(self.workers.running.values(), within, partial(self._stacks_taken, self.workers))
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -194,10 +195,10 @@ class Generations:
         except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
             self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
 
-    def _stacks_taken(self, samples: Sequence[Sample] | None) -> None:
-        if samples is not None and self.workers is not None:
-            self.samples = tuple(samples)
-        self._feed(node.StacksTaken(clock.now()))
+    def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
+        if workers is self.workers:  # those of the generation before have ended by themselves
+            self.samples = tuple(samples or ())
+            self._feed(node.StacksTaken(clock.now()))
 
     @property
     def _stack_taker(self) -> StackTaker:
