@@ -19,6 +19,7 @@ from ddplaunch.report import run_socket
 
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
+_SILENT = "does not answer"
 _PATIENCE = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
@@ -48,12 +49,16 @@ class Replies:
 def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Replies]:
     """Ask all these runs the same, and give their replies; those that have ended are left out."""
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        conversations = []
+        conversations: list[_Conversation] = []
+        silent: list[Replies] = []
         for place in places:
             try:
                 sock = stack.enter_context(connect(place))
             except ConnectionRefusedError:
                 run_socket.remove_refusing(place.folder, place.name)
+                continue
+            except BlockingIOError:
+                silent.append(Replies(place, None, (), _SILENT))  # as many wait already as the kernel keeps
                 continue
             except (OSError, LaunchError):
                 continue  # it has ended meanwhile, or is not ours
@@ -68,13 +73,14 @@ def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Rep
             for key, _ in selector.select(left):
                 if not key.data.read():
                     selector.unregister(key.fileobj)
-        return [conversation.replies() for conversation in conversations if not conversation.has_gone]
+        return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
 def connect(place: Place) -> socket.socket:
     """Connect to the socket of a run.
 
     Raises:
+        BlockingIOError: a process listens there, and takes no connections.
         OSError: no process listens there.
         LaunchError: it is another user's.
     """
@@ -121,7 +127,7 @@ class _Conversation:
         self._decoder = Decoder(LIMIT)
         self._run: requests.Run | None = None
         self._nodes: list[requests.NodeReply] = []
-        self._problem = "does not answer"
+        self._problem = _SILENT
         self.has_gone = False  # it ended before it had answered anything
 
     def read(self) -> bool:

@@ -39,7 +39,7 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
                         return OK
                     case requests.Refused(reason):
                         raise LaunchError(f"run {name} refuses: {below(reason)}")
-    except TimeoutError:
+    except (TimeoutError, BlockingIOError):
         raise LaunchError(
             f"run {name} does not answer: its agent is stopped, or hangs",
             hint="the front still ends it: send that SIGTERM, twice if it has to be killed",

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import PIPE
 
@@ -14,6 +15,7 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.report import run_socket
 from ddplaunch.runs import find
+from ddplaunch.runs.client import Place, connect
 from tests.conftest import Job, Result, until
 
 
@@ -91,6 +93,12 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     silent = verb("stop", name)
     assert "does not answer" in silent.err
     assert silent.status == 122
+    with ExitStack() as waiting:
+        with suppress(BlockingIOError):
+            while True:
+                waiting.enter_context(connect(Place(str(job.folder), run_socket.NAME)))
+        assert f"{name}: does not answer" in verb("ps").out
+        assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)
     assert job.wait().status == 130  # what was asked for is done when it can be
     job.nothing_left()
