@@ -68,10 +68,10 @@ class Generations:
     def prepare(self, generation: Generation, address: str | None) -> None:
         """Take what the coordinator has set for the next one, and the address of this node that the others reach."""
         self._next = generation, address
+        self.samples = ()
 
     def begin(self) -> None:
         """Make all ready for the workers of the next generation, which are started one by one."""
-        self.samples = ()
         assert self._next is not None
         generation, address = self._next
         try:

@@ -103,10 +103,9 @@ class Agents:
         if own is None:
             return
         ranks = [end.rank for end in message.exits]
-        failed = message.start_failure
-        if len(set(ranks)) < len(ranks) or not all(
-            rank in own for rank in (*ranks, *([failed.rank] if failed else ()))
-        ):
+        named = [*ranks, *([message.start_failure.rank] if message.start_failure else [])]
+        named += [process.rank for process in message.stacks.processes] if message.stacks else []
+        if len(set(ranks)) < len(ranks) or not all(rank in own for rank in named):
             self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
             return
         self._report(id, message)

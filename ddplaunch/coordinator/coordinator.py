@@ -107,7 +107,7 @@ class Coordinator:
                 self._order((OWN,), node.StoreOrdered(now))
             case node.HoldTimeout(held):
                 self.feed(job.TimeoutHeld(held))
-            case NodeEnd(generation) if generation == self._state.generation:
+            case NodeEnd(generation) if generation == self._state.generation and not self._state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self._samples += report.samples
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
@@ -215,7 +215,8 @@ class Coordinator:
         return self._reservation.port
 
     def _explain(self) -> None:
-        """Have it reported where the workers were when they had to end, if that is known."""
+        """Have it reported where the workers of this generation were when they had to end, if that is known."""
+        self._reporter.places = []
         if self._samples:
             from ddplaunch.stacks.collectives import at_the_end  # most jobs do not fail
 

@@ -95,7 +95,7 @@ class JobReporter:
             ending = ClusterEnding(ending.text)
         closing = self._closing(state, ending)
         if closing is not None:
-            if state.why is Why.TIMED_OUT:
+            if state.why is Why.TIMED_OUT and not state.ended_idle:
                 for place in self.places:
                     self.print(place)
             self._reporter.print_closing(closing)

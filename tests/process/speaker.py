@@ -107,7 +107,7 @@ def hello(place: int | None = None, host: str = "visitor", workers: int = 1, **f
     }
 
 
-def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
+def ended(generation: int = 0, exits: object = (), stacks: object = None) -> dict[str, Any]:
     return {
         "type": "ended",
         "generation": generation,
@@ -117,6 +117,7 @@ def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
         "oom_kills": 0,
         "shm": None,
         "log_folder": None,
+        "stacks": stacks,
     }
 
 

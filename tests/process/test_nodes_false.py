@@ -12,6 +12,9 @@ from ddplaunch.control.handshake import Server
 from tests.conftest import until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of
 
+PROCESS = {"pid": 1, "child": "", "threads": [], "state": "", "ended": False, "groups": None, "native": ""}
+OF_RANK_0 = {"stacks": [], "members": [], "processes": [{"rank": 0, **PROCESS}]}
+
 # --- an agent that has lost its mind
 
 
@@ -63,8 +66,9 @@ def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
         (b"\xff" * 1000, "sent a malformed message ("),
         (ended(exits=[[0, *END[1:]]]), "sent a malformed message (the end of workers that are not its own)"),
         (ended(exits=[END, END]), "sent a malformed message (the end of workers that are not its own)"),
+        (ended(stacks=OF_RANK_0), "sent a malformed message (the end of workers that are not its own)"),
     ],
-    ids=["hello twice", "half a message", "random bytes", "the end of others", "two ends of one"],
+    ids=["hello twice", "half a message", "random bytes", "the end of others", "two ends of one", "stacks of others"],
 )
 def test_an_agent_that_talks_nonsense_is_a_node_lost(member, nodes, message, words):
     member.say(message)
