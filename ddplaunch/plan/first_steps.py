@@ -57,9 +57,12 @@ def _step(statement: _ast.stmt) -> bool | None:
         case _ast.Assign(targets=[_ast.Name()], value=value) if _is_plain(value):
             pass
         case _ast.If(test=test, body=body, orelse=orelse) if _is_plain(test):
-            return _before_torch([*body, *orelse])
+            return _either(_before_torch(body), _before_torch(orelse))
         case _ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
-            return _before_torch([*body, *(one for handler in handlers for one in handler.body), *orelse, *last])
+            if (step := _before_torch(body)) is not None:
+                return step  # where torch cannot be imported there is no job
+            handled = (_before_torch(handler.body) for handler in handlers)
+            return _before_torch(last) if (step := _either(_before_torch(orelse), *handled)) is None else step
         case _:
             return False
     for name in imported:
@@ -69,6 +72,11 @@ def _step(statement: _ast.stmt) -> bool | None:
         if package not in _HARMLESS:
             return False
     return None
+
+
+def _either(*branches: bool | None) -> bool | None:
+    """The same for statements of which some run: torch is imported if all of them import it."""
+    return False if False in branches else (True if all(branches) else None)
 
 
 def _is_plain(expression: _ast.AST) -> bool:

@@ -34,6 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "3"
         "try:\n    import torch\nexcept ImportError:\n    torch = None",
         "import torch\nimport anything\nanything.at_all()",
         "x = '\\d'\nimport torch",
+        "if a:\n    import torch\nelse:\n    from torch import nn\nanything()",
     ],
 )
 def test_torch_comes_first(text: str) -> None:
@@ -70,6 +71,8 @@ def test_torch_comes_first(text: str) -> None:
         "a, b = 1, 2",
         "(a := 1)",
         "@print\ndef f(): pass",
+        "if TYPE_CHECKING:\n    import torch\nprint()",
+        "try:\n    import tqdm\nexcept ImportError:\n    import torch\nprint()",
     ],
 )
 def test_something_else_comes_first(before: str) -> None:
