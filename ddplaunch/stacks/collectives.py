@@ -39,22 +39,19 @@ class Wait:
 def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
     """Say in sentences who waits for whom; nothing where no rank waits in a collective."""
     ranks = {sample.rank: sample for sample in samples if not sample.child}
-    groups = {name: _of_group(name, ranks) for name in _names(ranks)}
+    groups = _groups(ranks)
     waits = [wait for name, of_rank in groups.items() if (wait := _wait(name, of_rank, ranks)) is not None]
     lines = [line for wait in waits[:_MOST] for line in _told(wait, groups, waits, ranks, cwd)]
     return [*_cycle(waits), *lines, *_point_to_point(ranks)]
 
 
-def _names(ranks: dict[int, Sample]) -> list[str]:
-    return sorted(
-        {group.name for sample in ranks.values() for group in sample.groups or ()}, key=lambda name: (len(name), name)
-    )
-
-
-def _of_group(name: str, ranks: dict[int, Sample]) -> dict[int, Group]:
-    return {
-        rank: group for rank, sample in sorted(ranks.items()) for group in sample.groups or () if group.name == name
-    }
+def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
+    """The groups by name, each by rank; in one pass, for thousands of ranks have thousands of groups."""
+    found: dict[str, dict[int, Group]] = {}
+    for rank, sample in sorted(ranks.items()):
+        for group in sample.groups or ():
+            found.setdefault(group.name, {})[rank] = group
+    return dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
 
 
 def _calls(group: Group) -> list[Call]:
@@ -75,7 +72,8 @@ def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wai
 
 
 def _members(of_rank: dict[int, Group]) -> list[int]:
-    return sorted({*of_rank, *(rank for group in of_rank.values() for rank in group.members)})
+    # ranks that agree about the members, as they should, are looked at once
+    return sorted(set(of_rank).union(*{group.members for group in of_rank.values()}))
 
 
 def _reached(rank: int, of_rank: dict[int, Group]) -> int:
