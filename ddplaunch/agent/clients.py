@@ -80,8 +80,8 @@ class Clients:
             self._stop()
             return
         client.asker = Asker(
-            answered=lambda member, answer: client.send(_node_reply(member, answer)),
-            done=lambda: client.finish(requests.Done()),
+            answered=lambda member, answer: self._guard(lambda: client.send(_node_reply(member, answer))),
+            done=lambda: self._guard(lambda: client.finish(requests.Done())),
         )
         client.until = clock.now() + request.within + READ_TIMEOUT
         self._coordinator.ask(request.asked, request.within, client.asker)
@@ -204,7 +204,9 @@ class _Client:
         self.send(reply)
 
     def send(self, reply: requests.Reply) -> None:
-        """Send a reply, or keep it until there is room."""
+        """Send a reply, or keep it until there is room; nothing once the connection is closed."""
+        if self._sock.fileno() < 0:
+            return
         self._queue += pack(requests.encode(reply))
         if len(self._queue) > MAX_QUEUED:
             self.close()
