@@ -35,6 +35,8 @@ os.environ["OMP_NUM_THREADS"] = "3"
         "import torch\nimport anything\nanything.at_all()",
         "x = '\\d'\nimport torch",
         "if a:\n    import torch\nelse:\n    from torch import nn\nanything()",
+        "if TYPE_CHECKING:\n    from torch import Tensor\nimport torch",
+        "if DISTRIBUTED:\n    import torch.distributed\nelse:\n    import torch",
     ],
 )
 def test_torch_comes_first(text: str) -> None:
@@ -67,6 +69,8 @@ def test_torch_comes_first(text: str) -> None:
         "def settings(): pass",
         "class Settings: pass",
         "with open('a'): pass",
+        "import os\nif TYPE_CHECKING:\n    import torch\nos.environ['A'] = '1'",
+        "import os\nif DISTRIBUTED:\n    import torch\nelse:\n    os.environ['A'] = '1'",
         "a = lambda: 1",
         "a, b = 1, 2",
         "(a := 1)",
@@ -86,6 +90,7 @@ def test_something_else_comes_first(before: str) -> None:
         "print('torch')",
         "# import torch",
         "def main():\n    import torch\nmain()",
+        "if TYPE_CHECKING:\n    import torch",
         "import torch\nos.environ['TORCHDYNAMO_DISABLE'] = '1'",
         "import torch\nsys.modules['triton'] = None",
         "import torch\nx = (",
