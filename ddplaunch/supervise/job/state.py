@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 
 from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
+from ddplaunch.supervise.frozen_map import FrozenMap
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 OWN = 0  # the id of the coordinator's own agent
@@ -59,9 +60,9 @@ class Member:
 
 
 class Members(Mapping[int, Member]):
-    """The members by id, in order of arrival; frozen. Thousands join and end one by one, and none of that looks at all others."""
+    """The members by id; frozen. Thousands join and end one by one, and none of that looks at, or copies, all others."""
 
-    def __init__(self, by_id: dict[int, Member], by_place: dict[int | None, int], running: int) -> None:
+    def __init__(self, by_id: FrozenMap[Member], by_place: FrozenMap[int], running: int) -> None:
         self._by_id = by_id
         self._by_place = by_place  # that they were given by their user
         self._running = running  # those of whose workers some are left
@@ -70,8 +71,8 @@ class Members(Mapping[int, Member]):
     def of(cls, members: Iterable[Member]) -> Members:
         """Give these members."""
         by_id = {member.id: member for member in members}
-        by_place = {_wanted(member): member.id for member in by_id.values()}
-        return cls(by_id, by_place, sum(map(_runs, by_id.values())))
+        by_place = {place: member.id for member in by_id.values() if (place := _wanted(member)) is not None}
+        return cls(FrozenMap.of(by_id), FrozenMap.of(by_place), sum(map(_runs, by_id.values())))
 
     def __getitem__(self, id: int) -> Member:
         return self._by_id[id]
@@ -82,22 +83,19 @@ class Members(Mapping[int, Member]):
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def values(self) -> ValuesView[Member]:
-        """All members."""
-        return self._by_id.values()
-
     def with_member(self, member: Member) -> Members:
         """Give these with one that is new, or has changed."""
-        before = self._by_id.get(member.id)
+        before, place = self._by_id.get(member.id), _wanted(member)
         running = self._running + _runs(member) - (before is not None and _runs(before))
-        return Members({**self._by_id, member.id: member}, {**self._by_place, _wanted(member): member.id}, running)
+        by_place = self._by_place if place is None else self._by_place.with_item(place, member.id)
+        return Members(self._by_id.with_item(member.id, member), by_place, running)
 
     def without(self, id: int) -> Members:
         """Give these without one."""
-        by_id, by_place = self._by_id.copy(), self._by_place.copy()
-        member = by_id.pop(id)
-        by_place.pop(_wanted(member), None)  # of several that may have any place, one is noted
-        return Members(by_id, by_place, self._running - _runs(member))
+        member = self._by_id[id]
+        place = _wanted(member)
+        by_place = self._by_place if place is None else self._by_place.without(place)
+        return Members(self._by_id.without(id), by_place, self._running - _runs(member))
 
     @property
     def have_ended(self) -> bool:
@@ -106,7 +104,8 @@ class Members(Mapping[int, Member]):
 
     def at(self, place: int) -> Member | None:
         """The member that was given this place by its user; the coordinator's own has the first."""
-        return self._by_id.get(self._by_place.get(place, _NO_ID))
+        id = self._by_place.get(place)
+        return None if id is None else self._by_id[id]
 
 
 def _wanted(member: Member) -> int | None:
@@ -117,7 +116,6 @@ def _runs(member: Member) -> bool:
     return member.place is not None and not member.has_ended
 
 
-_NO_ID = -1
 _NOBODY = Members.of(())
 
 
