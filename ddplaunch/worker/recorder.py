@@ -1,8 +1,8 @@
 """Has torch record the collectives of this process, and tell the agent of them while the GIL is held. Imports no torch.
 
 torch's flight recorder keeps the last collectives of each process group. Its WorkerServer, since torch 2.4, answers on a Unix
-socket by two threads of C++; it is started with the first process group. Which ranks a group has is written to a file beside
-the socket, since gloo's groups do not record it.
+socket by idle threads of C++, one for each CPU but 8 at least; it is started with the first process group. Which ranks a group
+has is written to a file beside the socket, since gloo's groups do not record it.
 """
 
 import os
