@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from enum import Enum
 
@@ -51,8 +52,17 @@ class Screen:
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
-            live=terminals if moves_cursor(env) else frozenset(),
+            # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
+            live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
         )
+
+
+def is_pipe(fd: int) -> bool:
+    """Whether another process reads what is written here."""
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError:  # it is closed
+        return False
 
 
 def use_colour(env: Mapping[str, str], isatty: bool) -> bool:

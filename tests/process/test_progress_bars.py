@@ -100,3 +100,13 @@ def test_on_a_terminal_that_cannot_move_its_cursor_bars_are_lines_now_and_then(j
     terminal.press("\x03")
     terminal.sees_the_end()
     job.nothing_left()
+
+
+def test_what_reads_the_lines_from_a_pipe_may_write_to_the_same_terminal(job, program):
+    bash = Shell(job)
+    bash.runs("--nproc-per-node", 2, program("draws"), after=" | cat")
+    assert "\x1b[A" not in bash.sees("[1] \x1b[m\x1b[36mbatch\x1b[0m: 10%\x1b[m\r\n")
+    bash.press("\x03")
+    bash.sees("stopped by SIGINT", PROMPT)
+    bash.leave()
+    job.nothing_left()
