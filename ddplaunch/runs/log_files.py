@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
+from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.record import record
 from ddplaunch.report.log_times import offset_at
 
@@ -82,9 +83,13 @@ class LogReader:
         self._log = log
 
     def lines(self) -> Iterator[bytes]:
-        """Give whole lines up to the end that the log has now, each with its newline."""
+        """Give whole lines up to the end that the log has now, each with its newline.
+
+        Raises:
+            LaunchError: its disk fails.
+        """
         while self._fd >= 0 or self._open():
-            while data := os.read(self._fd, CHUNK):
+            while data := self._read():
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
                     yield line + b"\n"
@@ -114,6 +119,14 @@ class LogReader:
         except OSError:
             return False
         return True
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, CHUNK)
+        except (BlockingIOError, IsADirectoryError):  # what has the name of a log is none
+            return b""
+        except OSError as error:
+            raise LaunchError(f"{self._log.folder}/{self._log.name}: {why_failed(error)}") from None
 
     def _next_segment(self) -> int | None:
         folder, base = os.path.split(f"{self._log.folder}/{self._log.name}")

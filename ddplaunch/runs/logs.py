@@ -15,6 +15,7 @@ from ddplaunch.exitcodes import OK
 from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.plan.ranks import compress
+from ddplaunch.process.linux import raise_open_files
 from ddplaunch.record import record
 from ddplaunch.report.folders import goes_on
 from ddplaunch.report.words import these_ranks
@@ -87,6 +88,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: LogReader(log, want.since) for log in logs}
     out = sys.stdout.buffer
+    raise_open_files()  # logs that are followed stay open, and there may be thousands
     while True:
         # looked at first: what is written before the end is read after it
         going = want.follow and goes_on(folder)

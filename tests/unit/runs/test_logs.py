@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.plan.ranks import compress
 from ddplaunch.report import log_times
+from ddplaunch.report.folders import lock
 from ddplaunch.report.log_times import LogTimes, offset_at
 from ddplaunch.runs import logs
 from ddplaunch.runs.log_files import LogFile, LogReader
@@ -117,11 +122,34 @@ def test_what_is_no_file_ends_and_a_line_without_end_is_cut(tmp_path):
     os.mkfifo(tmp_path / "rank-0.out")
     (tmp_path / "rank-1.out").symlink_to("/dev/zero")
     (tmp_path / "rank-2.out").write_bytes(b"x" * (3 << 20))
-    for rank, size in ((0, 0), (1, 0), (2, 3 << 20)):
+    (tmp_path / "rank-3.out").mkdir()
+    os.mkfifo(tmp_path / "rank-4.out")
+    writer = os.open(tmp_path / "rank-4.out", os.O_RDWR)
+    for rank, size in ((0, 0), (1, 0), (2, 3 << 20), (3, 0), (4, 0)):
         reader = LogReader(LogFile(rank, 0, "out", str(tmp_path), f"rank-{rank}.out"))
         lines = [*reader.lines(), *reader.rest()]
         assert sum(len(line) - 1 for line in lines) == size
         reader.close()
+    os.close(writer)
+
+
+def test_more_logs_are_followed_than_a_shell_allows_open_files(run):
+    for rank in range(2, 100):
+        (run / f"rank-{rank}.out").write_text("line\n")
+    events = os.open(run / "events.jsonl", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    lock(events)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [sys.executable, "-m", "ddplaunch", "logs", "-f", str(run)]
+    with subprocess.Popen(["prlimit", f"--nofile=50:{hard}", *command], stdout=PIPE, stderr=PIPE) as following:
+        assert following.stdout is not None
+        for _ in range(98 + 4):  # two of the others have two whole lines each
+            following.stdout.readline()
+        (run / "rank-99.out").write_text("line\nlater\n")
+        assert following.stdout.readline() == b"[99] later\n"
+        os.close(events)
+        _, err = following.communicate(timeout=60)
+    assert b"has ended with status 3" in err
+    assert following.returncode == 0
 
 
 def test_since_leaves_out_what_was_written_before(tmp_path):
