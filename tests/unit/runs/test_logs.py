@@ -18,13 +18,19 @@ from hypothesis import strategies as st
 from ddplaunch.errors import LaunchError
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.plan.ranks import compress
-from ddplaunch.report import log_times
+from ddplaunch.report import log_times, run_socket
 from ddplaunch.report.folders import lock
 from ddplaunch.report.log_times import LogTimes, offset_at
 from ddplaunch.runs import logs
 from ddplaunch.runs.log_files import LogFile, LogReader
 
 NOW = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def no_other_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What runs on this machine meanwhile is none of these tests'."""
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda _uid: str(tmp_path / "none"))
 
 
 @pytest.fixture
