@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
-from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.agent.setup import AgentSetup, WorkerSetup
 from ddplaunch.agent.starter import Starter
-from ddplaunch.agent.workers import CannotStart, Workers, WorkerSetup
+from ddplaunch.agent.workers import CannotStart, Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
-from ddplaunch.agent.workers import WorkerSetup
 from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.devices.node import Node
@@ -42,6 +41,21 @@ _LONGEST = 10_000  # characters, each of at most six bytes: less than a message 
 
 _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
+
+
+@record(kw_only=True)
+class WorkerSetup:
+    """What workers are started with, besides their plan."""
+
+    plan: Plan
+    env: Mapping[str, str]  # of the caller
+    folder: RunFolder
+    error_files: ErrorFiles
+    log_limit: int | None  # bytes
+    role: str
+    has_recorder: bool = True  # torch records the collectives of each worker
+    mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
+    duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
 
 @record(kw_only=True)

@@ -12,46 +12,30 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
+from ddplaunch.agent.setup import WorkerSetup
 from ddplaunch.agent.starter import Starter
 from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
-from ddplaunch.plan import Plan, WorkerPlan
+from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.variables import environment, init_file
 from ddplaunch.process import clock
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio
 from ddplaunch.process.worker import RunningWorker
-from ddplaunch.record import NOTHING, record, replace
+from ddplaunch.record import NOTHING, replace
 from ddplaunch.report import error_file
-from ddplaunch.report.error_file import ErrorFiles
-from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
-    from ddplaunch.process.mps import Mps
+    from ddplaunch.process.mps import MpsService
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
-
-
-@record(kw_only=True)
-class WorkerSetup:
-    """What workers are started with, besides their plan."""
-
-    plan: Plan
-    env: Mapping[str, str]  # of the caller
-    folder: RunFolder
-    error_files: ErrorFiles
-    log_limit: int | None  # bytes
-    role: str
-    has_recorder: bool = True  # torch records the collectives of each worker
-    mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
-    duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
 
 class CannotStart(Exception):
@@ -93,9 +77,7 @@ class Workers:
         self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
         self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
-        self._mps = _mps(setup)
-        self._ask_apart = ask_apart
-        self._mps_start = ask_apart(self._mps.start, "interrupted") if self._mps is not None else None
+        self._mps = _mps(setup, ask_apart)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
             logs = setup.folder.open_logs(setup.folder.filtered_names(generation), None)
@@ -133,7 +115,7 @@ class Workers:
     @property
     def may_start(self) -> bool:
         """Whether one is to be started, and what serves it is there, or known not to come."""
-        return bool(self.waiting) and (self._mps_start is None or not self._mps_start.pid)
+        return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)
 
     def start(self, rank: int) -> int:
         """Start one worker and give its pid.
@@ -142,8 +124,8 @@ class Workers:
             CannotStart: the machine has run out of something, or what serves the workers did not start.
         """
         worker = self._plans[rank]
-        if self._mps_start is not None and self._mps_start.answer:
-            raise CannotStart(self._mps_start.answer, exitcodes.USAGE)
+        if self._mps is not None and self._mps.why_not_started:
+            raise CannotStart(self._mps.why_not_started, exitcodes.USAGE)
         try:
             self._running[rank] = running = self._launch(worker)
         except StartError as error:
@@ -300,9 +282,8 @@ class Workers:
 
     def dismiss_services(self) -> None:
         """Ask what served the workers to end, as far as it does not by itself."""
-        if self._mps is not None and self._mps_start is not None:
-            self._mps_start.give_up()
-            self._ask_apart(self._mps.quit, None)
+        if self._mps is not None:
+            self._mps.dismiss()
 
     def reap(self, exits: Iterable[WorkerExit], at: float) -> list[WorkerExit]:
         """Release everything that this generation held; give the ends with what each worker has used."""
@@ -324,9 +305,9 @@ class Workers:
         return list(ends.values())
 
 
-def _mps(setup: WorkerSetup) -> Mps | None:
+def _mps(setup: WorkerSetup, ask_apart: AskApart) -> MpsService | None:
     if setup.mps_control is None:
         return None
-    from ddplaunch.process.mps import Mps  # few jobs need it
+    from ddplaunch.process.mps import MpsService  # few jobs need it
 
-    return Mps(setup.mps_control, setup.env)
+    return MpsService(setup.mps_control, setup.env, ask_apart)

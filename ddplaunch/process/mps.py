@@ -11,6 +11,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 
+from ddplaunch.process.apart import AskApart
 from ddplaunch.process.ask import AskedEnded, ask
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
@@ -76,6 +77,36 @@ class Mps:
     def remove(self) -> None:
         """Remove its folders, once it has ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class MpsService:
+    """The daemon as a loop has it, which waits for nothing: children start it and have it quit."""
+
+    def __init__(self, control: str, env: Mapping[str, str], ask_apart: AskApart) -> None:
+        """Have it started; see `Mps`."""
+        self._mps = Mps(control, env)
+        self.variables = self._mps.variables
+        self._ask_apart = ask_apart
+        self._start = ask_apart(self._mps.start, "interrupted")
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is not known yet what came of the start."""
+        return bool(self._start.pid)
+
+    @property
+    def why_not_started(self) -> str:
+        """The reason if it did not start, else ""."""
+        return self._start.answer
+
+    def dismiss(self) -> None:
+        """Have it quit."""
+        self._start.give_up()
+        self._ask_apart(self._mps.quit, None)
+
+    def remove(self) -> None:
+        """Remove its folders, once it has ended."""
+        self._mps.remove()
 
 
 def _take_signals() -> None:
