@@ -26,7 +26,7 @@ from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
-from ddplaunch.process.linux import check_kernel
+from ddplaunch.process.linux import check_kernel, memory_file
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
@@ -230,7 +230,7 @@ class Caller:
     def _with_file_for_stacks(self, payload: Payload, rank: int) -> Payload:
         if (old := self._stacks.pop(rank, None)) is not None:
             os.close(old)
-        self._stacks[rank] = os.memfd_create(f"ddplaunch-stacks-{rank}")
+        self._stacks[rank] = memory_file(f"ddplaunch-stacks-{rank}")
         return replace(payload, descriptors=(*payload.descriptors, os.dup(self._stacks[rank])))
 
     # --- the end

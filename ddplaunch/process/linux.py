@@ -16,6 +16,8 @@ from ddplaunch.exitcodes import NOT_EXECUTABLE
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2  # linux/memfd.h
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4  # linux/fcntl.h
 _F_SETPIPE_SZ = 1031  # fcntl.h; in the fcntl module since Python 3.10
 
 OPEN_FILES = 1 << 20
@@ -99,15 +101,29 @@ def grow_pipe(fd: int, size: int) -> None:
         pass
 
 
+def memory_file(name: str, flags: int = 0) -> int:
+    """Make a file in memory, which no program inherits by exec; give its descriptor.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    # os.memfd_create is missing where Python was built with a glibc before 2.27, as conda's may be
+    fd: int = _libc.memfd_create(os.fsencode(name), _MFD_CLOEXEC | flags) if hasattr(_libc, "memfd_create") else -1
+    if fd < 0:
+        error = ctypes.get_errno() or errno.ENOSYS
+        raise OSError(error, os.strerror(error))
+    return fd
+
+
 def bounded_file(name: str, size: int) -> int:
     """Make a file in memory that cannot grow beyond so many bytes; give its descriptor.
 
     Raises:
         OSError: there are too many open files.
     """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = memory_file(name, _MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_GROW | _F_SEAL_SHRINK)
     return fd
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, FileQueue, Log
 from ddplaunch.plan import Plan
-from ddplaunch.process.linux import detach, signal_at_end_of
+from ddplaunch.process.linux import detach, memory_file, signal_at_end_of
 from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
@@ -36,7 +36,7 @@ def start_writer() -> FileQueue:
     """Fork the process that writes the files; give the queue to it. One that drops everything if there is no room for it."""
     shared = -1
     try:
-        shared = os.memfd_create("ddplaunch", os.MFD_CLOEXEC)
+        shared = memory_file("ddplaunch")
         os.pwrite(shared, bytes(PROGRESS), 0)
         ours, its = socket.socketpair()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

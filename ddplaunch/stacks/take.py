@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 
+from ddplaunch.process.linux import memory_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look
 from ddplaunch.record import record, replace
@@ -107,7 +108,7 @@ def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[boo
 
     command = ["py-spy", "dump", "--native", "--pid", str(target.pid)]
     try:
-        with open(os.memfd_create("native"), "w+b") as out:
+        with open(memory_file("native"), "w+b") as out:
             with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as asked:
                 while asked.poll() is None and time.monotonic() < until:
                     yield True
