@@ -67,7 +67,8 @@ def test_of_several_nodes_the_slowest_and_the_fastest_are_those_of_all(
     assert len(left) <= 3
     assert sorted(rank for bar in left for rank in bar.ranks) == list(range(len(drawn)))
     assert left[0].text == f"train: {min(percents)}%"
-    assert len(left) == 1 or left[-1].text == f"train: {max(percents)}%"
+    # a node shows those of its ranks that are as far as one another, which is within 2%, by the slowest of them
+    assert len(left) == 1 or int(left[-1].text[len("train: ") : -1]) >= max(percents) - 2
 
 
 BARS = st.lists(
