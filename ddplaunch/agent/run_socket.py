@@ -1,6 +1,6 @@
 """The socket of the run in the agent's loop, where the job is coordinated. It costs nothing until a client connects.
 
-What fails here never ends a job: whoever looks into one may find its files replaced by those of another version.
+What fails here never ends a job: its files may have been replaced by those of another version since it started.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class RunSocket:
             call()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a job
             self.close()
-            self._warn(f"warning: nobody can look into this run any more: {type(error).__name__}: {error}")
+            self._warn(
+                f"warning: `ddplaunch ps`, `stop` and `stacks` reach this run no more: {type(error).__name__}: {error}"
+            )
 
     @property
     def deadline(self) -> float | None:

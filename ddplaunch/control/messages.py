@@ -125,7 +125,7 @@ class Escalate(Struct, frozen=True, tag="escalate"):
 
 
 class RequestStore(Struct, frozen=True, tag="request_store"):
-    """An agent to the coordinator: a worker waits for torch's store, which nobody on node 0 hosts."""
+    """An agent to the coordinator: a worker waits for torch's store, which no process of node 0 hosts."""
 
 
 class Watch(Struct, frozen=True, tag="watch"):

@@ -1,7 +1,7 @@
 """The status area: a few rows below the lines on a terminal, which show progress bars in place.
 
 Pure: it gives the bytes to write, and neither writes nor asks for the size. It hides no cursor, sets no margins and switches no
-mode, so that whoever is killed in the middle leaves rows and nothing else. The cursor rests below it, where typed keys appear.
+mode, so that one killed in the middle leaves rows and nothing else. The cursor rests below it, where typed keys appear.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StatusArea:
         return self._erase() + data
 
     def forget(self) -> None:
-        """Take what is drawn for lines: somebody else has written below it, as the shell after Ctrl-Z."""
+        """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
         self._drawn = []
 
     def draw(self, size: os.terminal_size | None) -> bytes:

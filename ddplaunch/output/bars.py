@@ -10,7 +10,7 @@ from ddplaunch.plan.ranks import compress
 from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 
-INTERVAL = 0.1  # seconds between two looks of whoever watches; faster is not seen
+INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
 _AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
@@ -184,7 +184,7 @@ class BarFeed:
             self.update(at)
 
     def update(self, at: float) -> None:
-        """Pass on what has changed: whoever shows a line is to show no bar any more that has become it."""
+        """Pass on what has changed: a bar that has become a line is to be gone before that is shown."""
         self.deadline = None
         bars = tuple(self._bars())
         self._pause = self._interval * max(1.0, len(bars) / _AT_ONCE)

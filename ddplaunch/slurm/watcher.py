@@ -121,7 +121,7 @@ class Watcher:
         """Do nothing: no workers are started here."""
 
     def ask(self, ask: Ask) -> None:
-        """Do nothing: there are no workers here, and nobody asks for them."""
+        """Do nothing: there are no workers here."""
 
     def listening(self, port: int) -> None:
         """Do nothing: the coordinator is elsewhere."""

@@ -41,7 +41,7 @@ class ErrorRecorded:
 
 @record
 class StoreWanted:
-    """A worker waits for torch's store at MASTER_PORT, which nobody on node 0 hosts."""
+    """A worker waits for torch's store at MASTER_PORT, which no process of node 0 hosts."""
 
     at: float
 

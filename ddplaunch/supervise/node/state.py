@@ -30,9 +30,7 @@ class Policy:
     stop_signals: frozenset[int]
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
-    stacks_within: float = (
-        0.0  # seconds that it may take to find out where workers are before they are ended, 0: nobody asks
-    )
+    stacks_within: float = 0.0  # seconds to find out where workers are before they are stopped; 0: that is not done
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
 

@@ -20,7 +20,7 @@ KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process count
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
 
-_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR)  # stops of which somebody asks where the workers were
+_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR)  # stops of which the report says where the workers were
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
