@@ -6,6 +6,7 @@ under the number that it was given. Any other would be killed by it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -64,12 +65,29 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
     if worker is None or worker.state in "ZX":
         found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="has ended", ended=True))
         return
-    yield from _of_process(target, worker, until, host, found, is_child=False)
     if target.file is None:
+        yield from _of_process(target, worker, until, host, found, is_child=False)
         return
-    for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
-        if _is_ours(child.pid, target.file):
-            yield from _of_process(target, child, until, host, found, is_child=True)
+    # opened anew, for a lock of our own: what it was inherited from has one for all
+    with open(f"/proc/self/fd/{target.file}", "rb", buffering=0) as file:
+        while not _is_locked(file.fileno()):
+            if time.monotonic() >= until:
+                found.append(Sample(rank=target.rank, pid=target.pid, host=host, state=_unanswered(target.pid)))
+                return
+            yield True
+        yield from _of_process(target, worker, until, host, found, is_child=False)
+        for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
+            if _is_ours(child.pid, target.file):
+                yield from _of_process(target, child, until, host, found, is_child=True)
+
+
+def _is_locked(file: int) -> bool:
+    """Keep others who take stacks from the file until it is closed, unless one of them is at it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _of_process(

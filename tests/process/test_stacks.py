@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import selectors
@@ -112,6 +113,17 @@ def test_no_worker_is_missing_when_the_time_is_up():
     (sample,) = take([Target(0, os.getpid(), pidfd, None)], until=time.monotonic() - 1)
     os.close(pidfd)
     assert sample.state
+
+
+def test_one_who_asks_waits_for_another_who_asks_already(workers):
+    worker = workers["sleeps"]
+    targets = [Target(worker.rank, worker.pid, worker.pidfd, worker.stacks)]
+    with open(f"/proc/self/fd/{worker.stacks}", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (sample,) = take(targets, until=time.monotonic() + 0.05)
+        assert sample.state.startswith("it does not answer")
+    (sample,) = take(targets, until=time.monotonic() + LIMIT)
+    assert re.fullmatch(SLEEPING, where(sample, str(PROGRAM.parent)))
 
 
 def test_it_takes_little_of_the_start_of_a_worker():
