@@ -96,9 +96,13 @@ class Loop:
         failed = None
         joining, unmet, look_at = True, self.agents, 0.0
         while self.gone < len(self.agents):
+            ready = self.selector.select(0.01 if joining else 0.5)
+            for event, _ in ready:
+                event.data()
             now = time.monotonic()
-            if joining and now >= look_at:
-                look_at = now + 0.01
+            # who plays thousands is late itself: nobody else is, before all that has arrived is taken
+            if joining and now >= look_at and not ready:
+                look_at = now + 0.1
                 unmet = [agent for agent in unmet if agent.peer is None]
                 for agent in unmet:
                     if agent.dialer.deadline is not None and now >= agent.dialer.deadline:
@@ -107,8 +111,6 @@ class Loop:
             if failed is None and fail_after is not None and not joining and now - max(self.begun) > fail_after:
                 failed = time.monotonic()
                 self.agents[-1].fail()
-            for event, _ in self.selector.select(0.01 if joining else 0.5):
-                event.data()
         return {
             "began": began,
             "all_begun": max(self.begun, default=0.0),

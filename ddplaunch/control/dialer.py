@@ -13,7 +13,10 @@ from ddplaunch.control.handshake import Client, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import Sockaddr, describe, endpoint_of, error_of, prepare
 
-CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes
+CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
+# seconds at most, doubled each time that a target has accepted the connection and sent nothing: before a coordinator that
+# thousands reach at once there is a queue, and who leaves it has to wait for as long once more
+MOST_PATIENCE = 60.0
 STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
 GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
@@ -49,6 +52,7 @@ class Dialer:
         self._clock = clock
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
+        self._patience: dict[Target, float] = {}  # with those that were silent, seconds
         self._attempts: set[_Attempt] = set()
         self._next = inf  # when to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
@@ -70,6 +74,8 @@ class Dialer:
         """Give up attempts that take too long, and begin what is due."""
         for attempt in [attempt for attempt in self._attempts if now >= attempt.deadline]:
             if attempt in self._attempts:  # `refused` may have stopped all
+                if attempt.is_waiting:
+                    self._patience[attempt.target] = min(2 * attempt.patience, MOST_PATIENCE)
                 attempt.time_out()
         if now >= self._next:
             self._go_on(now)
@@ -87,15 +93,20 @@ class Dialer:
         """Begin the next attempt that can be begun; with none left in this round, a new one."""
         failed: list[tuple[str, str]] = []
         if not self._untried:
-            self._untried = list(reversed(self._targets))
+            held = {attempt.target for attempt in self._attempts}
+            self._untried = [target for target in reversed(self._targets) if target not in held]
         while self._untried:
-            family, address = self._untried.pop()
+            target = self._untried.pop()
+            _, address = target
             try:
-                sock = self._connect(family, address)
+                sock = self._connect(*target)
             except OSError as error:
                 failed.append((endpoint_of(address), describe(error)))
             else:
-                attempt = _Attempt(sock, address, self._selector, now, won=self._won, lost=self._lost, key=self._key)
+                patience = self._patience.get(target, CONNECT_TIMEOUT)
+                attempt = _Attempt(
+                    sock, target, self._selector, now, patience, won=self._won, lost=self._lost, key=self._key
+                )
                 self._attempts.add(attempt)
                 break
         self._plan(now, STAGGER)
@@ -120,7 +131,7 @@ class Dialer:
         """Set the time of the next attempt."""
         if self._untried:
             self._next = now + stagger
-        elif self._attempts:
+        elif len(self._attempts) >= len(self._targets):
             self._next = inf
         else:
             self._next = now + self._pause
@@ -143,17 +154,19 @@ class _Attempt:
     def __init__(
         self,
         sock: socket.socket,
-        address: Sockaddr,
+        target: Target,
         selector: selectors.BaseSelector,
         began: float,
+        patience: float,
         *,
         key: Key,
         won: Callable[[_Attempt, Peer], None],
         lost: Callable[[_Attempt, str], None],
     ) -> None:
-        self.endpoint = endpoint_of(address)
+        self.target = target
+        self.endpoint = endpoint_of(target[1])
+        self.patience = patience  # seconds for the first bytes, once it is connected
         self._sock = sock
-        self._address = address
         self._selector = selector
         self._began = began
         self._key = key
@@ -164,8 +177,19 @@ class _Attempt:
 
     @property
     def deadline(self) -> float:
-        """A peer that answers has the whole handshake timeout; one that sends nothing is given up earlier."""
-        return self._began + (HANDSHAKE_TIMEOUT if self._greeting and self._greeting.received_any else CONNECT_TIMEOUT)
+        """A peer that answers has the whole handshake timeout; one that sends nothing is given up earlier, at first."""
+        if self._greeting is None:
+            return self._began + CONNECT_TIMEOUT
+        return self._began + (self._handshake_timeout if self._greeting.received_any else self.patience)
+
+    @property
+    def _handshake_timeout(self) -> float:
+        return max(HANDSHAKE_TIMEOUT, 2 * self.patience)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the other side has accepted the connection, and sent nothing yet."""
+        return self._greeting is not None and not self._greeting.received_any
 
     def time_out(self) -> None:
         """Give up."""
@@ -173,9 +197,9 @@ class _Attempt:
         if self._greeting is None:
             self._lost(self, f"no answer in {CONNECT_TIMEOUT:g} s")
         elif self._greeting.received_any:
-            self._lost(self, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
+            self._lost(self, f"handshake not completed in {self._handshake_timeout:g} s")
         else:
-            self._lost(self, f"accepted the connection, but sent nothing in {CONNECT_TIMEOUT:g} s")
+            self._lost(self, f"accepted the connection, but sent nothing in {self.patience:g} s")
 
     def discard(self) -> None:
         """Close, without calling back."""
@@ -190,7 +214,7 @@ class _Attempt:
         self._selector.unregister(self._sock)
         self._greeting = Greeting(
             self._sock,
-            self._address,
+            self.target[1],
             self._selector,
             Client(self._key),
             opened=lambda peer: self._won(self, peer),

@@ -16,7 +16,6 @@ from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, listen, prepare
 from ddplaunch.supervise.deadline import soonest
 
-ACCEPTS = 64  # connections that are accepted in one turn of the loop
 ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 
@@ -54,6 +53,9 @@ class Listener:
         self._refused = refused
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
+        # in one turn of the loop: before all others who wait outside are let in, those inside are served; but where thousands
+        # come at once, to be accepted late would be to be given up
+        self._most_accepts = max(1, max_half_open // 4)
         self._clock = clock
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
         self._resume: float | None = None  # when to accept again
@@ -96,7 +98,7 @@ class Listener:
         self._half_open.clear()
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(self._most_accepts):
             try:
                 sock, address = self._sock.accept()
             except BlockingIOError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddplaunch.control.dialer import Dialer
+from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer
 from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, Decoder, pack
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
 from ddplaunch.control.handshake import Client, Server, Session, key
@@ -378,6 +378,13 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     loop.undisturbed(coordinator, agent)
 
 
+def test_who_comes_with_hundreds_is_answered_at_once_where_hundreds_are_expected(loop) -> None:
+    listener = loop.listen([], max_half_open=800)
+    strangers = [loop.stranger(listener.port) for _ in range(200)]
+    loop.turn()
+    assert all(map(loop.read, strangers))
+
+
 def test_one_host_that_opens_them_by_the_hundred_crowds_out_itself_alone(loop) -> None:
     listener = loop.listen([], max_half_open=20)
     others = [loop.stranger(listener.port, source=f"127.0.0.{number}") for number in range(2, 12)]
@@ -691,14 +698,14 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "seconds", "reason"),
+    ("words", "seconds", "then", "reason"),
     [
-        (b"", 2, "accepted the connection, but sent nothing in 2 s"),
-        (b"\0", 5, "handshake not completed in 5 s"),
+        (b"", 2, 4, "accepted the connection, but sent nothing in 2 s"),
+        (b"\0", 5, 5, "handshake not completed in 5 s"),
     ],
     ids=["nothing", "half a word"],
 )
-def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words: bytes, seconds, reason: str) -> None:
+def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words, seconds, then, reason) -> None:
     port = service(words)
     loop.stopped = 100.0
     dialer = loop.dial([], at(port))
@@ -709,8 +716,25 @@ def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words: 
     loop.stopped = dialer.deadline
     loop.until(lambda: loop.failures)
     assert loop.failures == [(f"127.0.0.1:{port}", reason)]
-    loop.stopped = dialer.deadline
+    loop.stopped = began = dialer.deadline
     loop.until(lambda: dialer._attempts)
+    (again,) = dialer._attempts
+    loop.until(lambda: again._greeting and (again._greeting.received_any or not words))
+    assert dialer.deadline == began + then  # a coordinator with a queue before it has more time for the first bytes
+
+
+def test_a_silent_service_does_not_keep_the_others_from_being_tried_again(loop, service) -> None:
+    port, late = service(b""), free_port()
+    ours: list[Ear] = []
+    loop.stopped = 100.0
+    loop.dial(ours, at(port), at(late))
+    loop.turns(3)
+    loop.stopped += STAGGER
+    loop.until(lambda: loop.failures)
+    loop.listen([], ports=(late,))
+    loop.stopped += LONGEST_PAUSE
+    loop.until(lambda: ours)
+    assert loop.failures == [(f"127.0.0.1:{late}", "connection refused")]
 
 
 def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
