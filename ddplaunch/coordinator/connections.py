@@ -16,6 +16,9 @@ from ddplaunch.coordinator.terms import Terms
 from ddplaunch.process.clock import paused
 from ddplaunch.supervise.deadline import soonest
 
+_PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
+_NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
+
 
 class _Connection:
     def __init__(self, peer: Peer) -> None:
@@ -44,8 +47,11 @@ class Connections:
         self._lost = lost
         self._clock = clock
         self._heartbeat_timeout = terms.heartbeat_timeout
-        self._beat = min(1.0, terms.heartbeat_timeout / 4)
+        # of one length from the first to the last: what counts is the number of pings without an answer
+        self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
         self._beat_at: float | None = None
+        self._next_beat = 0.0
+        self._unpinged: list[int] = []  # in this beat, last first
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
         self._most = max(64, 2 * terms.max_nodes)
@@ -172,14 +178,24 @@ class Connections:
             self._send_heartbeats(now)
 
     def _send_heartbeats(self, now: float) -> None:
-        """Ping all peers, and give up those that have not answered for too long.
+        """Ping all peers, some in each turn of the loop, and give up those that have not answered for too long.
 
         What counts is the number of pings, so that a pause of this process makes no peer look dead.
         """
-        self._beat_at = now + self._beat if self._connections else None
+        if not self._unpinged:
+            self._unpinged = list(reversed(self._connections))
+            self._next_beat = now + self._beat
+        due, self._unpinged = self._unpinged[-_PINGS:], self._unpinged[:-_PINGS]
+        if self._unpinged:
+            self._beat_at = now
+        else:
+            self._beat_at = self._next_beat if self._connections else None
         most = self._heartbeat_timeout / self._beat
         ping = messages.encode(messages.Ping(time.monotonic()))
-        for id, connection in list(self._connections.items()):
+        for id in reversed(due):
+            connection = self._connections.get(id)
+            if connection is None:
+                continue
             if connection.heartbeat.unanswered >= most:
                 self.expel(id, f"silent for {self._heartbeat_timeout:g} s")
             else:
