@@ -84,7 +84,7 @@ class Coordinator:
         self._reporter.on_event(event, before, self._state)
         for action in actions:
             self._do(action)
-        if self._questions is not None:
+        if self._questions is not None and len(self._state.members) < len(before.members):
             self._questions.left(self._state.members)
 
     def take(self, id: int, report: Report) -> None:
