@@ -10,7 +10,7 @@ from ddplaunch.errors import visible
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
-from ddplaunch.plan.ranks import count_workers
+from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.record import replace
 from ddplaunch.report import plan_view
 from ddplaunch.report.run_folder import run_id_of
@@ -50,8 +50,9 @@ def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:
         backend=here.backend,
         backend_reason=here.reasons["backend"],
     )
+    ranks = ranks_of_all(agreed.seats)
     plans = [
-        make_plan(one, allocation, nodes[place], run_id=run_id, agreed=replace(agreed, place=place))
+        make_plan(one, allocation, nodes[place], run_id=run_id, agreed=replace(agreed, place=place), ranks=ranks)
         for place, one in enumerate(asked)
     ]
     return replace(here, seats=agreed.seats, workers=tuple(worker for plan in plans for worker in plan.workers))

@@ -11,7 +11,7 @@ from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
-from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of, seats_like
+from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
@@ -25,10 +25,12 @@ def make_plan(
     run_id: str,
     agreed: Agreed | None = None,
     interface: str | None = None,
+    ranks: Sequence[range] | None = None,
 ) -> Plan:
     """Decide everything about the job; until something is agreed with other nodes they are taken to be like this one.
 
-    `interface` is the network interface that leads to the other nodes.
+    `interface` is the network interface that leads to the other nodes. `ranks` are those of all agreed seats, from who makes
+    the plans of many nodes and counts them once.
 
     Raises:
         LaunchError: what was asked for does not fit this node.
@@ -48,8 +50,9 @@ def make_plan(
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
     place = agreed.place if agreed is not None else place_of(allocation)
     seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
-    ranks = ranks_of(seats, place)
-    world_size = sum(seat.workers for seat in seats)
+    if ranks is None:
+        ranks = ranks_of_all(seats)
+    world_size = ranks[-1].stop
     task = allocation.task
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
     pin_mode, pin_reason = pin.choose(spec, owned)
@@ -70,7 +73,7 @@ def make_plan(
         common.update(variables.socket_interface_variables(interface, caller))
     shares = _shares(spec, owned, allocation, node, caller)
     plans = []
-    for index, rank in enumerate(ranks):
+    for index, rank in enumerate(ranks[place]):
         local_rank = index if task is None else task.local_rank
         mine, own = pin.place(spec, pin_mode, owned[index], node.devices, node.hardware)
         identity = variables.of_place(
