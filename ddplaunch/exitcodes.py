@@ -7,6 +7,7 @@ NOT_WRITTEN = 1
 USAGE = 2
 RENDEZVOUS = 121
 NODE_LOST = 122
+HANG = 123
 TIMEOUT = 124
 BUG = 125
 NOT_EXECUTABLE = 126
@@ -18,6 +19,7 @@ MEANINGS: dict[str, str] = {
     str(USAGE): "wrong usage; nothing was started",
     str(RENDEZVOUS): "the rendezvous timed out: not enough nodes joined",
     str(NODE_LOST): "a node, or the agent on it, was lost",
+    str(HANG): "no worker had moved for --hang-timeout",
     str(TIMEOUT): "--timeout was reached",
     str(BUG): "a bug in ddplaunch",
     str(NOT_EXECUTABLE): "the program cannot be executed",

@@ -25,6 +25,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.observer import Observer
     from ddplaunch.agent.stack_taker import StackTaker
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
@@ -58,6 +59,7 @@ class Generations:
         self.workers: Workers | None = None
         self._starter = Starter(selector, reporter.print)
         self._taker: StackTaker | None = None
+        self._observer: Observer | None = None
         self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
@@ -72,6 +74,7 @@ class Generations:
 
     def begin(self) -> None:
         """Make all ready for the workers of the next generation, which are started one by one."""
+        self._observer = None
         assert self._next is not None
         generation, address = self._next
         try:
@@ -173,6 +176,12 @@ class Generations:
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.TakeStacks(within):
                 self._stack_taker.take(self.workers.running.values(), within, partial(self._stacks_taken, self.workers))
+            case node.Observe():
+                if self._observer is None:
+                    from ddplaunch.agent.observer import Observer  # most jobs need none
+
+                    self._observer = Observer(self._stack_taker)
+                self._observer.look(self.workers, partial(self._observed, self.workers))
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -199,6 +208,10 @@ class Generations:
         if workers is self.workers:  # those of the generation before have ended by themselves
             self.samples = tuple(samples or ())
             self._feed(node.StacksTaken(clock.now()))
+
+    def _observed(self, workers: Workers, moved: bool) -> None:
+        if workers is self.workers:
+            self._feed(node.Observed(moved, clock.now()))
 
     @property
     def _stack_taker(self) -> StackTaker:

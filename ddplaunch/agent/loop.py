@@ -266,7 +266,12 @@ class Agent:
             case node.ReportEnded():
                 self._report_end(clock.now())
             case (
-                node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.HoldTimeout() | node.RequestStore()
+                node.ReportStopping()
+                | node.ReportNotice()
+                | node.Escalate()
+                | node.ReportStill()
+                | node.HoldTimeout()
+                | node.RequestStore()
             ):
                 self._link.send(action)
             case node.Suspend() | node.Resume():

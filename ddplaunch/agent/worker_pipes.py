@@ -23,6 +23,7 @@ class WorkerPipes:
         self._room = room(2 * workers)
         self._pumps: dict[int, dict[Stream, Pump]] = {}
         self._paused = False
+        self._paused_until = 0.0
 
     def make(self, rank: int) -> dict[Stream, Pump]:
         """Make those of a worker that is about to start; the caller passes them to `watch`, or closes them.
@@ -63,6 +64,7 @@ class WorkerPipes:
         if paused is self._paused:
             return
         self._paused = paused
+        self._paused_until = self._clock()
         for rank, pumps in self._pumps.items():
             for stream, pump in pumps.items():
                 if not pump.open:
@@ -71,6 +73,10 @@ class WorkerPipes:
                     self._selector.unregister(pump.fd)
                 else:
                     self._register(rank, stream, pump)
+
+    def were_paused(self, since: float) -> bool:
+        """Whether they were left alone at any time since then: who writes to them may have had to wait."""
+        return self._paused or self._paused_until >= since
 
     def drain(self, rank: int) -> None:
         """Take in all that a worker has written so far."""

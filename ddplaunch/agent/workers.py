@@ -107,6 +107,14 @@ class Workers:
         now = clock.now()
         return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
 
+    def has_written(self, rank: int, since: float) -> bool:
+        """Whether this worker has written to its pipes since then, or may have had to wait until it could."""
+        return self._output.written_at.get(rank, since) > since or self._pipes.were_paused(since)
+
+    def has_terminal(self, rank: int) -> bool:
+        """Whether this worker writes to the terminal itself."""
+        return self._plans[rank].terminal
+
     @property
     def pids(self) -> frozenset[int]:
         """The processes of all workers, dead ones included until they are reaped."""

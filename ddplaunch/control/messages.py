@@ -124,6 +124,12 @@ class Escalate(Struct, frozen=True, tag="escalate"):
     signum: Signal
 
 
+class Still(Struct, frozen=True, tag="still"):
+    """An agent to the coordinator: none of its workers has moved for so many seconds."""
+
+    seconds: Duration
+
+
 class RequestStore(Struct, frozen=True, tag="request_store"):
     """An agent to the coordinator: a worker waits for torch's store, which no process of node 0 hosts."""
 
@@ -252,7 +258,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | RequestStore | Forward | Ended | Answered | Pong
+ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Still | RequestStore | Forward | Ended | Answered | Pong
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
 
 encode = msgspec.json.Encoder().encode

@@ -99,6 +99,8 @@ class Coordinator:
                 self.feed(job.NodeNoticed(id, signum))
             case node.Escalate(signum):
                 self.feed(job.NodeEscalated(id, signum, now))
+            case node.ReportStill(seconds):
+                self.feed(job.NodeStill(id, now - seconds, now))
             case node.Suspend():
                 self.feed(job.JobSuspended(now))
             case node.Resume():
@@ -216,8 +218,14 @@ class Coordinator:
 
     def _explain(self) -> None:
         """Have it reported where the workers of this generation were when they had to end, if that is known."""
-        self._reporter.places = []
-        if self._samples:
+        self._reporter.hang, self._reporter.places = "", []
+        if not self._samples:
+            return
+        if self._state.why is Why.HUNG:
+            from ddplaunch.stacks.hang import told  # few jobs hang
+
+            self._reporter.hang, self._reporter.places = told(self._samples, self._reporter.cwd)
+        else:
             from ddplaunch.stacks.collectives import at_the_end  # most jobs do not fail
 
             self._reporter.places = at_the_end(self._samples, self._reporter.cwd)
@@ -294,6 +302,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         rdzv_timeout=spec.rdzv_timeout,
         last_call=spec.last_call,
         timeout=spec.timeout,
+        hang_timeout=spec.hang_timeout,
         notices=frozenset(spec.requeue_on),
     )
 

@@ -85,6 +85,7 @@ Report = (
     node.ReportStopping
     | node.ReportNotice
     | node.Escalate
+    | node.ReportStill
     | node.HoldTimeout
     | node.RequestStore
     | node.Suspend

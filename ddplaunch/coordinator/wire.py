@@ -40,6 +40,8 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
             return messages.Noticed(signum)
         case node.Escalate(signum):
             return messages.Escalate(signum)
+        case node.ReportStill(seconds):
+            return messages.Still(seconds)
         case node.RequestStore():
             return messages.RequestStore()
         case ForwardToAll(signum):
@@ -69,6 +71,8 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
             return node.ReportNotice(signum)
         case messages.Escalate(signum):
             return node.Escalate(signum)
+        case messages.Still(seconds):
+            return node.ReportStill(seconds)
         case messages.RequestStore():
             return node.RequestStore()
         case messages.Forward(signum):

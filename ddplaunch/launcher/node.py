@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # one node needs none of it
 
 
 _STACKS_WITHIN = 2.0  # seconds
+_LOOKS = 4  # whether workers move, in --hang-timeout
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
@@ -89,6 +90,7 @@ def run(
             grace_period=spec.grace_period,
             debug_rank=spec.debug_rank,
             notices=frozenset(spec.requeue_on),
+            look_every=(spec.hang_timeout or 0.0) / _LOOKS,
             stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
         ),
         setup=setup,

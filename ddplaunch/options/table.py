@@ -104,6 +104,10 @@ OPTIONS: tuple[Option, ...] = (
            help="torchrun's name for --grace-period."),
     Option(name="timeout", group=_SUPERVISION, metavar="TIME", parse=durations.positive_duration,
            write=durations.write_duration, example="2h", help="Stop the job after this time, with exit status 124."),
+    Option(name="hang_timeout", group=_SUPERVISION, metavar="TIME", parse=durations.duration_from_1s,
+           write=durations.write_duration, example="5m",
+           help="Stop the workers once none of them has moved for this time, and say who waits for whom: a failure, with "
+                "exit status 123."),
     Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True,
            write=parsers.write_signals, example="SIGWINCH",
            help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
+from ddplaunch.process.tree import descendants
 from ddplaunch.record import record
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -27,3 +29,32 @@ def usage(pid: int) -> Usage | None:
     except OSError:
         return None
     return Usage(fields[0].decode(), sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE)
+
+
+@record
+class Footprint:
+    """What a process and all below it have done so far."""
+
+    pids: frozenset[int]
+    cpu_seconds: float
+    transferred: int  # bytes that they have read and written, by read(2), write(2) and their kin
+    is_held: bool  # the process itself is stopped, by a signal or a debugger
+
+
+def footprint(pid: int) -> Footprint:
+    """Look at a process and all below it; of one that is gone, nothing is left."""
+    pids = frozenset({pid, *(process.pid for process in descendants(pid))})
+    used = {each: found for each in pids if (found := usage(each)) is not None}
+    return Footprint(
+        pids=pids,
+        cpu_seconds=sum(each.cpu_seconds for each in used.values()),
+        transferred=sum(map(_transferred, pids)),
+        is_held=pid in used and used[pid].state in "Tt",
+    )
+
+
+def _transferred(pid: int) -> int:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
+        # "rchar: 1948", "wchar: 12", ...: what was asked of the kernel, from wherever it came
+        return sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
+    return 0  # gone, or another user's

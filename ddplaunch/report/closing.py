@@ -71,6 +71,20 @@ def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
     return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"
 
 
+def render_hang(what: str, lines: Sequence[str], timeout: float, state: State, folder: str | None) -> str:
+    """Write the report of a hang: what is wrong, who is where, what became of the workers."""
+    still = f"no worker had moved for {duration(timeout)}"
+    stacks = [f"stacks {folder}/stacks/{state.generation}.txt"] if folder and lines else []
+    stopped = [text] if (text := _ends(state.exits).removeprefix("; ")) else []
+    sections = [
+        [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],
+        [f"  {line}" for line in lines],
+        [f"  {line}" for line in (*stopped, *stacks)],
+        ["hint: if it was only slow, let a rank print a line now and then, or give `--hang-timeout` a longer time"],
+    ]
+    return "\n\n".join("\n".join(map(below, section)) for section in sections if section) + "\n"
+
+
 def _ends(exits: Sequence[WorkerExit]) -> str:
     """Say how long the workers took to end, and which of them had to be killed."""
     stopped = [end for end in exits if end.stopped_with is not None]

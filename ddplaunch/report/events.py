@@ -58,7 +58,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "node_stopping": {
         "host": "string",
         "node_rank": "integer or null",
-        "why": "string: failed, signalled, timed_out, front_lost",
+        "why": "string: failed, hung, signalled, timed_out, front_lost",
     },
     "node_left": {
         "host": "string",
@@ -73,7 +73,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     },
     "job_ended": {
         "status": "integer: the command's exit status",
-        "why": "string: finished, failed, signalled, timed_out, front_lost, node_lost; with several nodes also not_met, "
+        "why": "string: finished, failed, hung, signalled, timed_out, front_lost, node_lost; with several nodes also not_met, "
         "not_reached, refused, left (this node alone), lost (node 0)",
         "seconds": "number",
     },

@@ -9,6 +9,7 @@ from ddplaunch.errors import below
 from ddplaunch.report.closing import (
     ended_with,
     render_finished,
+    render_hang,
     render_left,
     render_start_failure,
     render_stopped,
@@ -17,7 +18,7 @@ from ddplaunch.report.closing import (
     with_reason,
 )
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.words import count
+from ddplaunch.report.words import count, tilde
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, State
@@ -35,6 +36,7 @@ class JobReporter:
         self.print = reporter.print
         self.cwd = reporter.cwd
         self.places: list[str] = []  # where workers were when they had to end, in sentences
+        self.hang = ""  # what is wrong with a job that hangs, in a sentence
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -45,6 +47,8 @@ class JobReporter:
         if before.policy.max_nodes == 1:
             return
         match event:
+            case job.NodeStill() if after.why is Why.HUNG is not before.why:
+                emit("node_stopping", host=before.members[OWN].host, node_rank=0, why="hung")
             case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
                 emit("node_stopping", host=before.members[OWN].host, node_rank=0, why="timed_out")
             case job.Joined(member, _):
@@ -72,7 +76,7 @@ class JobReporter:
         first = state.failure
         rank = first.rank if first else None
         self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
-        if state.why is Why.FAILED:
+        if state.why in (Why.FAILED, Why.HUNG):
             used = state.restarts - 1  # the one that follows is counted already
             self._reporter.write(self._failure(state, traces, ending, used))
             self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
@@ -129,6 +133,10 @@ class JobReporter:
 
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
         first, start_failure = state.failure, state.start_failure
+        if state.why is Why.HUNG:
+            folder = next((found.log_folder for found in traces.values() if found.log_folder), None)
+            shown = None if folder is None else tilde(folder, self._reporter.home)
+            return render_hang(self.hang, self.places, self._spec.hang_timeout or 0.0, state, shown)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
             return render_start_failure(f"rank {start_failure.rank}{on}", start_failure.reason, start_failure.status)

@@ -40,9 +40,26 @@ def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
     """Say in sentences who waits for whom; nothing where no rank waits in a collective."""
     ranks = {sample.rank: sample for sample in samples if not sample.child}
     groups = _groups(ranks)
-    waits = [wait for name, of_rank in groups.items() if (wait := _wait(name, of_rank, ranks)) is not None]
+    waits = _waits(groups, ranks)
     lines = [line for wait in waits[:_MOST] for line in _told(wait, groups, waits, ranks, cwd)]
     return [*_cycle(waits), *lines, *_point_to_point(ranks)]
+
+
+def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
+    """Give the ranks that others wait for while they wait in no collective, and a sentence that says so; "" for none."""
+    ranks = {sample.rank: sample for sample in samples if not sample.child}
+    groups = _groups(ranks)
+    waits = _waits(groups, ranks)
+    waiting = {rank for wait in waits for rank in wait.waiting}
+    for wait in waits:
+        if free := [rank for rank in wait.missing if rank not in waiting]:
+            of_rank = groups[wait.name]
+            call = next(call for call in _calls(of_rank[wait.waiting[0]]) if call.number == wait.number)
+            what = f"{_named(call)} of {_group(wait.name, of_rank, ranks)}"
+            has, verb = "has" if len(free) == 1 else "have", "waits" if len(wait.waiting) == 1 else "wait"
+            text = f"{these_ranks(free)} {has} not reached {what}, in which {these_ranks(wait.waiting)} {verb}"
+            return frozenset(free), text
+    return frozenset(), ""
 
 
 def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
@@ -52,6 +69,10 @@ def _groups(ranks: dict[int, Sample]) -> dict[str, dict[int, Group]]:
         for group in sample.groups or ():
             found.setdefault(group.name, {})[rank] = group
     return dict(sorted(found.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+def _waits(groups: dict[str, dict[int, Group]], ranks: dict[int, Sample]) -> list[Wait]:
+    return [wait for name, of_rank in groups.items() if (wait := _wait(name, of_rank, ranks)) is not None]
 
 
 def _calls(group: Group) -> list[Call]:

@@ -25,6 +25,8 @@ _WRAPPERS = {
     "_fn",
     "<lambda>",
 }
+# where torch calls a collective, and waits for it
+_COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
 _MOST_FRAMES = 24  # of a stack that are shown
 
 
@@ -73,6 +75,12 @@ def is_in_call(sample: Sample) -> bool:
     """Whether a process is in a function of a library that the program has called."""
     own = next((number for number, frame in enumerate(sample.main) if not is_library(frame)), 0)
     return own > 0
+
+
+def is_waiting(sample: Sample) -> bool:
+    """Whether a process waits for others in a collective, by torch's recorder or by its stack."""
+    pending = any(not call.done for group in sample.groups or () for call in group.calls)
+    return pending or any(frame.file.endswith(_COLLECTIVES) for frame in sample.main[:1])
 
 
 def _summary(frames: Sequence[Frame], cwd: str) -> str:

@@ -19,6 +19,7 @@ class Why(Enum):
     FAILED = auto()
     SIGNALLED = auto()
     TIMED_OUT = auto()
+    HUNG = auto()
     FRONT_LOST = auto()
     NODE_LOST = auto()
     NODE_LEFT = auto()

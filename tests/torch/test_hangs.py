@@ -55,3 +55,21 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     assert "rank 3: broadcast, " in (job.folder / "stacks" / "0.txt").read_text()
     assert "Server" not in result.err
     job.nothing_left()
+
+
+def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates_does_not(job, program):
+    still = program("torch_still")
+    job.start("--nproc-per-node", 2, "--hang-timeout", "2s", "--grace-period", 1, still)
+    result = job.wait()
+    assert result.status == 123
+    job.signs("evaluated", 2)
+    lines = result.err.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("error: "))
+    assert lines[head].startswith(
+        "error: the job hangs: rank 1 has not reached all_reduce #2 (float32 [4]) of group 0, in which"
+    )
+    assert lines[head + 2].startswith(f"  rank 1: {still}:")
+    assert lines[head + 3].startswith(f"  rank 0: all_reduce, {still}:")
+    assert "rank 0: all_reduce" in (job.folder / "stacks" / "0.txt").read_text()
+    assert json.loads((job.folder / "summary.json").read_text())["why"] == "hung"
+    job.nothing_left()

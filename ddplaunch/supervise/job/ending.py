@@ -14,7 +14,7 @@ from ddplaunch.supervise.outcome import Why
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
-MAY_RESTART = (Why.FAILED, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
+MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
 NO_HARM = (Why.NODE_LEFT, Why.NODE_JOINED)  # said when all stop
 
 
@@ -34,9 +34,9 @@ def all_ended(state: State, at: float) -> Result:
         return end(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
-    late = state.why in (Why.TIMED_OUT, *NO_HARM)
+    late = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_HARM)
     if late and state.exits and all(exit.stopped_with is None for exit in state.exits):
-        # the time was up, or a node came or left, while what finished workers had left behind was swept
+        # the time was up, all waited, or a node came or left, while what finished workers had left behind was swept
         return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
     return restart_or_end(state, at)
 
@@ -51,7 +51,7 @@ def restart_or_end(state: State, at: float) -> Result:
     if state.halted or state.start_failure is not None or state.why not in MAY_RESTART:
         return end(state)
     policy, here = state.policy, len(state.members)
-    counts = state.why is Why.FAILED or (state.why is Why.NODE_LOST and here < policy.min_nodes)
+    counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and here < policy.min_nodes)
     if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
         return end(state)
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
@@ -92,6 +92,8 @@ def _status(state: State) -> int:
             return exitcodes.of_signal(state.signum)
         case Why.TIMED_OUT:
             return exitcodes.TIMEOUT
+        case Why.HUNG:
+            return exitcodes.HANG
         case Why.FRONT_LOST if len(state.members) == 1:
             return exitcodes.of_signal(SIGKILL)  # to other nodes it is a node that was lost
         case Why.NOT_MET:

@@ -51,6 +51,15 @@ class NodeNoticed:
 
 
 @record
+class NodeStill:
+    """No worker of this node has moved since then, until now."""
+
+    id: int
+    since: float
+    at: float
+
+
+@record
 class NodeEscalated:
     """The user of this node does not want to wait for a stop."""
 
@@ -122,6 +131,7 @@ Event = (
     | NodeGivenUp
     | NodeStopping
     | NodeNoticed
+    | NodeStill
     | NodeEscalated
     | StopRequested
     | NodeEnded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 
-from ddplaunch.record import record
+from ddplaunch.record import NOTHING, record
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.frozen_map import FrozenMap
@@ -34,6 +34,7 @@ class Policy:
     rdzv_timeout: float = 600.0  # seconds to wait for the nodes
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
+    hang_timeout: float | None = None  # seconds in which no worker moves
     replaceable: bool = False  # whether a lost node's agent may be started anew
     may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
     called: bool = False  # whether the agents are on hosts where a command elsewhere has started them
@@ -136,6 +137,7 @@ class State:
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0
     generation_at: float = 0.0
+    still: Mapping[int, tuple[float, float]] = NOTHING  # from when to when no worker of a node has moved, by id
     exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGTERM
 
 from ddplaunch import exitcodes
-from ddplaunch.record import replace
+from ddplaunch.record import NOTHING, replace
 from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
@@ -48,6 +48,10 @@ def step(state: State, event: events.Event) -> Result:
             return _stopping(_noted(state, signum, why), event) if who in state.members else (state, ())
         case events.NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
+        case events.NodeStill(who):
+            from ddplaunch.supervise.job import hanging  # few jobs look for it
+
+            return hanging.still(state, event) if _is_awaited(state, who) else (state, ())
         case events.NodeEscalated(who, signum, _):
             return _escalated(_noted(state, signum), who, signum)
         case events.StopRequested(why, signum, at, by_cluster):
@@ -154,6 +158,7 @@ def _start(state: State, at: float) -> Result:
         generation=generation,
         generation_at=at,
         exits=(),
+        still=NOTHING,
         lost=(),
         phase_deadline=None,
         rdzv_deadline=None,

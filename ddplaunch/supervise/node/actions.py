@@ -38,6 +38,11 @@ class TakeStacks:
 
 
 @record
+class Observe:
+    """Look whether the workers move, answer `Observed`."""
+
+
+@record
 class NameRunning:
     """Print which workers still run though they were asked to end, and how long they may."""
 
@@ -123,6 +128,13 @@ class Escalate:
 
 
 @record
+class ReportStill:
+    """Report to the coordinator that no worker of this node has moved for so many seconds."""
+
+    seconds: float
+
+
+@record
 class HoldTimeout:
     """Report to the coordinator that the user debugs a worker, or does no longer: --timeout waits for that."""
 
@@ -139,6 +151,7 @@ Action = (
     | ForwardSignal
     | StopWorkers
     | TakeStacks
+    | Observe
     | NameRunning
     | KillWorkers
     | Sweep
@@ -152,6 +165,7 @@ Action = (
     | ReportStopping
     | ReportNotice
     | Escalate
+    | ReportStill
     | HoldTimeout
     | ReportEnded
 )

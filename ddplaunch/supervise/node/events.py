@@ -94,6 +94,14 @@ class StacksTaken:
 
 
 @record
+class Observed:
+    """Whether any worker of this node has moved since the last look; the first look says that it has."""
+
+    moved: bool
+    at: float
+
+
+@record
 class Swept:
     """How many processes of the job, workers aside, still live."""
 
@@ -148,6 +156,7 @@ Event = (
     | FrontLost
     | DeadlineReached
     | StacksTaken
+    | Observed
     | Swept
     | GenerationBegun
     | StopOrdered

@@ -31,6 +31,7 @@ class Policy:
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
     stacks_within: float = 0.0  # seconds to find out where workers are before they are stopped; 0: that is not done
+    look_every: float = 0.0  # seconds from one look whether the workers move to the next; 0: that is not done
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
 
@@ -62,6 +63,8 @@ class State:
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
+    look_at: float | None = None  # when to look again whether the workers move
+    still_since: float = 0.0  # when a worker has last moved
     suspended_at: float | None = None
     hosts_store: bool = False  # torch's store, since a worker of another node has asked for it
     front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
@@ -79,12 +82,18 @@ class State:
             self.warning_deadline if warns else None,
             self.raised_deadline if self.is_going else None,
             self.expected_by if self.phase is Phase.STOPPING else None,
+            self.look_at if self.looks else None,
         )
 
     @property
     def is_going(self) -> bool:
         """Whether nothing has asked the workers to end yet."""
         return self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it matters just now that no worker moves."""
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.debugger
 
     @property
     def is_waiting(self) -> bool:

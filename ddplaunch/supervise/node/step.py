@@ -49,7 +49,9 @@ def step(state: State, event: events.Event) -> Result:
     match event:
         case events.WorkerStarted(rank, _):
             state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
-            return state, (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
+            held: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
+            looks = bool(state.policy.look_every) and not state.pending
+            return state, (*held, *((actions.Observe(),) if looks else ()))
         case events.WorkerRaised(rank, error, at, lingers):
             state = replace(state, raised=(*state.raised, (rank, error)))
             return _lingering(state, rank, error, at) if lingers else (state, ())
@@ -67,7 +69,7 @@ def step(state: State, event: events.Event) -> Result:
             return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case events.WorkerExited(exit, at):
             released = (actions.HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
-            state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit))
+            state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), still_since=at)
             state, then = _exited(state, exit, at)
             return state, (*then, *released)
         case events.SignalReceived(signum):
@@ -101,6 +103,8 @@ def step(state: State, event: events.Event) -> Result:
             return replace(state, expected_by=state.suspended_at), ()  # asked to end now, they would go on
         case events.StacksTaken(at):
             return taken(state, at)
+        case events.Observed(moved, at):
+            return _observed(state, at, moved=moved)
         case events.DeadlineReached(at):
             return _deadline(state, at)
 
@@ -125,11 +129,22 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         taking=False,
         expected=0,
         expected_by=None,
+        look_at=None,
         phase_deadline=None,
         warning_deadline=None,
         raised_deadline=None,
     )
     return state, (actions.StartWorkers(begun.generation),)
+
+
+def _observed(state: State, at: float, *, moved: bool) -> Result:
+    """Report each look that has found no movement; what a worker did while nobody was to look counts as one."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    state = replace(state, look_at=at + state.policy.look_every)
+    if moved or not state.looks:
+        return replace(state, still_since=at), ()
+    return state, (actions.ReportStill(at - state.still_since),)
 
 
 def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
@@ -247,6 +262,9 @@ def _deadline(state: State, at: float) -> Result:
             return replace(state, raised_deadline=None), (actions.LookForRaised(),)
         case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
+        case Phase.RUNNING if state.look_at is not None and at >= state.look_at:
+            late = at - state.look_at  # as after a pause of everything: time in which nobody could look does not count
+            return replace(state, look_at=None, still_since=state.still_since + late), (actions.Observe(),)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:

@@ -150,5 +150,7 @@ def resume(state: State, at: float) -> Result:
         phase_deadline=later(state.phase_deadline),
         warning_deadline=later(state.warning_deadline),
         raised_deadline=later(state.raised_deadline),
+        look_at=later(state.look_at),
+        still_since=state.still_since + pause,
     )
     return state, (actions.Resume(),)

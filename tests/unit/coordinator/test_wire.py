@@ -47,6 +47,7 @@ REPORTS: list[Report] = [
     node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
+    node.ReportStill(1.5),
     node.RequestStore(),
     ForwardToAll(SIGUSR1),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),

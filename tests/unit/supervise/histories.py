@@ -100,6 +100,8 @@ class OneNode:
                     self._decide(job.NodeStopping(OWN, why, signum, at), at)
                 case node.ReportNotice(signum):
                     self._decide(job.NodeNoticed(OWN, signum), at)
+                case node.ReportStill(seconds):
+                    self._decide(job.NodeStill(OWN, at - seconds, at), at)
                 case node.Escalate(signum):
                     self._decide(job.NodeEscalated(OWN, signum, at), at)
                 case node.ReportEnded():

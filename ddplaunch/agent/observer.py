@@ -1,0 +1,79 @@
+"""Looks whether the workers of a generation move, for --hang-timeout. Asks them only where /proc does not tell.
+
+A worker moves if it, or a process below it, has written to its pipes, read or written files, computed, started or ended a
+process. One that computes and does nothing else moves too, unless it waits in a collective, and in the same one as at the look
+before: that may be all that keeps the CPU busy. Whoever cannot be judged moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ddplaunch.agent.stack_taker import StackTaker
+from ddplaunch.agent.workers import Workers
+from ddplaunch.process import clock
+from ddplaunch.process.usage import Footprint, footprint
+from ddplaunch.process.worker import RunningWorker
+from ddplaunch.stacks import Sample
+from ddplaunch.stacks.merge import is_waiting
+
+_IDLE = 0.01  # of a CPU: threads that look from time to time whether something is to be done need less
+_LEAST_CPU = 0.02  # seconds: two ticks of the clock
+_LEAST_BYTES = 1 << 16  # that are more than one thread telling another to wake up
+_WITHIN = 2.0  # seconds to take stacks
+
+
+class Observer:
+    """What was seen of one generation at the last look."""
+
+    def __init__(self, taker: StackTaker) -> None:
+        self._taker = taker
+        self._at = 0.0
+        self._seen: dict[int, Footprint] = {}
+        self._places: dict[int, object] = {}  # in which collective those wait that are busy
+
+    def look(self, workers: Workers, observed: Callable[[bool], None]) -> None:
+        """Call `observed` with whether any worker has moved since the last look, now or once stacks are taken."""
+        running = {rank: worker for rank, worker in workers.running.items() if worker.look() is None}
+        before, since = self._seen, self._at
+        self._remember(running)
+        busy = []
+        for rank, worker in running.items():
+            least = 1 if workers.has_terminal(rank) else _LEAST_BYTES
+            if workers.has_written(rank, since) or rank not in before or _moved(before[rank], self._seen[rank], least):
+                self._places.clear()
+                observed(True)
+                return
+            if self._seen[rank].cpu_seconds - before[rank].cpu_seconds > max(_LEAST_CPU, _IDLE * (self._at - since)):
+                busy.append(worker)
+        if not busy:
+            observed(False)
+            return
+
+        def taken(samples: Sequence[Sample] | None) -> None:
+            places = {one.rank: _place(one) for one in samples or () if not one.child and is_waiting(one)}
+            moved = any(
+                worker.rank not in places or places[worker.rank] != self._places.get(worker.rank) for worker in busy
+            )
+            self._places = places
+            self._remember(running)  # to be asked was no movement
+            observed(moved)
+
+        self._taker.take(busy, _WITHIN, taken)
+
+    def _remember(self, running: dict[int, RunningWorker]) -> None:
+        self._at = clock.now()
+        self._seen = {rank: footprint(worker.pid) for rank, worker in running.items()}
+
+
+def _moved(before: Footprint, now: Footprint, least: int) -> bool:
+    return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
+
+
+def _place(sample: Sample) -> object:
+    """Where a worker waits: its stack, and how far it has come in its groups."""
+    groups = (
+        (group.name, group.completed, *((call.number, call.done) for call in group.calls))
+        for group in sample.groups or ()
+    )
+    return sample.main, tuple(groups)

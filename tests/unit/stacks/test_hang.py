@@ -1,0 +1,75 @@
+"""What the report of a hang leads with."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.record import replace
+from ddplaunch.stacks import Call, Group, Sample, Thread
+from ddplaunch.stacks.hang import told
+from ddplaunch.stacks.merge import is_waiting
+from ddplaunch.supervise.outcome import Frame
+
+C10D = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
+OWN = Frame(file="/home/me/train.py", line=88, function="step")
+WAITING = (Frame(file=C10D, line=2864, function="broadcast"), OWN)
+
+
+def at(rank: int, *frames: Frame, calls: tuple[Call, ...] | None = None, ended: bool = False) -> Sample:
+    groups = None if calls is None else (Group(name="0", members=(0, 1, 2), calls=calls),)
+    return Sample(rank=rank, pid=1, threads=(Thread(frames=frames, is_main=True),), groups=groups, ended=ended)
+
+
+def call(number: int, operation: str = "broadcast", *, done: bool = False) -> Call:
+    return Call(number=number, operation=operation, inputs="float32 [4]", outputs="", done=done)
+
+
+IN_IT = tuple(at(rank, *WAITING, calls=(call(2),)) for rank in (0, 1))
+
+
+def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
+    head, lines = told([*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))], "/home/me")
+    assert head == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
+    assert lines[:3] == [
+        "rank 2: train.py:71 in step",
+        "ranks 0-1: broadcast, train.py:88 in step",
+        "ranks 0-1 wait in broadcast #2 (float32 [4]) of group 0",
+    ]
+
+
+def test_a_rank_that_has_ended_is_one_that_does_not_come():
+    head, lines = told([*IN_IT, at(2, ended=True)], "/home/me")
+    assert head.startswith("rank 2 has not reached broadcast #2")
+    assert lines[0] == "ranks 0-1: broadcast, train.py:88 in step"
+    assert "it has ended" in lines[-1]
+
+
+def test_where_torch_records_nothing_the_stacks_show_who_is_in_a_collective():
+    head, lines = told([at(0, *WAITING), at(1, *WAITING), at(2, replace(OWN, line=71))], "/home/me")
+    assert head == "rank 2 is in no collective, ranks 0-1 wait in one"
+    assert lines == ["rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step"]
+
+
+def test_ranks_that_disagree_are_what_is_wrong():
+    mixed = [at(0, *WAITING, calls=(call(2),)), at(1, *WAITING, calls=(call(2, "all_reduce"),)), IN_IT[0]]
+    head, _ = told([replace(one, rank=rank) for rank, one in enumerate(mixed)], "/home/me")
+    assert head.startswith("the ranks disagree about collective #2 of group 0: ")
+
+
+@pytest.mark.parametrize("samples", [[], [at(0, OWN), at(1, OWN)]], ids=["nobody answered", "none is in a collective"])
+def test_nothing_is_guessed(samples: list[Sample]):
+    assert told(samples, "/home/me")[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("sample", "waits"),
+    [
+        (at(0, *WAITING), True),
+        (at(0, OWN, calls=(call(1),)), True),  # the GPU waits, and the CPU for the GPU
+        (at(0, OWN, calls=(call(1, done=True),)), False),
+        (at(0, OWN, Frame(file=C10D, line=9, function="wrapper")), False),  # something that torch has called
+        (at(0), False),
+    ],
+)
+def test_who_waits_in_a_collective_is_told_by_the_innermost_frame_or_the_recorder(sample: Sample, waits: bool):
+    assert is_waiting(sample) is waits

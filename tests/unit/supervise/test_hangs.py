@@ -1,0 +1,218 @@
+"""Histories of jobs whose workers do not move, and what follows; times in seconds, a look each second, a hang after four."""
+
+from __future__ import annotations
+
+from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
+
+import pytest
+
+from ddplaunch.record import replace
+from ddplaunch.supervise import job, node
+from ddplaunch.supervise.job import (
+    EndJob,
+    Event,
+    JobResumed,
+    JobSuspended,
+    NodeStill,
+    ReportFailure,
+    StopNodes,
+    TimeoutHeld,
+)
+from ddplaunch.supervise.node import (
+    DeadlineReached,
+    Observe,
+    Observed,
+    Phase,
+    ReportStill,
+    SignalReceived,
+    StacksTaken,
+    StartWorkers,
+    StopWorkers,
+    TakeStacks,
+    WorkerStarted,
+)
+from ddplaunch.supervise.outcome import Why
+from tests.unit.supervise.histories import ALL, NOTHING_LEFT, POLICY, STARTED, ended, one_node
+from tests.unit.supervise.job_histories import THREE, history, met, stopping
+from tests.unit.supervise.job_histories import ended as node_ended
+
+LOOKING = replace(POLICY, look_every=1.0, stacks_within=2.0)
+HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
+
+
+def look(at: float, *, moved: bool = False) -> tuple[node.Event, node.Event]:
+    return DeadlineReached(at), Observed(moved, at)
+
+
+def looks(*seconds: float) -> tuple[node.Event, ...]:
+    return tuple(event for at in seconds for event in look(at))
+
+
+FIRST = (*STARTED, Observed(True, 1.0))  # what there was before the first look counts as movement
+
+
+# --- a job of one node
+
+
+def test_the_first_look_is_when_all_workers_have_started_and_the_next_when_it_is_due():
+    assert Observe() not in one_node(*STARTED[:-1], **HUNG)[1]
+    assert one_node(*STARTED, **HUNG)[1] == [Observe()]
+    assert one_node(*STARTED, **HUNG)[0].node.deadline is None  # the answer comes by itself
+    state, _ = one_node(*FIRST, **HUNG)
+    assert state.node.deadline == 2.0
+    assert one_node(*FIRST, DeadlineReached(2.0), **HUNG)[1] == [Observe()]
+
+
+def test_without_the_option_nobody_looks_and_nothing_wakes():
+    state, actions = one_node(*STARTED)
+    assert (actions, state.deadline) == ([], None)
+
+
+def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123():
+    assert one_node(*FIRST, *looks(2, 3, 4), **HUNG)[0].node.phase is Phase.RUNNING
+    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), **HUNG)
+    assert actions == [TakeStacks(2.0)]
+    assert state.job.why is Why.HUNG
+    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), **HUNG)
+    assert actions == [StopWorkers(SIGTERM, ALL)]
+    ends = [ended(rank, 6.0, code=None, signal=15, stopped_with=15, stopped_at=5.5) for rank in sorted(ALL)]
+    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), *ends, NOTHING_LEFT, **HUNG)
+    assert state.node.status == 123
+
+
+def test_a_hang_is_a_failure_after_which_all_start_again():
+    ends = [ended(rank, 26.0, code=None, signal=15, stopped_with=15, stopped_at=25.5) for rank in sorted(ALL)]
+    hung = (*STARTED, Observed(True, 21.0), *looks(22, 23, 24, 25), StacksTaken(25.5), *ends, NOTHING_LEFT)
+    state, actions = one_node(*hung, max_restarts=1, **HUNG)
+    assert (actions, state.job.restarts) == ([ReportFailure(0.0)], 1)
+    assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
+    state, actions = one_node(*hung, DeadlineReached(26.0), *STARTED, max_restarts=1, **HUNG)
+    assert actions == [Observe()]
+    assert state.job.still == {}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(look(4.0, moved=True), id="one of them has moved, as rank 0 that evaluates while the others wait"),
+        pytest.param((ended(1, 3.5), ended(0, 4.0), *looks(4.0)), id="one of them has ended"),
+    ],
+)
+def test_any_movement_begins_the_time_anew(between):
+    quiet = (*FIRST, *looks(2, 3), *between, *looks(5, 6, 7))
+    assert one_node(*quiet, **HUNG)[0].node.phase is Phase.RUNNING
+    assert one_node(*quiet, *looks(8), **HUNG)[0].node.phase is Phase.STOPPING
+
+
+def test_a_suspended_job_does_not_hang():
+    """Nor does the time before count for less or more than it was."""
+    suspended = (*FIRST, *looks(2, 3), SignalReceived(SIGTSTP, 3.5))
+    assert one_node(*suspended, **HUNG)[0].node.deadline is None
+    resumed = (*suspended, SignalReceived(SIGCONT, 103.5))
+    state, _ = one_node(*resumed, **HUNG)
+    assert (state.node.deadline, state.node.still_since) == (104.0, 101.0)
+    assert one_node(*resumed, *looks(104), **HUNG)[0].node.phase is Phase.RUNNING
+    assert one_node(*resumed, *looks(104, 105), **HUNG)[0].node.phase is Phase.STOPPING
+
+
+def test_what_was_seen_of_a_job_that_was_suspended_meanwhile_does_not_count():
+    asked = (*FIRST, *looks(2), DeadlineReached(3.0), SignalReceived(SIGTSTP, 3.1), Observed(False, 3.2))
+    state, actions = one_node(*asked, **HUNG)
+    assert actions == []
+    assert state.node.still_since == 3.2
+
+
+def test_a_look_that_comes_late_counts_no_more_than_one_that_comes_in_time():
+    late = (*FIRST, *looks(2, 9))  # the machine was slow, or everything was paused for less than the clock notices
+    assert one_node(*late, **HUNG)[0].node.still_since == 7.0
+    assert one_node(*late, *looks(10), **HUNG)[0].node.phase is Phase.RUNNING
+
+
+def test_while_a_worker_is_debugged_nobody_looks_and_its_end_begins_the_time_anew():
+    debugging = {"policy": replace(LOOKING, debug_rank=1), "hang_timeout": 4.0}
+    state, _ = one_node(*FIRST, **debugging)
+    assert state.node.deadline is None
+    assert one_node(*FIRST, ended(1, 900.0), DeadlineReached(900.0), **debugging)[1] == [Observe()]
+    state, _ = one_node(*FIRST, ended(1, 900.0), *looks(900.5, 901.5), **debugging)
+    assert state.node.phase is Phase.RUNNING
+
+
+def test_a_look_that_is_answered_while_the_workers_are_stopped_changes_nothing():
+    stopping_ = (*FIRST, DeadlineReached(2.0), SignalReceived(SIGINT, 2.1))
+    state, _ = one_node(*stopping_, **HUNG)
+    assert one_node(*stopping_, Observed(False, 9.0), **HUNG)[0].node == state.node
+
+
+def test_ctrl_c_while_a_job_that_hangs_is_stopped_means_no_restart():
+    state, _ = one_node(*FIRST, *looks(2, 3, 4, 5), SignalReceived(SIGINT, 5.1), max_restarts=3, **HUNG)
+    assert state.job.halted
+
+
+# --- several nodes
+
+POLICY_OF_THREE = replace(THREE, hang_timeout=10.0)
+STILL = [NodeStill(0, 5.0, 20.0), NodeStill(1, 8.0, 20.0), NodeStill(2, 9.0, 20.0)]
+
+
+def test_a_node_reports_each_look_that_has_found_no_movement():
+    state = node.begin(LOOKING)
+    said = []
+    events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, moved=True), *looks(5))
+    for event in events:
+        state, actions = node.step(state, event)
+        said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportStill)]
+    assert said == [(2, 1.0), (3, 2.0), (5, 1.0)]
+
+
+def test_only_the_time_in_which_all_nodes_were_still_counts():
+    assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM)
+    late = [*STILL[:2], NodeStill(2, 11.0, 20.0)]
+    assert history(POLICY_OF_THREE, [*met(), *late])[0].why is None
+    # what was seen there last is too old to be joined with the rest
+    old = [NodeStill(2, 9.0, 18.0), *STILL[:2]]
+    assert history(POLICY_OF_THREE, [*met(), *old])[0].why is None
+    assert history(POLICY_OF_THREE, [*met(), *STILL[:2]])[0].why is None
+
+
+def test_nodes_that_have_finished_are_waited_for_too():
+    actions = history(POLICY_OF_THREE, [*met(), node_ended(1, 6.0), STILL[0], STILL[2]])[1]
+    assert actions[-1] == StopNodes((0, 2), SIGTERM)
+
+
+def test_the_status_of_a_job_that_hung_is_123_on_all_nodes():
+    ends = [stopping(id, 21.0) for id in range(3)]
+    assert history(POLICY_OF_THREE, [*met(), *STILL, *ends])[1][-1] == EndJob(123)
+
+
+def test_what_ends_by_itself_just_then_has_not_hung():
+    ends = [node_ended(id, 21.0) for id in range(3)]
+    assert history(POLICY_OF_THREE, [*met(), *STILL, *ends])[1][-1] == EndJob(0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([JobSuspended(4.0)], id="suspended"),
+        pytest.param([TimeoutHeld(True)], id="debugged"),
+        pytest.param([JobSuspended(4.0), *STILL[:2], JobResumed(19.0)], id="suspended on the first node alone"),
+    ],
+)
+def test_of_a_job_that_is_suspended_or_debugged_nothing_counts(before: list[Event]):
+    last = STILL if before[-1] != JobResumed(19.0) else STILL[2:]
+    assert history(POLICY_OF_THREE, [*met(), *before, *last])[0].why is None
+
+
+def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
+    policy = replace(POLICY_OF_THREE, max_restarts=1)
+    hung = [*met(), *STILL, *(stopping(id, 21.0) for id in range(3))]
+    state, _ = history(policy, [*hung, job.DeadlineReached(21.0)])
+    assert (state.generation, state.still) == (1, {})
+
+
+def test_without_the_option_reports_of_other_nodes_change_nothing():
+    state, _ = history(THREE, [*met(), *STILL])
+    assert (state.why, state.still) == (None, {})
+
+
+def test_a_worker_that_is_started_late_is_waited_for():
+    assert one_node(*STARTED[:-1], WorkerStarted(2, 30.0), **HUNG)[1] == [Observe()]
