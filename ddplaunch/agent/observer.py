@@ -36,7 +36,7 @@ class Observer:
         """Call `observed` with whether any worker has moved since the last look, now or once stacks are taken."""
         running = {rank: worker for rank, worker in workers.running.items() if worker.look() is None}
         before, since = self._seen, self._at
-        self._remember(running)
+        self._at, self._seen = clock.now(), _footprints(running)
         busy = []
         for rank, worker in running.items():
             least = 1 if workers.has_terminal(rank) else _LEAST_BYTES
@@ -56,14 +56,14 @@ class Observer:
                 worker.rank not in places or places[worker.rank] != self._places.get(worker.rank) for worker in busy
             )
             self._places = places
-            self._remember(running)  # to be asked was no movement
+            self._seen = _footprints(running)  # to be asked was no movement
             observed(moved)
 
         self._taker.take(busy, _WITHIN, taken)
 
-    def _remember(self, running: dict[int, RunningWorker]) -> None:
-        self._at = clock.now()
-        self._seen = {rank: footprint(worker.pid) for rank, worker in running.items()}
+
+def _footprints(running: dict[int, RunningWorker]) -> dict[int, Footprint]:
+    return {rank: footprint(worker.pid) for rank, worker in running.items()}
 
 
 def _moved(before: Footprint, now: Footprint, least: int) -> bool:
