@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from ddplaunch.devices.sysfs import Root, read
-
-
-class _Mount(NamedTuple):
-    top: str  # the group that is mounted there
-    point: str  # where
-    options: tuple[str, ...]  # of the file system: names the v1 controllers
+from ddplaunch.devices.sysfs import Mount, Root, mounts, read
 
 
 def cpu_quota(root: Root) -> float | None:
@@ -19,38 +12,24 @@ def cpu_quota(root: Root) -> float | None:
 
     Looks at version 1 and 2 alike, since a hybrid system has the cpu controller in either. A group's limit
     holds for all groups below it, so every one up to the top of the mount counts.
-    Formats: cgroups(7), proc_pid_mountinfo(5), the kernel's cgroup-v2.rst and sched-bwc.rst.
+    Formats: cgroups(7), the kernel's cgroup-v2.rst and sched-bwc.rst.
     """
     limits: list[float] = []
-    mountinfo = read(root, "/proc/self/mountinfo") or ""
+    mounted = list(mounts((read(root, "/proc/self/mountinfo") or "").splitlines()))
     for line in (read(root, "/proc/self/cgroup") or "").splitlines():
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0" and not controllers:
-            mounts = list(_mounts(mountinfo, "cgroup2"))
-            limits += (limit for folder in _folders(mounts, path) if (limit := _of_v2(root, folder)))
+            groups = [mount for mount in mounted if mount.kind == "cgroup2"]
+            limits += (limit for folder in _folders(groups, path) if (limit := _of_v2(root, folder)))
         elif "cpu" in controllers.split(","):
-            mounts = [mount for mount in _mounts(mountinfo, "cgroup") if "cpu" in mount.options]
-            limits += (limit for folder in _folders(mounts, path) if (limit := _of_v1(root, folder)))
+            groups = [mount for mount in mounted if mount.kind == "cgroup" and "cpu" in mount.options]
+            limits += (limit for folder in _folders(groups, path) if (limit := _of_v1(root, folder)))
     return min(limits, default=None)
 
 
-def _mounts(mountinfo: str, kind: str) -> Iterator[_Mount]:
-    for line in mountinfo.splitlines():
-        mount, separator, filesystem = line.partition(" - ")
-        if separator and filesystem.split(" ", 1)[0] == kind:
-            fields = mount.split(" ")
-            yield _Mount(_unescaped(fields[3]), _unescaped(fields[4]), tuple(filesystem.split(" ")[-1].split(",")))
-
-
-def _unescaped(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
-
-
-def _folders(mounts: list[_Mount], path: str) -> Iterator[str]:
+def _folders(groups: list[Mount], path: str) -> Iterator[str]:
     """The folders of our group and of those above it, as far as they can be seen from here."""
-    for mount in mounts:
+    for mount in groups:
         top = mount.top.rstrip("/")
         inside = path == mount.top or path.startswith(f"{top}/")
         # a mount of another part of the tree: its top is all that is visible of our ancestors

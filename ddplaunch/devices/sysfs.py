@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
 Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
 
@@ -62,3 +63,25 @@ def cpulist(text: str) -> tuple[int, ...]:
 def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
     """Give the CPUs that a file lists; () if it cannot be read or is no list."""
     return cpulist(read(root, path) or "")
+
+
+class Mount(NamedTuple):
+    """A line of /proc/self/mountinfo: proc_pid_mountinfo(5)."""
+
+    top: str  # what of the file system is mounted there
+    point: str  # where
+    kind: str  # "cgroup2", "nfs4"
+    options: tuple[str, ...]  # of the file system
+
+
+def mounts(lines: Iterable[str]) -> Iterator[Mount]:
+    """Read lines of that file; what is no such line is left out."""
+    for line in lines:
+        mount, separator, file_system = line.strip("\n").partition(" - ")
+        fields, (kind, *rest) = mount.split(" "), file_system.split(" ")
+        if separator and len(fields) > 4:
+            yield Mount(_unescaped(fields[3]), _unescaped(fields[4]), kind, tuple(rest[-1].split(",")) if rest else ())
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text) if "\\" in text else text

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from ddplaunch.devices.sysfs import mounts
 from ddplaunch.report.folders import make_all
 
 # of proc_pid_mountinfo(5); not those that are as often one host's own: 9p, virtiofs, most of fuse
@@ -42,20 +43,16 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
         return None
 
 
-def file_system(path: str, mounts: Iterable[str]) -> str:
-    """Give the type of the file system that holds an absolute path without links; `mounts` are lines of mountinfo."""
-    longest, found = -1, ""
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4])
-        if (path == place or path.startswith(f"{place.rstrip('/')}/")) and len(place) >= longest:
-            longest, found = len(place), after.partition(" ")[0]  # the last one lies above those before it
-    return found
+def file_system(path: str, lines: Iterable[str]) -> str:
+    """Give the type of the file system that holds an absolute path without links; `lines` are those of mountinfo."""
+    # the last one lies above those before it
+    holding = [one for one in mounts(lines) if path == one.point or path.startswith(f"{one.point.rstrip('/')}/")]
+    return max(reversed(holding), key=lambda one: len(one.point)).kind if holding else ""
 
 
 def _is_shared(folder: str) -> bool:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        return file_system(os.path.realpath(folder), mounts) in _SHARED
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return file_system(os.path.realpath(folder), file) in _SHARED
 
 
 def _is_ours_alone(found: os.stat_result, kind: int, *, others: int) -> bool:
