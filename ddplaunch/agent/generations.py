@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
-from ddplaunch.agent.starter import Starter
-from ddplaunch.agent.workers import CannotStart, Workers
+from ddplaunch.agent.starter import CannotStart, Starter
+from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock

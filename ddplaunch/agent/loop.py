@@ -18,7 +18,7 @@ from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.setup import AgentJob
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalSource, Source
-from ddplaunch.agent.workers import CannotStart
+from ddplaunch.agent.starter import CannotStart
 from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock

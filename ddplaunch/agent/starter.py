@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ddplaunch import exitcodes
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import of_fork_server
 from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
 
 if TYPE_CHECKING:
     from ddplaunch.process.fork_server import ForkServer
+
+
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
+
+
+class CannotStart(Exception):
+    """A worker could not be started; `status` is what the command should end with."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+    @classmethod
+    def of(cls, error: StartError) -> CannotStart:
+        """Give it for what kept a process from its start."""
+        return cls(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE)
 
 
 class Starter:

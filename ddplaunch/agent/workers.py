@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import signal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
-from ddplaunch.agent.starter import Starter
+from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
@@ -35,19 +34,6 @@ if TYPE_CHECKING:
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
-_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
-
-
-class CannotStart(Exception):
-    """A worker could not be started; `status` is what the command should end with."""
-
-    def __init__(self, reason: str, status: int) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-def _cannot(error: StartError) -> CannotStart:
-    return CannotStart(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE)
 
 
 class Workers:
@@ -137,7 +123,7 @@ class Workers:
         try:
             self._running[rank] = running = self._launch(worker)
         except StartError as error:
-            raise _cannot(error) from None
+            raise CannotStart.of(error) from None
         except OSError as error:
             raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE) from None
         self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._ended(rank))
@@ -213,7 +199,7 @@ class Workers:
             return None
         self._selector.unregister(running.pidfd)
         if (never := running.why_not_started(plan.argv[0])) is not None:
-            raise _cannot(never)
+            raise CannotStart.of(never)
         self._pipes.drain(rank)
         folder, place = self._setup.folder, (self._generation, rank, plan.local_rank)
         if recorded := error_file.content(self._error_files[rank]):
