@@ -25,7 +25,7 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import Member
 
 MAX_CLIENTS = 32  # at once
-MAX_QUEUED = 64 << 20  # bytes waiting for one of them, above which it is dropped
+MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
 _ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
@@ -80,11 +80,16 @@ class Clients:
             self._stop()
             return
         client.asker = Asker(
-            answered=lambda member, answer: self._guard(lambda: client.send(_node_reply(member, answer))),
+            answered=lambda member, answer: self._guard(lambda: self._reply(client, _node_reply(member, answer))),
             done=lambda: self._guard(lambda: client.finish(requests.Done())),
         )
         client.until = clock.now() + request.within + READ_TIMEOUT
         self._coordinator.ask(request.asked, request.within, client.asker)
+
+    def _reply(self, client: _Client, reply: requests.Reply) -> None:
+        client.send(reply)
+        if sum(each.queued for each in self._clients) > MAX_QUEUED:
+            max(self._clients, key=lambda each: each.queued).close()
 
     def _gone(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -208,10 +213,12 @@ class _Client:
         if self._sock.fileno() < 0:
             return
         self._queue += pack(requests.encode(reply))
-        if len(self._queue) > MAX_QUEUED:
-            self.close()
-        else:
-            self._flush()
+        self._flush()
+
+    @property
+    def queued(self) -> int:
+        """How many bytes it has not read."""
+        return len(self._queue)
 
     def _flush(self) -> None:
         try:
