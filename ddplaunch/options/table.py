@@ -60,8 +60,7 @@ OPTIONS: tuple[Option, ...] = (
                 "and no accelerators, would each import it before all else."),
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
            example="torch,transformers",
-           help="What that process imports. Not given: torch, torch.distributed and torch._dynamo, which the first step of an "
-                "optimizer imports."),
+           help="What that process imports. Not given: torch and torch.distributed."),
     Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
            help="Name of the workers' role: ROLE_NAME."),
 
