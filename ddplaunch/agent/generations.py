@@ -222,6 +222,14 @@ class Generations:
         return self._taker
 
     @property
+    def silent(self) -> float:
+        """How many seconds ago a worker has last written to its pipes, or was started; 0 if one writes past us."""
+        if self.workers is None or any(map(self.workers.has_terminal, self.workers.running)):
+            return 0.0
+        started = (time.monotonic() - worker.started_at for worker in self.workers.running.values())
+        return min((*self.workers.quiet.values(), *started), default=0.0)
+
+    @property
     def server_pids(self) -> frozenset[int]:
         """Our children that serve the workers, and are none themselves."""
         return self._starter.pids | (self._taker.pids if self._taker is not None else frozenset())

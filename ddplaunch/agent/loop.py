@@ -242,6 +242,8 @@ class Agent:
             event = self._events.popleft()
             if self._state.phase is Phase.ENDED:
                 continue  # two children may have ended at once; nothing is reported after the end
+            if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
+                event = replace(event, silent=self._generations.silent)
             self._reporter.on_event(event, self._state)
             self._take(node.step(self._state, event))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from signal import SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
 from ddplaunch.report.closing import (
@@ -99,7 +99,8 @@ class JobReporter:
             ending = ClusterEnding(ending.text)
         closing = self._closing(state, ending)
         if closing is not None:
-            if state.why is Why.TIMED_OUT and not state.ended_idle:
+            explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
+            if explained and not state.ended_idle:
                 for place in self.places:
                     self.print(place)
             self._reporter.print_closing(closing)

@@ -70,6 +70,7 @@ class SignalReceived:
     escalates: bool = True  # a second one kills; False for one that is no second request, such as a copy of the first
     is_copy: bool = False  # it came from another process of ddplaunch before
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
+    silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
 
 @record
@@ -127,6 +128,7 @@ class StopOrdered:
     at: float
     time_is_up: bool = False
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
+    silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
 
 @record

@@ -14,6 +14,7 @@ from ddplaunch.supervise.node import actions, events
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
     KILL_TIMEOUT,
+    SILENCE,
     SLOW_STOP,
     SWEEP_GRACE,
     TIDY_TIMEOUT,
@@ -89,7 +90,8 @@ def step(state: State, event: events.Event) -> Result:
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
             why = Why.TIMED_OUT if time_is_up else Why.COORDINATOR
-            return stop(state, why, signum, at, by_cluster=by_cluster) if working else (state, ())
+            told = signum != SIGINT or event.silent >= SILENCE
+            return stop(state, why, signum, at, by_cluster=by_cluster, explained=told) if working else (state, ())
         case events.KillOrdered(at):
             return escalate(state, at)
         case events.JobEnded(status, at):
@@ -104,7 +106,9 @@ def step(state: State, event: events.Event) -> Result:
         case events.StacksTaken(at):
             return taken(state, at)
         case events.Observed(moved, at):
-            return _observed(state, at, moved=moved)
+            from ddplaunch.supervise.node import looking  # few jobs look
+
+            return looking.observed(state, at, moved=moved)
         case events.DeadlineReached(at):
             return _deadline(state, at)
 
@@ -137,16 +141,6 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
     return state, (actions.StartWorkers(begun.generation),)
 
 
-def _observed(state: State, at: float, *, moved: bool) -> Result:
-    """Report each look that has found no movement; what a worker did while nobody was to look counts as one."""
-    if state.phase is not Phase.RUNNING:
-        return state, ()
-    state = replace(state, look_at=at + state.policy.look_every)
-    if moved or not state.looks:
-        return replace(state, still_since=at), ()
-    return state, (actions.ReportStill(at - state.still_since),)
-
-
 def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
     """Take the exception of a worker that does not end for its failure: others wait for it, and no message says why.
 
@@ -163,7 +157,9 @@ def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result
 def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     all_gone = not state.alive and not state.pending
     if state.interrupted and state.is_going and exit.rank == state.policy.debug_rank and exit.signal == SIGINT:
-        return stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at)  # there was no prompt to take it
+        return stop(
+            replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False
+        )  # there was no prompt to take it
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
             cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _cause_raised(state)
@@ -218,7 +214,9 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
             # the coordinator is elsewhere, and may not answer any more
             ended, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
             return ended, (actions.Escalate(signum), *then)
-        return stop(replace(state, signum=signum), Why.SIGNALLED, signum, at, by_cluster=event.by_cluster)
+        told = signum == SIGINT and event.silent >= SILENCE
+        signalled = replace(state, signum=signum)
+        return stop(signalled, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=told)
     if state.is_done_here:
         return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
     if state.has_finished_alone:
@@ -263,8 +261,9 @@ def _deadline(state: State, at: float) -> Result:
         case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.RUNNING if state.look_at is not None and at >= state.look_at:
-            late = at - state.look_at  # as after a pause of everything: time in which nobody could look does not count
-            return replace(state, look_at=None, still_since=state.still_since + late), (actions.Observe(),)
+            from ddplaunch.supervise.node import looking
+
+            return looking.look(state, at)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:

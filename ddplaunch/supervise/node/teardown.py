@@ -15,20 +15,23 @@ from ddplaunch.supervise.outcome import Why
 SWEEP_GRACE = 1.0  # seconds that what workers left behind gets after a clean end
 TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared memory ends 2 s after its users
 EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
+SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that does not move
 SLOW_STOP = 5.0  # seconds of a long stop after which those that still run are named, and again
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
 
-_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR)  # stops of which the report says where the workers were
+# stops of which the report may say where the workers were
+_EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
-def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
+def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False, explained: bool = True) -> Result:
     """Ask the workers to end, with a grace period for all; without any, only report it.
 
     `by_cluster`: the cluster asks them itself, and has done so on this node if it was not an order that came first.
+    `explained`: it is to be found out before where they are.
     """
     ours = why not in _ORDERED
     reported: tuple[actions.Action, ...] = (actions.ReportStopping(why, signum, by_cluster),) if ours else ()
@@ -40,7 +43,13 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     held = state.debugger if why is Why.FAILED else frozenset()
     if by_cluster and not ours and state.alive:
         return replace(asked, expected=signum, expected_by=at + EXPECTED_WITHIN), resumed
-    if why in _EXPLAINED and state.policy.stacks_within and state.alive and not (state.debugger or by_cluster):
+    if (
+        explained
+        and why in _EXPLAINED
+        and state.policy.stacks_within
+        and state.alive
+        and not (state.debugger or by_cluster)
+    ):
         by = at + state.policy.stacks_within
         taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by)
         return taking, (actions.TakeStacks(state.policy.stacks_within), *reported, *resumed)

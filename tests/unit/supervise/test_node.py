@@ -355,6 +355,25 @@ def test_the_users_stop_does_not_wait_for_that_and_a_second_one_kills():
     assert after(*impatient, StacksTaken(1.2), policy=EXPLAINING)[1] == []
 
 
+def test_the_first_ctrl_c_of_a_job_that_was_silent_for_long_asks_where_the_workers_are():
+    silent = SignalReceived(SIGINT, 50.0, silent=40.0)
+    _, actions = after(*FIRST, silent, policy=EXPLAINING)
+    assert actions == [TakeStacks(2.0), ReportStopping(Why.SIGNALLED, SIGINT)]
+    assert after(*FIRST, silent, StacksTaken(50.1), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, ALL)]
+    assert after(*FIRST, silent, SignalReceived(SIGINT, 50.1), policy=EXPLAINING)[1][0] == KillWorkers(ALL)
+
+
+def test_a_stop_signal_of_a_scheduler_and_ctrl_c_while_something_is_printed_ask_nobody():
+    for signal in (SignalReceived(SIGTERM, 50.0, silent=40.0), SignalReceived(SIGINT, 50.0, silent=2.0)):
+        assert after(*FIRST, signal, policy=EXPLAINING)[1][0] == StopWorkers(signal.signum, ALL)
+
+
+def test_ctrl_c_on_another_node_is_no_other():
+    began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
+    assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent=40.0), policy=EXPLAINING)[1] == [TakeStacks(2.0)]
+    assert elsewhere(*began, StopOrdered(SIGINT, 50.0), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, SECOND)]
+
+
 def test_where_nobody_lives_nobody_is_asked():
     history = (*FIRST, ended(0, code=3, error=LOST), ended(2, code=3, error=LOST), ended(1, code=3))
     assert TakeStacks(2.0) not in after(*history, policy=EXPLAINING)[1]

@@ -1,0 +1,24 @@
+"""When it is looked whether the workers move, and since when none has. The coordinator judges. Pure."""
+
+from __future__ import annotations
+
+from ddplaunch.record import replace
+from ddplaunch.supervise.node import actions
+from ddplaunch.supervise.node.state import Phase, State
+from ddplaunch.supervise.node.teardown import Result
+
+
+def look(state: State, at: float) -> Result:
+    """Have the look that is due, or was: after a pause of everything, the time in which nobody could look does not count."""
+    late = at - (state.look_at or at)
+    return replace(state, look_at=None, still_since=state.still_since + late), (actions.Observe(),)
+
+
+def observed(state: State, at: float, *, moved: bool) -> Result:
+    """Report each look that has found no movement; what a worker did while nobody was to look counts as one."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    state = replace(state, look_at=at + state.policy.look_every)
+    if moved or not state.looks:
+        return replace(state, still_since=at), ()
+    return state, (actions.ReportStill(at - state.still_since),)
