@@ -118,7 +118,7 @@ class JobSpec:
     role: str = "default"
 
     # processes
-    start_method: str = "auto"  # "spawn": each worker is a fresh process; "forkserver": forked from a warm one
+    start_method: str = "spawn"  # "spawn": each worker is a fresh process; "forkserver": forked from a warm one
     preload: tuple[str, ...] | None = (
         None  # modules that the fork server imports; None: torch and what its steps import
     )

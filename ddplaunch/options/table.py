@@ -55,9 +55,9 @@ OPTIONS: tuple[Option, ...] = (
            example="train.env", help="A file of NAME=VALUE lines for the workers; --env wins over it."),
     Option(name="start_method", group=_PROGRAM, metavar="HOW", pet=True, parse=parsers.one_of(*_START_METHODS),
            choices=_START_METHODS, example="forkserver",
-           help="How workers are started: each as a fresh process (spawn, and fork too), or forked from one process on the "
-                "node that has imported torch for all of them (forkserver). auto: forkserver where more workers than CPUs, "
-                "and no accelerators, would each import it before all else."),
+           help="How workers are started: each as a fresh process (spawn, the default, and fork too), or forked from one "
+                "process on the node that has imported torch for all of them (forkserver). auto: forkserver where more "
+                "workers than CPUs, and no accelerators, would each import it before all else."),
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
            example="torch,transformers",
            help="What that process imports. Not given: torch and torch.distributed."),

@@ -72,15 +72,22 @@ def test_workers_are_the_agents_children_and_share_what_was_imported(run, job):
     assert int(server) not in job.pids().values()
 
 
-def test_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_nothing_is_said_of_it(job, write):
+def test_by_auto_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_nothing_is_said_of_it(job, write):
     write("torch.py", IMPORTED)
-    job.start("--nproc-per-node", 2, write("train.py", WORKER.replace("preloaded", "torch")), **ONE_CPU)
+    job.start(
+        "--start-method",
+        "auto",
+        "--nproc-per-node",
+        2,
+        write("train.py", WORKER.replace("preloaded", "torch")),
+        **ONE_CPU,
+    )
     result = job.wait()
     assert result.status == 0
     assert "import" not in result.err  # torch.distributed cannot be
     assert len(parents(job)) == 1
     fresh = WORKER.replace("import preloaded", "sys.path += []; import preloaded").replace("preloaded", "torch")
-    job.start("--nproc-per-node", 2, write("train.py", fresh), **ONE_CPU)
+    job.start("--start-method", "auto", "--nproc-per-node", 2, write("train.py", fresh), **ONE_CPU)
     assert job.wait().status == 0
     assert len({importer for _, importer in parents(job)}) == 2
     job.nothing_left()
