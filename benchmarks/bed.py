@@ -123,7 +123,7 @@ class Bed:
     def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
         """Start a command whose output nobody wants, unless told otherwise."""
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(argv, cwd=self.folder, env=self.env, **{**streams, **popen})
+        return subprocess.Popen(argv, **{"cwd": self.folder, "env": self.env, **streams, **popen})
 
     def seconds(self, argv: Sequence[str], *, status: int = 0, **popen: Any) -> float:
         """Run a command to its end and say how long it took."""
