@@ -16,7 +16,7 @@ def still(state: State, event: NodeStill) -> Result:
     limit = state.policy.hang_timeout
     if limit is None or state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
         return state, ()
-    state = replace(state, still={**state.still, event.id: (event.since, event.at)})
+    state = replace(state, still=state.still.with_item(event.id, (event.since, event.at)))
     # of thousands of nodes few get as far as to have all others looked at
     hangs = event.at - event.since >= limit and _all_still(state) >= limit
     return stop(state, Why.HUNG, SIGTERM, event.at) if hangs else (state, ())

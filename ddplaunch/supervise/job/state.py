@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 
-from ddplaunch.record import NOTHING, record
+from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.frozen_map import FrozenMap
@@ -120,6 +120,9 @@ def _runs(member: Member) -> bool:
 _NOBODY = Members.of(())
 
 
+NOBODY_STILL: FrozenMap[tuple[float, float]] = FrozenMap.of({})
+
+
 @record(kw_only=True)
 class State:
     """Everything that the next step depends on."""
@@ -137,7 +140,7 @@ class State:
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0
     generation_at: float = 0.0
-    still: Mapping[int, tuple[float, float]] = NOTHING  # from when to when no worker of a node has moved, by id
+    still: FrozenMap[tuple[float, float]] = NOBODY_STILL  # from when to when no worker of a node has moved, by id
     exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from signal import SIGTERM
 
 from ddplaunch import exitcodes
-from ddplaunch.record import NOTHING, replace
+from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import OWN, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.state import NOBODY_STILL, OWN, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
@@ -158,7 +158,7 @@ def _start(state: State, at: float) -> Result:
         generation=generation,
         generation_at=at,
         exits=(),
-        still=NOTHING,
+        still=NOBODY_STILL,
         lost=(),
         phase_deadline=None,
         rdzv_deadline=None,
