@@ -559,7 +559,7 @@ IMPORTS = b"import torch"
 
 
 def test_more_workers_than_cpus_that_import_torch_are_forked() -> None:
-    crowded = make_plan(spec(nproc_per_node=3), HERE, node(cpus=2, script=IMPORTS), run_id="a")
+    crowded = make_plan(spec(nproc_per_node=3, start_method="auto"), HERE, node(cpus=2, script=IMPORTS), run_id="a")
     assert crowded.preload is not None
     assert not crowded.preload_is_asked
     assert crowded.reasons["start"] == "3 workers share 2 CPUs"
@@ -568,13 +568,16 @@ def test_more_workers_than_cpus_that_import_torch_are_forked() -> None:
 @pytest.mark.parametrize(
     ("fields", "here"),
     [
-        ({"nproc_per_node": 2}, node(cpus=2, script=IMPORTS)),
-        ({"nproc_per_node": 3}, node(cpus=2, script=b"print('hello')")),
-        ({"nproc_per_node": 3, "start_method": "spawn"}, node(cpus=2, script=IMPORTS)),
-        ({"nproc_per_node": 3, "devices": ("cpu",)}, node(gpus=1, chosen=(), cpus=2, script=IMPORTS)),
-        ({"nproc_per_node": 3}, node(cpus=2)),
+        ({"nproc_per_node": 2, "start_method": "auto"}, node(cpus=2, script=IMPORTS)),
+        ({"nproc_per_node": 3, "start_method": "auto"}, node(cpus=2, script=b"print('hello')")),
+        ({"nproc_per_node": 3}, node(cpus=2, script=IMPORTS)),
+        (
+            {"nproc_per_node": 3, "start_method": "auto", "devices": ("cpu",)},
+            node(gpus=1, chosen=(), cpus=2, script=IMPORTS),
+        ),
+        ({"nproc_per_node": 3, "start_method": "auto"}, node(cpus=2)),
     ],
-    ids=["a CPU for each", "no torch", "asked for spawn", "there is a GPU", "no text"],
+    ids=["a CPU for each", "no torch", "not asked for", "there is a GPU", "no text"],
 )
 def test_otherwise_they_are_fresh_processes(fields: dict[str, Any], here: Node) -> None:
     fresh = make_plan(spec(**fields), HERE, here, run_id="a")
