@@ -174,6 +174,8 @@ class Generations:
                     self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.TakeStacks(if_joined=True) if not self.workers.may_have_joined:
+                self._feed(node.StacksTaken(clock.now()))
             case node.TakeStacks(within):
                 self._stack_taker.take(self.workers.running.values(), within, partial(self._stacks_taken, self.workers))
             case node.Observe():

@@ -107,6 +107,11 @@ class Workers:
         return frozenset(worker.pid for worker in self._running.values())
 
     @property
+    def may_have_joined(self) -> bool:
+        """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
+        return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._generation)
+
+    @property
     def may_start(self) -> bool:
         """Whether one is to be started, and what serves it is there, or known not to come."""
         return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)

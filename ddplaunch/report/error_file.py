@@ -60,6 +60,13 @@ class ErrorFiles:
         """
         return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
 
+    def has_recorder(self, generation: int) -> bool:
+        """Whether there is any such socket."""
+        try:
+            return any(name.startswith(f"{generation}-") for name in os.listdir(f"{self._place}/{_TORCH}"))
+        except OSError:
+            return False
+
     def takes_request(self) -> bool:
         """Take a request for torch's store that a worker has left there; see worker/store.py."""
         try:

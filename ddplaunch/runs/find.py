@@ -96,6 +96,8 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
         LaunchError: there is none, or it is not clear which.
     """
     here = running(env)
+    if named == "":
+        raise LaunchError("no run is named: the argument is empty", hint="`ddplaunch ps` shows what runs")
     if named is None:
         if len(here) == 1:
             return here[0]

@@ -21,6 +21,7 @@ from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
 from ddplaunch.stacks.recorder import ask
 
 _PACE = 0.001  # seconds between two looks
+_SETTLING = 0.5  # seconds after the fork of a child
 _MOST_CHILDREN = 64  # of a worker
 _LONGEST_NATIVE = 20_000  # bytes
 _NAME = "/memfd:ddplaunch-stacks"
@@ -77,8 +78,14 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
             yield True
         yield from _of_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
-            if _is_ours(child.pid, target.file):
+            if _has_settled(child) and _is_ours(child.pid, target.file):
                 yield from _of_process(target, child, until, host, found, is_child=True)
+
+
+def _has_settled(child: Process) -> bool:
+    """Whether it is old enough not to execute another program just now, which the signal would kill."""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - child.started / os.sysconf("SC_CLK_TCK")
+    return age > _SETTLING
 
 
 def _is_locked(file: int) -> bool:

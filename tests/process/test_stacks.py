@@ -22,6 +22,7 @@ from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.merge import where
 from ddplaunch.stacks.take import Target, take
+from tests.conftest import until
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
@@ -74,7 +75,17 @@ def workers() -> Iterator[dict[str, RunningWorker]]:
 
 @pytest.fixture
 def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
-    """What is found in all of them at once."""
+    """What is found in all of them at once, when the child of one is no longer left alone as a new one."""
+
+    def with_child() -> list[Sample] | None:
+        found = _taken(workers)
+        return found if any(each.child for each in found) else None
+
+    found: list[Sample] = until(with_child, "the child")
+    return found
+
+
+def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     with selectors.DefaultSelector() as selector:
         taker = StackTaker(selector, "here")
         answers: list[list[Sample]] = []

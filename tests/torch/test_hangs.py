@@ -39,7 +39,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
 
     def is_stuck() -> bool:
         found.update(json.loads(asked("--json")))
-        return set(found["waits"]) >= EXPECTED
+        return set(found["waits"]) >= EXPECTED and "4 children of ranks 0-3" in asked()
 
     until(is_stuck, "the hang")
     text = asked()

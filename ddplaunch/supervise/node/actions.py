@@ -32,9 +32,13 @@ class StopWorkers:
 
 @record
 class TakeStacks:
-    """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds."""
+    """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds.
+
+    `if_joined`: only if any has a process group, in which it may wait for others; else the answer comes at once.
+    """
 
     within: float
+    if_joined: bool = False
 
 
 @record

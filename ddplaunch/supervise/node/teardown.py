@@ -24,6 +24,8 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 # stops of which the report may say where the workers were
 _EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
 
+_SOON = (Why.FAILED, Why.COORDINATOR)  # those of them that nobody should wait for
+
 Result = tuple[State, tuple[actions.Action, ...]]
 
 
@@ -52,7 +54,8 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     ):
         by = at + state.policy.stacks_within
         taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by)
-        return taking, (actions.TakeStacks(state.policy.stacks_within), *reported, *resumed)
+        taken = actions.TakeStacks(state.policy.stacks_within, if_joined=why in _SOON and not state.policy.look_every)
+        return taking, (taken, *reported, *resumed)
     stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
     then: tuple[actions.Action, ...] = (stops, *reported, *resumed)
     if held:
