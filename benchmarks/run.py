@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in BENCHMARKS]:
         parser.error(f"{unknown[0]} is not one of {', '.join(BENCHMARKS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `timeout` too has all ended that was started
     bed = Bed(quick=asked.quick)
     began = time.monotonic()
     facts = machine()
