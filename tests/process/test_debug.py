@@ -146,7 +146,7 @@ def test_ctrl_c_at_the_prompt_throws_the_line_away(job, debug):
 
 
 def test_ctrl_c_while_the_program_runs_raises_keyboard_interrupt_in_that_worker_and_then_stops_the_job(job, debug):
-    terminal = debug("run")
+    terminal = debug("run", options=("--grace-period", "500ms"))  # the other rank goes on
     job.sign("running")
     terminal.press(CTRL_C)
     assert "stopping" not in terminal.sees("KeyboardInterrupt")
