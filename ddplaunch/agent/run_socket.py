@@ -47,8 +47,10 @@ class RunSocket:
         in_folder = setup.folder is not None and setup.inputs.spec.log_dir is None
         files.put(LISTEN, json.dumps({"name": name, "in_folder": in_folder}).encode())
 
-    def _listening(self, _reply: bytes) -> None:
-        if self._link is not None:
+    def _listening(self, reply: bytes) -> None:
+        if why := json.loads(reply).get("why"):
+            self._warn(f"warning: `ddplaunch ps`, `stop` and `stacks` do not reach this run: {why}")
+        elif self._link is not None:
             assert self._setup.files.listener is not None
             self._listens = True
             self._selector.register(self._setup.files.listener, selectors.EVENT_READ, self._connected)

@@ -32,7 +32,7 @@ REPLACE = b"r"  # a file as a whole: its name, a newline, its content
 REMOVE = b"u"  # a file elsewhere; its path
 LISTEN = b"l"  # at the socket of the run; JSON
 END = b"."
-LISTENING = b'{"listening"'  # how the reply to LISTEN begins, if that was possible
+LISTENING = b'{"listening"'  # how the reply to LISTEN begins
 
 _BLOCK = 1 << 16  # bytes of small messages that wait together
 _ROOM = 1 << 20  # bytes beyond LIMIT for what is no output

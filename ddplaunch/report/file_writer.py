@@ -167,6 +167,8 @@ class _Writer:
                     self._socket = folder, name
         if self._socket is not None:
             self.reply(listening=True)
+        elif why := run_socket.problem():
+            self.reply(listening=False, why=why)
 
     def _create(self, name: str, flags: int = 0) -> int:
         """Create a file of the folder, which is not there yet, and give its descriptor."""

@@ -39,6 +39,17 @@ def open_runtime_folder(*, make: bool = False) -> int:
     return folder
 
 
+def problem() -> str:
+    """Say why that folder takes no sockets of ours, if it is another's, as anybody can have arranged; "" if it is not."""
+    try:
+        os.close(open_runtime_folder())
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return f"{runtime_folder(os.getuid())} is not this user's alone"
+    return ""
+
+
 def address(folder: int, name: str) -> str:
     """Give the address of a socket in an open folder: short enough, wherever that lies (107 bytes, unix(7))."""
     return f"/proc/self/fd/{folder}/{name}"

@@ -152,4 +152,8 @@ def _none(
         return LaunchError(
             f"{what}; {run.run_id} runs on {run.host}", hint=f"`ssh {run.host} ddplaunch {verb} {run.run_id}`"
         )
+    if why := run_socket.problem():
+        return LaunchError(
+            f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"
+        )
     return LaunchError(what, hint=f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs")

@@ -111,3 +111,24 @@ def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb,
     assert f"waits-{nodes.port}: waits for its nodes" in shown
     assert "has ended with status 130" in verb("stop", f"waits-{nodes.port}").err
     assert nodes.statuses() == [130]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_folder_of_sockets_that_others_may_use_is_named(job):
+    folder = run_socket.runtime_folder(os.getuid())
+    os.makedirs(folder, 0o700, exist_ok=True)
+    (job.home / "nothing.py").touch()
+    mounts = f'mount -t tmpfs -o mode=755 none {folder} && exec "$@"'
+    elsewhere = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounts, "sh"]
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [*elsewhere, *job.argv(*words)]
+        return subprocess.run(command, env=job.env, cwd=job.home, capture_output=True, text=True, check=False)
+
+    started = run("--nproc-per-node", 2, "--log-dir", "logs", "nothing.py")
+    assert started.returncode == 0
+    assert f"do not reach this run: {folder} is not this user's alone" in started.stderr
+    asked = run("stop", "nosuch")
+    assert (asked.returncode, asked.stderr.partition(":")[0]) == (2, "error")
+    assert f"{folder} is not this user's alone" in asked.stderr
+    job.nothing_left()

@@ -296,4 +296,7 @@ def _early_exit_warning(state: State) -> str:
     """Name the workers that ended with 0 long before the others."""
     gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
     others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-    return f"rank {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
+    ranks = "rank" if len(state.exits) == 1 else "ranks"
+    return (
+        f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
+    )
