@@ -64,7 +64,7 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
     """Take one worker's, and then, since they share a file, those of its children one after another; yields to wait."""
     worker = look(target.pid)
     if worker is None or worker.state in "ZX":
-        found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="has ended", ended=True))
+        found.append(Sample(rank=target.rank, pid=target.pid, host=host, state="it has ended", ended=True))
         return
     if target.file is None:
         yield from _of_process(target, worker, until, host, found, is_child=False)
