@@ -45,7 +45,7 @@ def serve(
     control = _socket.socket(fileno=fd)
     printed = _Printed()
     before, folder = dict(os.environ), _folder()
-    notes = _import_all(modules, *arguments[:2])
+    notes, why = _import_all(modules, *arguments[:2])
     variables = {
         name: (before.get(name), os.environ.get(name))
         for name in before.keys() | os.environ.keys()
@@ -56,7 +56,7 @@ def serve(
     gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
     ready = False
     while True:
-        if (why := _why_unsafe(fd, folder)) is not None:
+        if (why := why or _why_unsafe(fd, folder)) is not None:
             _send(control, f"unsafe {why}\n")
             os._exit(0)
         if not ready:
@@ -105,9 +105,9 @@ def _receive(control: "Any") -> "tuple[bytes, list[int]]":
     ]
 
 
-def _import_all(modules: "list[str]", kind: str, target: str) -> "list[str]":
-    """Import these modules as the program would; give a note for each that cannot be imported."""
-    notes = []
+def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":
+    """Import these modules as the program would; give a note for each that cannot be imported, and why none may be forked."""
+    notes, why = [], None
     path = list(sys.path)
     callers = os.environ.get("DDPLAUNCH_CALL", "").split("\n")[1:]
     if any(callers):  # a function runs with the path of the program that called launch()
@@ -119,8 +119,12 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "list[str]":
             __import__(name)
         except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too
             notes.append(f"{name}: {_described(error)}"[:_LONGEST_NOTE].replace("\n", " "))
+            package = name.partition(".")[0]
+            if package not in sys.modules and any(other.startswith(f"{package}.") for other in sys.modules):
+                # the program would import it once more: what is made of C may crash
+                why = f"{package} can be imported in part only"
     sys.path[:] = path
-    return notes
+    return notes, why
 
 
 def _described(error: BaseException) -> str:

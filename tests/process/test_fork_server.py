@@ -136,6 +136,16 @@ def test_a_module_may_raise_whatever_it_likes(run, imported):
     assert "fresh processes" not in result.err
 
 
+def test_after_a_package_that_was_imported_in_part_workers_are_fresh(run, write, tmp_path):
+    """As torch where a file beside the script has the name of a module that it imports: imported twice, it crashes."""
+    (tmp_path / "half").mkdir()
+    write("half/part.py", "")
+    write("half/__init__.py", "import half.part\nraise ImportError('the other half')")
+    result = run("print('runs')", preload="half")
+    assert sorted(result.out.splitlines()) == ["[0] runs", "[1] runs"]
+    assert "fresh processes, not by the fork server: half can be imported in part only" in result.err
+
+
 @pytest.mark.parametrize(
     "imported", ["import os\nos.close(0)", "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"]
 )
