@@ -22,6 +22,7 @@ from ddplaunch.process import clock
 from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
@@ -115,6 +116,16 @@ class Generations:
         if self._ready is not None:
             return self._ready[1].folder.is_settled
         return self.workers is not None and self.workers.may_start and self._starter.is_ready
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return soonest(self.output.deadline, self._starter.deadline)
+
+    def expire(self, now: float) -> None:
+        """Show output that has waited; say what has taken long."""
+        self.output.flush(now)
+        self._starter.expire(now)
 
     def start_next(self) -> None:
         """Start one worker more."""

@@ -135,7 +135,7 @@ class Agent:
         self._files.expire(now)
         self._run_socket.expire(now)
         self._process_events()
-        self._generations.output.flush(now)  # another one, if a generation has begun
+        self._generations.expire(now)
         self._reporter.report_folder()
         if self._state.deadline is not None and now >= self._state.deadline:
             self.feed(node.DeadlineReached(now))
@@ -146,7 +146,7 @@ class Agent:
         """When to wake at the latest."""
         if self._generations.is_starting:
             return clock.now()
-        parts = (self._state, self._generations.output, self._backpressure, self._link, self._files, self._run_socket)
+        parts = (self._state, self._generations, self._backpressure, self._link, self._files, self._run_socket)
         return soonest(*(part.deadline for part in parts))
 
     def _child_ended(self) -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from ddplaunch import exitcodes
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import of_fork_server
+from ddplaunch.process import clock
 from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
 
 if TYPE_CHECKING:
     from ddplaunch.process.fork_server import ForkServer
 
 
+SLOW = 10.0  # seconds of imports that are worth a word
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -43,6 +45,7 @@ class Starter:
         self._server: ForkServer | None = None
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
         self._why_lost = ""  # while no worker has had to do without it
+        self.deadline: float | None = None  # when `expire` is to be called at the latest
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
         """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already."""
@@ -63,7 +66,16 @@ class Starter:
         except StartError as error:
             return self._give_up(str(error))
         self._selector.register(self._server, selectors.EVENT_READ, self._readable)
+        self.deadline = clock.now() + SLOW
         return None
+
+    def expire(self, now: float) -> None:
+        """Say, once, that the imports take long: without them no worker is started."""
+        if self.deadline is not None and now >= self.deadline:
+            self.deadline = None
+            if self._server is not None and not self._server.is_ready:
+                imports = f"process {self._server.pid}, from which the workers are to be forked,"
+                self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
 
     @property
     def is_ready(self) -> bool:
@@ -102,6 +114,8 @@ class Starter:
         except ServerLost as error:
             self._give_up(str(error))
             return
+        if self._server.is_ready:
+            self.deadline = None
         while self._server.notes and self._is_asked:
             self._note(f"not imported before the workers: {self._server.notes.pop(0)}")
 
@@ -115,7 +129,7 @@ class Starter:
         self._end()
 
     def _end(self) -> None:
-        server, self._server = self._server, None
+        server, self._server, self.deadline = self._server, None, None
         if server is not None:
             self._selector.unregister(server)
             server.close()

@@ -136,6 +136,21 @@ def test_a_module_may_raise_whatever_it_likes(run, imported):
     assert "fresh processes" not in result.err
 
 
+def test_imports_that_take_long_are_named(job, write):
+    write(
+        "preloaded.py",
+        "import os, time\nwhile not os.path.exists(os.environ['DDP_TEST_DIR'] + '/go'): time.sleep(0.01)",
+    )
+    with open(job.home / "err", "w+") as err:
+        options = ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "preloaded")
+        job.start(*options, write("train.py", "print('runs')"), stderr=err)
+        until(lambda: "has been importing for 10 s" in (job.home / "err").read_text(), "a word about the imports")
+    (job.home / "signs" / "go").touch()
+    result = job.wait()
+    assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
+    job.nothing_left()
+
+
 def test_after_a_package_that_was_imported_in_part_workers_are_fresh(run, write, tmp_path):
     """As torch where a file beside the script has the name of a module that it imports: imported twice, it crashes."""
     (tmp_path / "half").mkdir()
