@@ -43,18 +43,17 @@ class StackTaker:
         def question() -> Sequence[Sample] | None:
             from ddplaunch.stacks.take import Target, take  # the loop does not wait for an import
 
-            left = iter(range(FIRST + len(found), FIRST + len(found) + len(files)))
+            left = iter(range(FIRST, FIRST + len(files)))
             targets = [
-                Target(worker.rank, worker.pid, pidfd, None if worker.stacks is None else next(left), worker.recorder)
-                for pidfd, worker in enumerate(found, FIRST)
+                Target(worker.rank, worker.pid, None if worker.stacks is None else next(left), worker.recorder)
+                for worker in found
             ]
             try:
                 return take(targets, until=until, host=host, native=native)
             except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
                 return None
 
-        descriptors = [*(worker.pidfd for worker in found), *files]
-        asked: Asked[Sequence[Sample] | None] = Asked(question, None, self._selector, reply, descriptors)
+        asked: Asked[Sequence[Sample] | None] = Asked(question, None, self._selector, reply, files)
         self._asked = [*(one for one in self._asked if one.pid), asked]
 
     def close(self) -> None:

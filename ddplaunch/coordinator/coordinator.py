@@ -219,16 +219,13 @@ class Coordinator:
     def _explain(self) -> None:
         """Have it reported where the workers of this generation were when they had to end, if that is known."""
         self._reporter.hang, self._reporter.places = "", []
-        if not self._samples:
-            return
-        if self._state.why is Why.HUNG:
-            from ddplaunch.stacks.hang import told  # few jobs hang
+        if self._samples:
+            from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
 
-            self._reporter.hang, self._reporter.places = told(self._samples, self._reporter.cwd)
-        else:
-            from ddplaunch.stacks.collectives import at_the_end  # most jobs do not fail
-
-            self._reporter.places = at_the_end(self._samples, self._reporter.cwd)
+            of_hang = self._state.why is Why.HUNG
+            self._reporter.hang, self._reporter.places = describe_end(
+                self._samples, self._reporter.cwd, of_hang=of_hang
+            )
 
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
         """Report once it is known why the cluster is ending the job, if it may be: it is asked, and the loop goes on."""

@@ -33,7 +33,7 @@ class LogTimes:
         self._noted[name] = at
         try:
             self._size += os.write(self._fd, b"%d %d %b\n" % (at, offset, os.fsencode(name)))
-        except OSError:  # a full disk is told of where the logs themselves are written
+        except OSError:  # a full disk is reported where the logs themselves are written
             self._fd = -1
 
 

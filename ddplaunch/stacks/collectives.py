@@ -23,7 +23,7 @@ _EQUAL_SIZES = {
     "reduce_scatter",
     "_reduce_scatter_base",
 }
-_MOST = 16  # groups that are told of
+_MOST = 16  # groups that are named
 
 
 @record(kw_only=True)
@@ -41,7 +41,7 @@ def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
     ranks = {sample.rank: sample for sample in samples if not sample.child}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)
-    lines = [line for wait in waits[:_MOST] for line in _told(wait, groups, waits, ranks, cwd)]
+    lines = [line for wait in waits[:_MOST] for line in _lines_of(wait, groups, waits, ranks, cwd)]
     return [*_cycle(waits), *lines, *_point_to_point(ranks)]
 
 
@@ -107,7 +107,7 @@ def _is_known(rank: int, ranks: dict[int, Sample]) -> bool:
     return rank in ranks and (ranks[rank].groups is not None or ranks[rank].ended)
 
 
-def _told(
+def _lines_of(
     wait: Wait, groups: dict[str, dict[int, Group]], waits: Sequence[Wait], ranks: dict[int, Sample], cwd: str
 ) -> list[str]:
     of_rank = groups[wait.name]
@@ -116,8 +116,8 @@ def _told(
     group = _group(wait.name, of_rank, ranks)
     verb = "waits" if len(wait.waiting) == 1 else "wait"
     if kinds := _differences(calls):
-        told = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
-        lines = [f"the ranks disagree about collective #{wait.number} of {group}: {told}"]
+        called = "; ".join(f"{these_ranks(who)} called {text}" for text, who in kinds)
+        lines = [f"the ranks disagree about collective #{wait.number} of {group}: {called}"]
     else:
         lines = [f"{these_ranks(wait.waiting)} {verb} in {_named(first)} of {group}"]
     instead: dict[str, list[int]] = {}
@@ -186,18 +186,21 @@ def _instead(
 def _cycle(waits: Sequence[Wait]) -> list[str]:
     """Find ranks that wait for each other in a circle, each in another group."""
     edges = {rank: (wait.missing, wait.name) for wait in waits for rank in wait.waiting if wait.missing}
+    seen: set[int] = set()  # no circle begins there
     for start in sorted(edges):
-        path, rank = [start], start
-        while (after := next((one for one in edges[rank][0] if one in edges), None)) is not None:
-            if after in path:
-                circle = path[path.index(after) :]
-                told = (
-                    f"rank {one} for rank {other} in group {edges[one][1]}"
-                    for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
-                )
-                return [f"deadlock: each waits for the next: {', '.join(told)}"]
-            path.append(after)
-            rank = after
+        path: dict[int, None] = {}  # in order
+        rank: int | None = start
+        while rank is not None and rank not in seen and rank not in path:
+            path[rank] = None
+            rank = next((one for one in edges[rank][0] if one in edges), None)
+        if rank in path:
+            circle = [*path][[*path].index(rank) :]
+            steps = (
+                f"rank {one} for rank {other} in group {edges[one][1]}"
+                for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
+            )
+            return [f"deadlock: each waits for the next: {', '.join(steps)}"]
+        seen.update(path)
     return []
 
 

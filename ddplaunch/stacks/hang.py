@@ -1,4 +1,4 @@
-"""What the report of a hang says: whom all wait for, where everybody is, who waits in which collective. Pure."""
+"""What a report says of where workers were when they had to end, and of a hang whom all wait for. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from collections.abc import Sequence
 
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Sample
-from ddplaunch.stacks.collectives import awaited, explain
+from ddplaunch.stacks.collectives import at_the_end, awaited, explain
 from ddplaunch.stacks.merge import is_waiting, merge, where
 
-_MOST = 16  # places that are told of
+_MOST = 16  # places that are named
 
 
-def told(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
+    """Give what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
+    return describe(samples, cwd) if of_hang else ("", at_the_end(samples, cwd))
+
+
+def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
     """Give in a sentence what is wrong, "" if that is not known, and who is where, those that others wait for first."""
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
     waits = explain(samples, cwd)

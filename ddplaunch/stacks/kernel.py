@@ -38,7 +38,7 @@ class Status:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it runs no more until it is told to: by SIGSTOP, or by a debugger."""
+        """Whether it is stopped: by SIGSTOP, or by a debugger."""
         return self.state in "Tt"
 
     def catches(self, signum: int) -> bool:
@@ -86,7 +86,7 @@ def place_in_kernel(pid: int, status: Status) -> str:
 
 
 def call_name(text: str, machine: str) -> str:
-    """Name the system call of /proc/PID/syscall; "" where there is none, or we are not told."""
+    """Name the system call of /proc/PID/syscall; "" where there is none, or it may not be read."""
     number = text.partition(" ")[0]
     if not re.fullmatch(r"\d{1,4}", number):
         return ""

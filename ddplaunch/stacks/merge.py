@@ -110,9 +110,9 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[s
         if sample.native:
             written += (f"  {line}" for line in sample.native.splitlines())
         else:
-            # where the program's own frame is the innermost one, the line has told it
-            told = bool(sample.main) and not is_library(sample.main[0])
-            written += _stack(sample.main[1:] if told else sample.main, cwd, "  ")
+            # where the program's own frame is the innermost one, the line has named it
+            is_named = bool(sample.main) and not is_library(sample.main[0])
+            written += _stack(sample.main[1:] if is_named else sample.main, cwd, "  ")
         if threads:
             for thread in sample.threads:
                 if not thread.is_main:

@@ -1,6 +1,6 @@
 """Asks torch's flight recorder in a worker, over the Unix socket that worker/recorder.py opens, and reads what it answers.
 
-`parse` is pure and trusts nothing: of what is wrong in an answer no more is lost than what it would have told.
+`parse` is pure and trusts nothing: of what is wrong in an answer no more is lost than what it would have said.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.process.linux import memory_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
-from ddplaunch.process.tree import Process, descendants, look
+from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.record import record, replace
 from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
@@ -33,7 +32,6 @@ class Target:
 
     rank: int
     pid: int
-    pidfd: int
     file: int | None  # where it writes its stacks; None: it is no Python
     recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
@@ -43,7 +41,7 @@ def take(targets: Sequence[Target], *, until: float, host: str = "", native: boo
     found: list[Sample] = []
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
     pending = [_of_worker(target, until, host, found) for target in targets]
-    # at the same time: two answers that do not belong together are told from each other by their numbers
+    # at the same time: two answers that do not belong together differ in their numbers
     pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
     of_native: dict[int, str] = {}
     pending += [_native(target, until, of_native) for target in targets if native]
@@ -114,7 +112,7 @@ def _of_process(
     assert target.file is not None
     os.lseek(target.file, 0, os.SEEK_SET)
     # of one that could not answer the last time the signal still waits, and would be answered twice
-    if not status.has_pending(STACKS_SIGNAL) and not _send(target, process, is_child=is_child):
+    if not status.has_pending(STACKS_SIGNAL) and not signal_process(process, STACKS_SIGNAL):
         sample(state="it belongs to another user")
         return
     while not _has_written(process.pid, target.file):
@@ -171,29 +169,6 @@ def _is_ours(pid: int, file: int) -> bool:
     status = read_status(pid)
     same = (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
     return same and status is not None and status.catches(STACKS_SIGNAL)
-
-
-def _send(target: Target, process: Process, *, is_child: bool) -> bool:
-    """Send the signal to this very process; False if that is not allowed."""
-    if not is_child:
-        pidfd = target.pidfd
-    else:
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except OSError:
-            return True
-    try:
-        now = look(process.pid)
-        if now is not None and now.started == process.started:
-            signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
-    except PermissionError:
-        return False
-    except OSError:
-        pass
-    finally:
-        if is_child:
-            os.close(pidfd)
-    return True
 
 
 def _has_written(pid: int, file: int) -> bool:

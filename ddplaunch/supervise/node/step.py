@@ -5,24 +5,21 @@ What an event means is decided here; how workers are stopped, whatever the reaso
 
 from __future__ import annotations
 
-from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
+from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.node import actions, events
+from ddplaunch.supervise.node.deadlines import reached
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
-    KILL_TIMEOUT,
     SILENCE,
-    SLOW_STOP,
     SWEEP_GRACE,
-    TIDY_TIMEOUT,
     Result,
     end,
     escalate,
     expected,
-    kill,
     resume,
     stop,
     stop_others,
@@ -90,8 +87,8 @@ def step(state: State, event: events.Event) -> Result:
             # a worker that failed because of what happened there may have been seen here first
             working = state.phase in (Phase.RUNNING, Phase.SETTLING)
             why = Why.TIMED_OUT if time_is_up else Why.COORDINATOR
-            told = signum != SIGINT or event.silent >= SILENCE
-            return stop(state, why, signum, at, by_cluster=by_cluster, explained=told) if working else (state, ())
+            quiet = signum != SIGINT or event.silent >= SILENCE
+            return stop(state, why, signum, at, by_cluster=by_cluster, explained=quiet) if working else (state, ())
         case events.KillOrdered(at):
             return escalate(state, at)
         case events.JobEnded(status, at):
@@ -110,7 +107,7 @@ def step(state: State, event: events.Event) -> Result:
 
             return looking.observed(state, at, moved=moved)
         case events.DeadlineReached(at):
-            return _deadline(state, at)
+            return reached(state, at)
 
 
 def _start(state: State, begun: events.GenerationBegun) -> Result:
@@ -214,9 +211,9 @@ def _signalled(state: State, event: events.SignalReceived) -> Result:
             # the coordinator is elsewhere, and may not answer any more
             ended, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
             return ended, (actions.Escalate(signum), *then)
-        told = signum == SIGINT and event.silent >= SILENCE
+        quiet = signum == SIGINT and event.silent >= SILENCE
         signalled = replace(state, signum=signum)
-        return stop(signalled, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=told)
+        return stop(signalled, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=quiet)
     if state.is_done_here:
         return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
     if state.has_finished_alone:
@@ -250,53 +247,3 @@ def _job_ended(state: State, at: float) -> Result:
         return end(state)
     working = state.phase in (Phase.RUNNING, Phase.SETTLING)
     return stop(state, Why.JOB_ENDED, SIGTERM, at) if working else (state, ())
-
-
-def _deadline(state: State, at: float) -> Result:
-    if state.deadline is None or at < state.deadline:
-        return state, ()
-    match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if state.raised_deadline is not None and at >= state.raised_deadline:
-            return replace(state, raised_deadline=None), (actions.LookForRaised(),)
-        case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
-            return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
-        case Phase.RUNNING if state.look_at is not None and at >= state.look_at:
-            from ddplaunch.supervise.node import looking
-
-            return looking.look(state, at)
-        case Phase.SETTLING:
-            return stop(state, Why.FAILED, SIGTERM, at)
-        case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:
-            return taken(state, at) if state.taking else expected(state, by_cluster=False)
-        case Phase.STOPPING if _is_warning_due(state, at) and at < (state.phase_deadline or at):
-            left = (state.phase_deadline or at) - at
-            return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, left),)
-        case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
-            return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
-        case Phase.STOPPING:
-            return kill(state, at)
-        case Phase.KILLING:
-            return sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
-        case Phase.SWEEPING if state.swept_with != SIGKILL:
-            return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
-        case Phase.SWEEPING if state.sparing:
-            return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
-        case Phase.SWEEPING:
-            # uninterruptible sleep: nothing can end it, so it is named instead of waited for
-            ended, then = swept(state)
-            return ended, (actions.Print(f"could not be ended: {', '.join(state.left)}"), *then)
-    return state, ()
-
-
-def _is_warning_due(state: State, at: float) -> bool:
-    return state.warning_deadline is not None and at >= state.warning_deadline and not state.debugger
-
-
-def _early_exit_warning(state: State) -> str:
-    """Name the workers that ended with 0 long before the others."""
-    gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
-    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
-    ranks = "rank" if len(state.exits) == 1 else "ranks"
-    return (
-        f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
-    )
