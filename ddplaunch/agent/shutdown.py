@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
             """Queue the job again; give the reason in a sentence if that cannot be done."""
 
         def undecided(self, signum: int) -> Intent:
-            """Give what `decide` comes to where nobody waits for the cluster."""
+            """Give what `decide` comes to if the cluster has not answered."""
 
         @property
         def unsent(self) -> str | None:

@@ -24,7 +24,7 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 # stops of which the report may say where the workers were
 _EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
 
-_SOON = (Why.FAILED, Why.COORDINATOR)  # those of them that nobody should wait for
+_SOON = (Why.FAILED, Why.COORDINATOR)  # those of them that are not to wait for an answer
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
