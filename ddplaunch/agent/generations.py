@@ -100,8 +100,6 @@ class Generations:
         self.workers = Workers(
             setup,
             self._starter,
-            generation.number,
-            generation.port,
             self.output,
             self._selector,
             self._ended,

@@ -13,13 +13,14 @@ from collections import deque
 from signal import SIGINT, SIGTERM
 
 from ddplaunch.agent.generations import Generations
-from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.orders import Orders
+from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.setup import AgentJob
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalSource, Source
 from ddplaunch.agent.starter import CannotStart
-from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Link, NodeEnd
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
@@ -72,30 +73,37 @@ class Agent:
             end_within=job.policy.grace_period + END_MARGIN,
             signals_all=job.signals_all,
         )
-        self.ask_apart = AskApart(self._selector)
-        self.print = self._reporter.print
+        self._ask_apart = AskApart(self._selector)
         ends = (self._queue, self._selector, self._signals, self._backpressure, self._files, pipes)
-        self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue, ask_apart=self.ask_apart)
+        self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue, ask_apart=self._ask_apart)
         self._generations = Generations(
             job.setup,
             self._queue,
             self._selector,
             self._reporter,
-            feed=self.feed,
+            feed=self._events.append,
             ended=self._worker_ended,
-            ask_apart=self.ask_apart,
+            ask_apart=self._ask_apart,
+        )
+        self._orders = Orders(
+            self._queue,
+            self._signals,
+            self._generations,
+            feed=self._events.append,
+            reporter=self._reporter,
+            report=self._report,
+            ask_apart=self._ask_apart,
         )
         self._run_socket = RunSocket(job.setup, self._selector, self._stop_job, self._reporter.print)
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._state = node.begin(job.policy)
-        self._end: JobEnd | None = None
         self._own_link: Link | None = None  # until the coordinator is known
 
     def run(self) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
         self._signals.listen(self._job.signals)
         try:
-            self._own_link = self._job.link(self, self._reporter, self._selector)
+            self._own_link = self._job.link(self._orders, self._reporter, self._selector)
         except LaunchError as error:
             self._reporter.write(error.render())
             self._shutdown.leave_early(self._state)
@@ -109,8 +117,8 @@ class Agent:
         self._run_socket.close()
         self._link.close()
         assert self._state.status is not None
-        assert self._end is not None
-        self._shutdown.leave(self._state, self._exits, self._end)
+        assert self._orders.job_end is not None
+        self._shutdown.leave(self._state, self._exits, self._orders.job_end)
         return self._state.status
 
     # --- events
@@ -138,7 +146,7 @@ class Agent:
         self._generations.expire(now)
         self._reporter.report_folder()
         if self._state.deadline is not None and now >= self._state.deadline:
-            self.feed(node.DeadlineReached(now))
+            self._events.append(node.DeadlineReached(now))
             self._process_events()
 
     @property
@@ -160,7 +168,7 @@ class Agent:
         try:
             exit = workers.exit_of(rank, time.monotonic())
         except CannotStart as error:
-            self.feed(node.StartFailed(StartFailure(rank, workers.host, str(error), error.status), now))
+            self._events.append(node.StartFailed(StartFailure(rank, workers.host, str(error), error.status), now))
             return
         if exit is None:
             return
@@ -168,48 +176,32 @@ class Agent:
         if exit.status != 0 and self._state.phase in (Phase.RUNNING, Phase.SETTLING):
             for raised, what in workers.newly_raised():
                 if raised != rank:
-                    self.feed(node.WorkerRaised(raised, what, now))
-        self.feed(node.WorkerExited(exit, now))
+                    self._events.append(node.WorkerRaised(raised, what, now))
+        self._events.append(node.WorkerExited(exit, now))
 
     def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and report what there is."""
         left = list(descendants(os.getpid(), but_for=self._others))
         if signum:
             signal_left(signum, left, sparing=sparing)
-        self.feed(node.Swept(tuple(map(str, left)), clock.now()))
+        self._events.append(node.Swept(tuple(map(str, left)), clock.now()))
 
     @property
     def _others(self) -> frozenset[int]:
         """Our children that are neither workers nor left behind by any."""
         own = self._own_link.pids if self._own_link is not None else frozenset()
-        return own | self._generations.server_pids | self.ask_apart.pids | {self._files.pid}
+        return own | self._generations.server_pids | self._ask_apart.pids | {self._files.pid}
 
-    # --- what the link hands over
+    # --- the coordinator
 
     @property
     def _link(self) -> Link:
         assert self._own_link is not None
         return self._own_link
 
-    def feed(self, event: node.Event) -> None:
-        """Take an event; it is processed when the loop comes to it."""
-        if isinstance(event, node.SignalReceived):
-            self._signals.received(event.signum, Source.COORDINATOR)
-        else:
-            self._events.append(event)
-
-    def listening(self, port: int) -> None:
-        """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""
-        self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
-
-    def ask(self, ask: Ask) -> None:
-        """Answer a question about the workers of this node."""
-        self._generations.answer(ask.question, lambda answer: self._link.send(Answered(ask.number, answer)))
-
-    def begin(self, generation: Generation, address: str | None) -> None:
-        """Start the workers, as the coordinator orders; `address` is that of this node as the others reach it."""
-        self._generations.prepare(generation, address)
-        self.feed(node.GenerationBegun(generation.number, generation.ranks, clock.now(), generation.alone))
+    def _report(self, report: Report) -> None:
+        """Report to the coordinator."""
+        self._link.send(report)
 
     def _stop_job(self) -> None:
         """End the job as Ctrl-C does: with another signal if that is ignored here, as after nohup."""
@@ -220,11 +212,6 @@ class Agent:
         if self._own_link is not None:
             self._own_link.expect_one_fewer()
 
-    def end(self, end: JobEnd) -> None:
-        """End, as the coordinator orders."""
-        self._end = end
-        self.feed(node.JobEnded(end.status, clock.now()))
-
     def _report_end(self, now: float) -> None:
         """Report to the coordinator how the workers of this node have ended."""
         state = self._state
@@ -232,7 +219,7 @@ class Agent:
         raised = dict(state.raised)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
         traces, samples = self._reporter.traces, self._generations.samples
-        self._link.send(NodeEnd(state.generation, exits, state.start_failure, state.left, traces, samples))
+        self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, traces, samples))
 
     # --- decisions
 
@@ -275,18 +262,21 @@ class Agent:
                 | node.HoldTimeout()
                 | node.RequestStore()
             ):
-                self._link.send(action)
+                self._report(action)
             case node.Suspend() | node.Resume():
-                self._link.send(action)
+                self._report(action)
                 self._generations.do(action)
             case node.Exit():
                 self._exits = self._generations.reap(self._state, clock.now()) or self._exits
                 self._reporter.output_dropped(self._generations.output.dropped)
-                if self._end is None:  # the coordinator did not answer, and the user does not wait for it
+                if (
+                    end := self._orders.job_end
+                ) is None:  # the coordinator did not answer, and the user does not wait for it
                     self._link.leave()
-                    self._end = JobEnd(action.status, "signalled", self._reporter.stopped(self._state.signum))
-                self._shutdown.conclude(self._state, self._exits, self._end, time.monotonic())
-                self._run_socket.ended(self._end)
+                    end = JobEnd(action.status, "signalled", self._reporter.stopped(self._state.signum))
+                    self._orders.job_end = end
+                self._shutdown.conclude(self._state, self._exits, end, time.monotonic())
+                self._run_socket.ended(end)
             case _:
                 self._generations.do(action)
 

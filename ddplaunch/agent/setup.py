@@ -45,9 +45,11 @@ _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.E
 
 @record(kw_only=True)
 class WorkerSetup:
-    """What workers are started with, besides their plan."""
+    """What the workers of a generation are started with."""
 
     plan: Plan
+    generation: int
+    port: int  # MASTER_PORT
     env: Mapping[str, str]  # of the caller
     folder: RunFolder
     error_files: ErrorFiles
@@ -56,6 +58,10 @@ class WorkerSetup:
     has_recorder: bool = True  # torch records the collectives of each worker
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
+
+    def error_file(self, rank: int) -> str:
+        """Where a worker writes its exception; "" if there is no place for it."""
+        return self.error_files.path(self.generation, rank)
 
 
 @record(kw_only=True)
@@ -116,6 +122,8 @@ class AgentSetup:
         assert self.folder is not None
         return WorkerSetup(
             plan=plan,
+            generation=generation.number,
+            port=generation.port,
             env=inputs.env,
             folder=self.folder,
             error_files=self.error_files,

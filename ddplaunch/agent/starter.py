@@ -1,23 +1,32 @@
-"""How workers become processes: fresh ones, or forked from a warm interpreter. Watches none of them."""
+"""How workers become processes, fresh ones or forked from a warm interpreter, and what they are given. Watches none of them."""
 
 from __future__ import annotations
 
 import errno
+import os
 import selectors
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
+from ddplaunch.agent.setup import WorkerSetup
+from ddplaunch.agent.worker_pipes import WorkerPipes, close
+from ddplaunch.output.display import Stream
+from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.plan.variables import of_fork_server
+from ddplaunch.plan.variables import environment, of_fork_server
 from ddplaunch.process import clock
-from ddplaunch.process.start import Child, StartError, Stdio, handled_signals, start
+from ddplaunch.process.linux import bounded_file
+from ddplaunch.process.pump import Pump
+from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Child, StartError, Stdio, handled_signals, start
+from ddplaunch.process.worker import RunningWorker
 
 if TYPE_CHECKING:
     from ddplaunch.process.fork_server import ForkServer
 
-
 SLOW = 10.0  # seconds of imports that are worth a word
+STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -87,12 +96,59 @@ class Starter:
         """The process of the server, which is no leftover of a worker."""
         return frozenset(() if self._server is None else (self._server.pid,))
 
-    def start(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child:
-        """Start a worker.
+    def start(
+        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, output: Output, of_mps: Mapping[str, str]
+    ) -> RunningWorker:
+        """Start a worker, whose output then comes through `pipes`; `of_mps` are the variables by which it finds MPS.
 
         Raises:
             StartError: the machine cannot create another process.
+            OSError: there are too many open files, or there is no memory for what it is given.
         """
+        folder, generation = setup.folder, setup.generation
+        env = environment(
+            setup.env,
+            setup.plan,
+            worker,
+            generation=generation,
+            port=setup.port,
+            error_file=setup.error_file(worker.rank),
+            log_dir=str(folder.path or ""),
+            of_mps=of_mps,
+        )
+        is_python = setup.plan.interpreter is not None
+        recorder = setup.error_files.recorder(generation, worker.rank) if setup.has_recorder else ""
+        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        pumps: dict[Stream, Pump] = {}
+        stacks: int | None = None
+        try:
+            if is_python:
+                stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
+                env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
+                env["DDPLAUNCH_RECORDER"] = recorder
+            if worker.terminal:
+                stdio = Stdio(0, 1, 2, stacks)
+                output.open(worker.rank, None)
+            else:
+                pumps = pipes.make(worker.rank)
+                stdin = 0 if worker.stdin else devnull
+                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd, stacks)
+                names = folder.log_names(generation, worker.rank, worker.local_rank)
+                output.open(worker.rank, folder.open_logs(names, setup.log_limit))
+            child = self._make_process(worker, env, stdio)
+        except BaseException:
+            close(pumps)
+            if stacks is not None:
+                os.close(stacks)
+            raise
+        finally:
+            os.close(devnull)
+        pipes.watch(worker.rank, pumps)
+        return RunningWorker(
+            worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks, recorder=recorder
+        )
+
+    def _make_process(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child:
         if self._server is not None:
             from ddplaunch.process.fork_server import ServerLost
 

@@ -12,12 +12,12 @@ from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 _SERVER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "store_server.py")
 
 
-def host(setup: WorkerSetup, generation: int, port: int) -> None:
+def host(setup: WorkerSetup) -> None:
     """Start the server in the workers' interpreter and environment; it is swept with what workers leave behind."""
     plan = setup.plan
     if plan.interpreter is None:  # of no program that uses torch
         return
-    env = environment(setup.env, plan, plan.workers[0], generation=generation, port=port)
+    env = environment(setup.env, plan, plan.workers[0], generation=setup.generation, port=setup.port)
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         with suppress(StartError):  # the client then waits as long as it would without us

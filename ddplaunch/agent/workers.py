@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -13,15 +11,13 @@ from typing import TYPE_CHECKING
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
-from ddplaunch.agent.worker_pipes import WorkerPipes, close
+from ddplaunch.agent.worker_pipes import WorkerPipes
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.plan.variables import environment, init_file
+from ddplaunch.plan.variables import init_file
 from ddplaunch.process import clock
-from ddplaunch.process.linux import bounded_file
-from ddplaunch.process.pump import Pump
-from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio
+from ddplaunch.process.start import StartError
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.record import NOTHING, replace
 from ddplaunch.report import error_file
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
-STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 
 
 class Workers:
@@ -43,8 +38,6 @@ class Workers:
         self,
         setup: WorkerSetup,
         starter: Starter,
-        generation: int,
-        port: int,
         output: Output,
         selector: selectors.BaseSelector,
         ended: Callable[[int], None],
@@ -53,20 +46,17 @@ class Workers:
     ) -> None:
         self._setup = setup
         self._starter = starter
-        self._generation = generation
-        self.port = port  # MASTER_PORT of this generation
         self._output = output
         self._selector = selector
         self._ended = ended
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
         self._running: dict[int, RunningWorker] = {}
         self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
-        self._error_files: dict[int, str] = {}
         self._raised: set[int] = set()
         self._mps = _mps(setup, ask_apart)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
-            logs = setup.folder.open_logs(setup.folder.filtered_names(generation), None)
+            logs = setup.folder.open_logs(setup.folder.filtered_names(setup.generation), None)
             headers = {rank: f"[{setup.role}{rank}]:" for rank in self._plans}  # torchrun's
             for stream, log in zip(Stream, logs or (), strict=False):
                 if needles := setup.duplicated.get(stream):
@@ -109,7 +99,7 @@ class Workers:
     @property
     def may_have_joined(self) -> bool:
         """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
-        return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._generation)
+        return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
 
     @property
     def may_start(self) -> bool:
@@ -126,59 +116,15 @@ class Workers:
         if self._mps is not None and self._mps.why_not_started:
             raise CannotStart(self._mps.why_not_started, exitcodes.USAGE)
         try:
-            self._running[rank] = running = self._launch(worker)
+            of_mps = self._mps.variables if self._mps else NOTHING
+            running = self._starter.start(worker, self._setup, self._pipes, self._output, of_mps)
         except StartError as error:
             raise CannotStart.of(error) from None
         except OSError as error:
             raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE) from None
+        self._running[rank] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._ended(rank))
         return running.pid
-
-    def _launch(self, worker: WorkerPlan) -> RunningWorker:
-        folder = self._setup.folder
-        place = (self._generation, worker.rank, worker.local_rank)
-        self._error_files[worker.rank] = file = self._setup.error_files.path(self._generation, worker.rank)
-        env = environment(
-            self._setup.env,
-            self._setup.plan,
-            worker,
-            generation=self._generation,
-            port=self.port,
-            error_file=file,
-            log_dir=str(folder.path or ""),
-            of_mps=self._mps.variables if self._mps else NOTHING,
-        )
-        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        pumps: dict[Stream, Pump] = {}
-        stacks: int | None = None
-        files = self._setup.error_files
-        recorder = files.recorder(self._generation, worker.rank) if self._setup.has_recorder else ""
-        is_python = self._setup.plan.interpreter is not None
-        try:
-            if is_python:
-                stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
-                env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
-                env["DDPLAUNCH_RECORDER"] = recorder
-            if worker.terminal:
-                stdio = Stdio(0, 1, 2, stacks)
-                self._output.open(worker.rank, None)
-            else:
-                pumps = self._pipes.make(worker.rank)
-                stdin = 0 if worker.stdin else devnull
-                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd, stacks)
-                self._output.open(worker.rank, folder.open_logs(folder.log_names(*place), self._setup.log_limit))
-            child = self._starter.start(worker, env, stdio)
-        except BaseException:
-            close(pumps)
-            if stacks is not None:
-                os.close(stacks)
-            raise
-        finally:
-            os.close(devnull)
-        self._pipes.watch(worker.rank, pumps)
-        return RunningWorker(
-            worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks, recorder=recorder
-        )
 
     def pause_output(self, paused: bool) -> None:
         """Stop reading the pipes of the workers, or go on."""
@@ -188,7 +134,7 @@ class Workers:
         """Have torch's store at MASTER_PORT hosted here."""
         from ddplaunch.agent.store import host  # few jobs need it
 
-        host(self._setup, self._generation, self.port)
+        host(self._setup)
 
     # --- ends
 
@@ -206,8 +152,8 @@ class Workers:
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise CannotStart.of(never)
         self._pipes.drain(rank)
-        folder, place = self._setup.folder, (self._generation, rank, plan.local_rank)
-        if recorded := error_file.content(self._error_files[rank]):
+        folder, place = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
+        if recorded := error_file.content(self._setup.error_file(rank)):
             folder.keep_exception(*place, recorded)
         return WorkerExit(
             rank=rank,
@@ -230,7 +176,7 @@ class Workers:
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
         """Give the exceptions that workers have recorded since this was last asked."""
         for rank in self._running:
-            if rank not in self._raised and (error := error_file.read(self._error_files[rank])) is not None:
+            if rank not in self._raised and (error := error_file.read(self._setup.error_file(rank))) is not None:
                 self._raised.add(rank)
                 yield rank, error
 
@@ -277,7 +223,7 @@ class Workers:
 
     def keep_stacks(self, text: bytes) -> None:
         """Write where the workers were to the folder of the run."""
-        self._setup.folder.keep_stacks(self._generation, text)
+        self._setup.folder.keep_stacks(self._setup.generation, text)
 
     def dismiss_services(self) -> None:
         """Ask what served the workers to end, as far as it does not by itself."""
@@ -298,7 +244,7 @@ class Workers:
             self._mps.remove()
         self._output.close_filters()
         self._running.clear()
-        path = init_file(self._setup.plan, self._generation)
+        path = init_file(self._setup.plan, self._setup.generation)
         if path is not None and self._setup.plan.node_rank == 0:
             self._setup.folder.remove(path)
         return list(ends.values())

@@ -19,7 +19,6 @@ from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
-from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
@@ -288,20 +287,6 @@ class Coordinator:
         self._release()
         if self._agents is not None:
             self._agents.close()
-
-
-def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
-    """Give what the user decided about the job as a whole."""
-    return job.Policy(
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        max_restarts=spec.max_restarts,
-        rdzv_timeout=spec.rdzv_timeout,
-        last_call=spec.last_call,
-        timeout=spec.timeout,
-        hang_timeout=spec.hang_timeout,
-        notices=frozenset(spec.requeue_on),
-    )
 
 
 def _has_scontrol() -> bool:

@@ -21,9 +21,9 @@ from ddplaunch.control.dialer import Target, answers
 from ddplaunch.control.fields import host, line
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.coordinator.agents import Agents
-from ddplaunch.coordinator.coordinator import Coordinator, job_policy
+from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.local_link import LocalLink
+from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError

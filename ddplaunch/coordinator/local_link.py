@@ -6,13 +6,14 @@ from collections.abc import Callable
 from selectors import BaseSelector
 from typing import TYPE_CHECKING
 
-from ddplaunch.coordinator.coordinator import Coordinator, job_policy
+from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link, Report
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
+from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, Member
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class LocalLink(Link):
     def close(self) -> None:
         """Close the coordinator."""
         self.coordinator.close()
+
+
+def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
+    """Give what the user decided about the job as a whole."""
+    return job.Policy(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=spec.max_restarts,
+        rdzv_timeout=spec.rdzv_timeout,
+        last_call=spec.last_call,
+        timeout=spec.timeout,
+        hang_timeout=spec.hang_timeout,
+        notices=frozenset(spec.requeue_on),
+    )
 
 
 def coordinate_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ddplaunch.record import NOTHING, record
 
@@ -76,6 +77,38 @@ class Plan:
     def world_size(self) -> int:
         """How many workers the job has on all nodes."""
         return sum(seat.workers for seat in self.seats)
+
+    def data(self, origins: Mapping[str, str]) -> dict[str, Any]:
+        """Give what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
+        return {
+            "v": 1,
+            "run_id": self.run_id,
+            "cluster": self.cluster,
+            "nnodes": self.nnodes,
+            "world_size": self.world_size,
+            "master_addr": self.master_addr,
+            "master_port": self.master_port,
+            "init_method": self.init_method,
+            "backend": self.backend,
+            "pin": self.pin,
+            "reasons": dict(self.reasons),
+            "origins": dict(origins),
+            "notes": list(self.notes),
+            "workers": [
+                {
+                    "rank": worker.rank,
+                    "local_rank": worker.local_rank,
+                    "node_rank": worker.node_rank,
+                    "host": worker.host,
+                    "device": worker.device,
+                    "devices": list(worker.devices),
+                    "cpus": list(worker.cpus),
+                    "argv": list(worker.argv),
+                    "variables": self.shown(worker.variables),
+                }
+                for worker in self.workers
+            ],
+        }
 
 
 @record(kw_only=True)

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Protocol
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
-from ddplaunch.record import record
+from ddplaunch.remote.job import AgentStart
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder
 from ddplaunch.remote.stdio import OutputPipe
 
 _READ = 1 << 18  # bytes at a time
 _KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
 _LONGEST_LINE = 1 << 20  # bytes of a line in several messages that are kept together
-
-
-@record(kw_only=True)
-class AgentStart:
-    """How the agent of a host is started, and its order."""
-
-    node_rank: int
-    host: str  # for ssh
-    argv: tuple[str, ...]
-    order: Callable[
-        [], bytes
-    ]  # makes the first frame, which names all hosts: kept for each, they would take its square
 
 
 class HostPhase(Enum):

@@ -7,48 +7,26 @@ from __future__ import annotations
 
 import gc
 import selectors
-from collections.abc import Mapping
 
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.fields import Malformed
 from ddplaunch.process import clock
-from ddplaunch.record import record
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
-from ddplaunch.remote.connection import AgentStart, HostConnection, HostPhase
+from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.diagnose import HostError
+from ddplaunch.remote.job import RemoteJob
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL, FrameError
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.remote.status import HostStatuses
-from ddplaunch.spec import Fault
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
-
-
-@record(kw_only=True)
-class RemoteJob:
-    """All that the loop needs to know."""
-
-    agents: tuple[AgentStart, ...]  # by node rank
-    starter: str
-    python: str  # the interpreter on the hosts
-    min_nodes: int
-    env: Mapping[str, str]  # of ssh, or what else starts the agents
-    open_files: tuple[int, int]  # RLIMIT_NOFILE (soft, hard) of those processes
-    signals: frozenset[int]  # that the front passes on
-    stops: frozenset[int]
-    heartbeat_timeout: float  # seconds without a frame after which a host is lost
-    rdzv_timeout: float  # seconds in which all hosts must have connected
-    grace_period: float  # seconds
-    quiet: bool
-    reports_to_caller: bool  # why it failed goes to the caller of `launch()`, not to stderr
-    chaos: tuple[Fault, ...]
 
 
 def run(job: RemoteJob, pipes: FrontPipes) -> int:

@@ -18,7 +18,7 @@ from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import commands, dispatcher, environment, messages
 from ddplaunch.remote import order as orders
-from ddplaunch.remote.connection import AgentStart
+from ddplaunch.remote.job import AgentStart, RemoteJob
 from ddplaunch.report.run_folder import run_id_of
 from ddplaunch.spec import JobSpec
 
@@ -45,7 +45,7 @@ def run_over_ssh(
         )
     python = spec.remote_python or sys.executable
     signals = passed_on(spec.signals)
-    job = dispatcher.RemoteJob(
+    job = RemoteJob(
         agents=_agents(spec, env, allocation, python, reports_to_caller=reports_to_caller),
         starter=allocation.starter,
         python=python,

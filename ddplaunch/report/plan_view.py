@@ -11,7 +11,6 @@ from ddplaunch.options.table import OPTIONS
 from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
 from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import environment, of_generation
-from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.words import count, these_ranks
 from ddplaunch.spec import JobSpec
 
@@ -45,7 +44,7 @@ def table(plan: Plan, spec: JobSpec) -> str:
 
 def as_json(plan: Plan, origins: Mapping[str, str]) -> str:
     """Show the plan as one JSON object; docs/reference/run-folder.md has its schema."""
-    return json.dumps(plan_data(plan, origins), indent=1) + "\n"
+    return json.dumps(plan.data(origins), indent=1) + "\n"
 
 
 def shell(plan: Plan) -> str:

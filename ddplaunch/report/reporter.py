@@ -14,7 +14,6 @@ from ddplaunch.process import memory
 from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_stopped
 from ddplaunch.report.events import Event, Reader, of_action, of_event
-from ddplaunch.report.plan_data import plan_data
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
 from ddplaunch.report.words import count, duration, size, these_ranks, tilde
@@ -148,7 +147,7 @@ class Reporter:
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
             self._kept_plan = plan
-            folder.write("plan.json", {**plan_data(plan, self._origins), "agent_pid": os.getpid()})
+            folder.write("plan.json", {**plan.data(self._origins), "agent_pid": os.getpid()})
         if not self._is_announced:
             self._is_announced = True
             self.emit(

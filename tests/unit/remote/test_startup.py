@@ -6,7 +6,8 @@ import selectors
 from typing import cast
 
 from ddplaunch.process import clock
-from ddplaunch.remote.connection import AgentStart, ConnectionHandler, HostConnection, HostPhase
+from ddplaunch.remote.connection import ConnectionHandler, HostConnection, HostPhase
+from ddplaunch.remote.job import AgentStart
 from ddplaunch.remote.startup import NOTICE_AFTER, Startup
 
 

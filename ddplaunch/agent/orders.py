@@ -1,0 +1,66 @@
+"""What the coordinator orders this node to do, on its way from the link into the loop. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.generations import Generations
+from ddplaunch.agent.pipes import CONTROL, OutputQueue
+from ddplaunch.agent.signals import SignalSource, Source
+from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Report
+from ddplaunch.process import clock
+from ddplaunch.report.reporter import Reporter
+from ddplaunch.supervise import node
+
+if TYPE_CHECKING:
+    from ddplaunch.process.apart import AskApart
+
+
+class Orders:
+    """What a link hands to an agent: its `LinkHandler`."""
+
+    def __init__(
+        self,
+        queue: OutputQueue,
+        signals: SignalSource,
+        generations: Generations,
+        *,
+        feed: Callable[[node.Event], None],
+        report: Callable[[Report], None],
+        reporter: Reporter,
+        ask_apart: AskApart,
+    ) -> None:
+        self._queue = queue
+        self._signals = signals
+        self._generations = generations
+        self._feed = feed
+        self._report = report
+        self.print = reporter.print
+        self.ask_apart = ask_apart
+        self.job_end: JobEnd | None = None  # how the job has ended
+
+    def feed(self, event: node.Event) -> None:
+        """Take an event; it is processed when the loop comes to it."""
+        if isinstance(event, node.SignalReceived):
+            self._signals.received(event.signum, Source.COORDINATOR)
+        else:
+            self._feed(event)
+
+    def listening(self, port: int) -> None:
+        """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""
+        self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
+
+    def ask(self, ask: Ask) -> None:
+        """Answer a question about the workers of this node."""
+        self._generations.answer(ask.question, lambda answer: self._report(Answered(ask.number, answer)))
+
+    def begin(self, generation: Generation, address: str | None) -> None:
+        """Start the workers; `address` is that of this node as the others reach it."""
+        self._generations.prepare(generation, address)
+        self._feed(node.GenerationBegun(generation.number, generation.ranks, clock.now(), generation.alone))
+
+    def end(self, end: JobEnd) -> None:
+        """End: the job has ended."""
+        self.job_end = end
+        self._feed(node.JobEnded(end.status, clock.now()))
