@@ -213,6 +213,8 @@ def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchErro
                 return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
             if why := mistakes.why_needless(typed.replace("_", "-")):
                 return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
+            if whole := mistakes.of_sbatch(argv, at):
+                return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
             meant = mistakes.option_meant(typed.replace("_", "-"), FLAGS)
             order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
             return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)

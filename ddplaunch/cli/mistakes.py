@@ -40,14 +40,31 @@ _WORDS_FOR = {
     "rank": "--node-rank", "port": "--master-port", "addr": "--master-addr", "master-ip": "--master-addr",
     "silent": "--quiet", "dry-run": "ddplaunch plan", "json": "ddplaunch plan --json", "sh": "ddplaunch plan --sh",
     "no-color": "NO_COLOR=1 ddplaunch", "bind-to": "--cpu-bind", "cpu": "--devices cpu",
+    "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
+    "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
+    "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
 }  # fmt: skip
+_VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status", "top"), "ps")}
 # options of other launchers that have no counterpart, and why none is needed
 _NEEDLESS = {
     "multi-gpu": "there is a worker for each GPU anyway",
     "mixed-precision": "the script says it, as in Accelerator(mixed_precision=...)",
+    "config-file": "the script says it, as in Accelerator(...)",
+    **dict.fromkeys(
+        ("deepspeed", "use-deepspeed", "deepspeed-config"), "the script says it, as in deepspeed.initialize(...)"
+    ),
     "oversubscribe": "there may be more workers than cores anyway",
     "allow-run-as-root": "root needs no option",
+    "map-by": "ranks count up node by node anyway",
+    **dict.fromkeys(
+        ("cwd", "chdir", "workdir", "working-dir", "wdir", "wd"), "workers run in the folder where you type it"
+    ),
+    **dict.fromkeys(("ssh", "ssh-port", "ssh-args"), "the settings of ssh, in ~/.ssh/config, are used"),
 }
+# what only sbatch can give to a job
+_SBATCH = frozenset({
+    "--partition", "--account", "--qos", "--mem", "--gres", "--constraint", "--nodelist", "--job-name", "-A", "-C", "-J",
+})  # fmt: skip
 # no training script has these by chance
 _OURS_ALONE = frozenset({
     "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "hosts", "hostfile", "max-restarts", "standalone",
@@ -79,6 +96,10 @@ def in_place_of(
         words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
+    if "--" + _flag(target) in flags:
+        return LaunchError(
+            f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
+        )
     if _ASSIGNMENT.fullmatch(target):
         assigned = [target, *takewhile(_ASSIGNMENT.fullmatch, rest)]
         behind = rest[len(assigned) - 1 :]
@@ -87,6 +108,8 @@ def in_place_of(
             return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
         env = [word for one in assigned for word in ("--env", one)]
         return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
+    if meant := _of_last_value(before, program, flags):
+        return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
     if error := not_typed(target, before, rest):
@@ -135,9 +158,18 @@ def why_needless(typed: str) -> str | None:
     return _NEEDLESS.get(typed.lstrip("-").partition("=")[0].lower())
 
 
+def of_sbatch(argv: Sequence[str], at: int) -> str | None:
+    """The command that gives this option to sbatch; None: it is none of these."""
+    name, equals, _ = argv[at].partition("=")
+    if name not in _SBATCH:
+        return None
+    end = at + (1 if equals else 2)
+    return shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
+
+
 def verb_meant(word: str, verbs: Sequence[str]) -> str | None:
     """The verb that was probably meant by a word that is no file."""
-    return None if "." in word or "/" in word else did_you_mean(word, verbs, cutoff=0.75)
+    return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, verbs, cutoff=0.75)
 
 
 def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
@@ -155,6 +187,21 @@ def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
         first = first[:1]
     meant = shlex.join(["ddplaunch", *before, *first, program[0], *words[:at], *words[at + len(first) :]])
     return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
+
+
+def _of_last_value(before: Sequence[str], program: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:
+    """The command line whose last value has the words up to the script in it; empty: they do not belong to it."""
+    option = flags.get(_flag(before[-2])) if len(before) > 1 else None
+    at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
+    if option is None or option.is_flag or not at or program[at].startswith("-"):
+        return []
+    if option.listed:
+        value = ",".join(word.strip(",") for word in (before[-1], *program[:at]))
+    elif option.metavar == "TIME" and before[-1].isdecimal() and program[0][0] in "smhd":
+        value = before[-1] + program[0][0]
+    else:
+        return []
+    return [*before[:-1], value, *program[at:]]
 
 
 def _of_python(words: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:

@@ -24,9 +24,7 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tupl
     if tuple(wanted) == CPU:
         return ()
     if not hardware.devices:
-        raise LaunchError(
-            f"{asked}: this node has no accelerator ({hardware.device_source})", hint="leave --devices out"
-        )
+        raise LaunchError(f"{asked}: this node has no accelerator ({hardware.device_source})", hint="leave it out")
     chosen: list[Device] = []
     for entry in wanted:
         matches = _matching(hardware.devices, entry)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ddplaunch.options.durations import duration, positive_duration, write_duration
-from ddplaunch.options.parsers import UNPRINTABLE, BadValue, digits, quoted, switch
+from ddplaunch.options.parsers import MOST, UNPRINTABLE, BadValue, digits, quoted, switch
 from ddplaunch.spec import Fault
 
 NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets
@@ -23,6 +23,8 @@ def nnodes(value: str) -> tuple[int, int]:
     min_nodes, max_nodes = digits(low), digits(high if colon else low)
     if not min_nodes or not max_nodes:
         raise BadValue("expected a number of nodes, or MIN:MAX")
+    if max_nodes > MOST:
+        raise BadValue(f"a job has at most {MOST} nodes")
     if min_nodes > max_nodes:
         raise BadValue("MIN exceeds MAX", hint=f"type {max_nodes}:{min_nodes}")
     return min_nodes, max_nodes

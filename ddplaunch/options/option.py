@@ -118,7 +118,7 @@ class Given:
             return f"{self.option.name}={text}" if text.isdecimal() else f"{self.option.name}='{text}'"
         if self.source < Source.COMMAND_LINE:
             return f"{self.origin}={text}"
-        return self.origin if self.option.is_flag else f"{self.origin} {text}"
+        return self.origin if self.option.is_flag else f"{self.origin} " + (text or '""')
 
     def value(self) -> Any:
         """Parse the text.
@@ -132,6 +132,6 @@ class Given:
             raise LaunchError(f"{self}: {error}", hint=error.hint or self._hint()) from None
 
     def _hint(self) -> str | None:
-        if meant := did_you_mean(self.text, self.option.choices):
+        if meant := did_you_mean(self.text.lower(), self.option.choices):
             return f"did you mean `{self.spelled(meant)}`?"
         return f"type for example `{self.spelled(self.option.example)}`" if self.option.example else None

@@ -8,6 +8,7 @@ from signal import Signals
 
 from ddplaunch.spec import StreamChoice, Streams
 
+MOST = 65536  # nodes of a job, and workers of a node
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
 VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
@@ -103,10 +104,12 @@ def nproc_per_node(value: str) -> int | str:
     if value in ("gpu", "cpu", "auto"):
         return value
     count = digits(value)
-    if count is None or count > _LARGEST:
+    if count is None:
         raise BadValue('expected a number, "gpu", "cpu" or "auto"')
     if count == 0:
         raise BadValue("a job has at least one worker")
+    if count > MOST:
+        raise BadValue(f"a node has at most {MOST} workers")
     return count
 
 

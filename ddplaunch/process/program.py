@@ -92,7 +92,7 @@ def _missing_hint(target: str, path: str | None) -> str | None:
     if meant := did_you_mean(name, names, cutoff=0.75):
         return f"did you mean `{os.path.join(folder, meant)}`?"
     if not folder and any(_is_program(place) for place in _on_path(name, path)):
-        return f"to run a command that is no Python script, type `ddplaunch --no-python {name}`"
+        return f"to run a command that is no Python script, type `ddplaunch --no-python {name} ...`"
     return f"looked in {working_directory() or '.'}"
 
 

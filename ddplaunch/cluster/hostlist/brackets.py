@@ -50,9 +50,9 @@ def split(text: str, origin: str) -> list[str]:
             pieces.append(text[start:position].strip())
             start = position + 1
         if depth not in (0, 1):
-            raise wrong(text, origin, "the brackets do not match")
+            raise wrong(text, origin, "the brackets do not match", hint="type names such as gpu[01-16]")
     if depth:
-        raise wrong(text, origin, "the brackets do not match")
+        raise wrong(text, origin, "the brackets do not match", hint="type names such as gpu[01-16]")
     if "" in pieces:
         what = "there is no host" if len(pieces) == 1 else "a name is missing beside a comma"
         raise wrong(text, origin, what, hint="type names such as gpu01,gpu02")

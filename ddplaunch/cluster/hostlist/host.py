@@ -6,11 +6,10 @@ import re
 import socket
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.parsers import digits
+from ddplaunch.options.parsers import MOST, digits
 from ddplaunch.record import record
 
-MAX_HOSTS = 65536
-MAX_SLOTS = 65536
+MAX_HOSTS = MAX_SLOTS = MOST
 MAX_NAME = 512  # characters of a name with a user; DNS allows 253, and 65536 long ones would fill the memory
 
 # no leading "-": ssh would take the name for an option

@@ -118,7 +118,8 @@ def _hosts_of(piece: str, line: str, origin: str) -> tuple[Host, ...]:
 def _slots(text: str, piece: str, origin: str) -> int:
     found = number(text, MAX_SLOTS)
     if not found:
-        raise wrong(piece, origin, f"{shown(text)} is not a number of slots from 1 to {MAX_SLOTS}")
+        what = f"{shown(text)} is not a number of slots from 1 to {MAX_SLOTS}"
+        raise wrong(piece, origin, what, hint="type for example gpu01:4 for four workers there")
     return found
 
 

@@ -74,7 +74,7 @@ SCRIPTS = [
     ("json.tool", "json.tool does not exist\n\nhint: to run a module, type `ddplaunch -m json.tool`"),
     (
         "tool",
-        "tool does not exist\n\nhint: to run a command that is no Python script, type `ddplaunch --no-python tool`",
+        "tool does not exist\n\nhint: to run a command that is no Python script, type `ddplaunch --no-python tool ...`",
     ),
     ("unlike", "unlike does not exist\n\nhint: looked in {folder}"),
     ("dangling.py", "dangling.py is a link to gone.py, which does not exist"),
