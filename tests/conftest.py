@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -46,14 +47,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Wait until `condition` gives something true, and give that; fail the test naming `what` if it never does."""
+    for value in _answers(condition, patience):
+        if value:
+            return value
+    raise AssertionError(f"waited {patience:g} s in vain for: {what}")
+
+
+def left_after(patience: float, question: Callable[[], Any]) -> Any:
+    """Ask what is left until nothing is, for `patience` seconds at most, and give the last answer."""
+    for left in _answers(question, patience):
+        if not left:
+            break
+    return left
+
+
+def _answers(question: Callable[[], Any], patience: float) -> Iterator[Any]:
+    """Ask again and again, for so long; seldom if it takes a command, or all of /proc, for there are other tests."""
     give_up = time.monotonic() + patience
     while True:
-        asked = time.monotonic()
-        if value := condition():
-            return value
-        answered = time.monotonic()
-        assert answered < give_up, f"waited {patience:g} s in vain for: {what}"
-        time.sleep(max(0.005, 2 * (answered - asked)))  # what asks a command or all of /proc would take a processor
+        before = _cpu_seconds()
+        yield question()
+        if time.monotonic() >= give_up:
+            break
+        time.sleep(min(max(0.005, 8 * (_cpu_seconds() - before)), 0.5))
+
+
+def _cpu_seconds() -> float:
+    """What we have taken of a CPU, and the commands that we ran."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 @dataclass
@@ -171,9 +193,7 @@ class Job:
 
     def nothing_left(self, patience: float = 0.0) -> None:
         """Prove that no process, port or temporary file of the command remains; `patience` only if it was killed."""
-        give_up = time.monotonic() + patience
-        while (left := self.left()) and time.monotonic() < give_up:
-            time.sleep(0.02)
+        left = left_after(patience, self.left)
         assert not left, [_stat(pid) for pid in left]
         for port in self.ports():
             assert _is_free(port) or _is_taken(port) or _is_free(port), f"port {port} is in use, and by no process"

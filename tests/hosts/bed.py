@@ -73,6 +73,7 @@ class Bed:
             for number, name in enumerate(hosts)
         }
         self._slow: dict[tuple[str, int], Command] = {}
+        self._cut: set[str] = set()
         self._clocks = dict.fromkeys(hosts, 0.0)  # seconds that a wall clock is ahead of what it should show
         self._passed = 0.0  # seconds that all should be ahead of ours
         self._clock = self._folder / "clock.so" if clocks else None
@@ -190,10 +191,12 @@ class Bed:
 
     def cut(self, host: str) -> None:
         """Pull the network cables of a host out of the switch; it runs on."""
+        self._cut.add(host)
         self._ports(host, "down")
 
     def join(self, host: str) -> None:
         """Plug them in again."""
+        self._cut.discard(host)
         self._ports(host, "up")
 
     def power_cut(self, host: str) -> None:
@@ -261,7 +264,8 @@ class Bed:
                 self.set_clock(host, 0.0)
             if not self._hosts[host].is_on:
                 self.boot(host)
-            self.join(host)
+            if host in self._cut:
+                self.join(host)
 
     def heal(self) -> None:
         """Undo all faults and end what still runs on the hosts."""

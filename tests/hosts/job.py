@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, Job, Result, until
+from tests.conftest import PATIENCE, Job, Result, left_after, until
 from tests.hosts.bed import Bed
 from tests.hosts.host import Command
 
@@ -127,9 +127,7 @@ class HostsJob(Job):
 
     def nothing_left(self, patience: float = 0.0) -> None:
         """Prove that no process, socket or temporary file remains on any host that is on."""
-        give_up = time.monotonic() + patience
-        while (left := self._left_everywhere()) and time.monotonic() < give_up:
-            time.sleep(0.005)
+        left = left_after(patience, self._left_everywhere)
         assert not left, left
 
     def _left_everywhere(self) -> dict[str, list[str]]:

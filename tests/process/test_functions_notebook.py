@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from importlib.util import find_spec
 
 import pytest
 
 from tests.conftest import PATIENCE
 from tests.process.calling import Program
 
-pytest.importorskip("ipykernel", reason="needs ipykernel, of the extra `test`")
-pytest.importorskip("jupyter_client", reason="needs jupyter_client, of the extra `test`")
-pytest.importorskip("cloudpickle", reason="needs cloudpickle, of the extra `test`")
+MISSING = [name for name in ("ipykernel", "jupyter_client", "cloudpickle") if find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}, of the extra `test`")
 
 
 class Kernel:

@@ -1,13 +1,10 @@
 """A worker that does what its argument says once all ranks are ready: `behave.py 1=raise 2=stubborn`; the others wait.
 
 Every signal that a waiting worker gets is put up as the sign got-RANK, one name after another; but not SIGCONT, which follows
-each that is to stop it.
+each that is to stop it. It is started more often than any other: what takes long to import is imported where it is needed.
 """
 
-import ctypes
 import os
-import signal
-import subprocess
 import sys
 import time
 
@@ -18,6 +15,8 @@ got = []
 
 
 def catch(then=None):
+    import signal
+
     def handler(signum, _frame):
         got.append(signal.Signals(signum).name)
         put_all(f"got-{RANK}", got)
@@ -30,6 +29,8 @@ def catch(then=None):
 
 def grandchild(code):
     """Start a Python process with this code; return once it has put up the sign child-RANK."""
+    import subprocess
+
     process = subprocess.Popen([sys.executable, "-c", code])
     wait(f"child-{RANK}")
     return process
@@ -143,13 +144,15 @@ def segfault_when_told():
 
 
 def segfault():
+    import ctypes
+
     all_ready()
     ctypes.string_at(0)
 
 
 def killed():
     all_ready()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), 9)  # SIGKILL
 
 
 def plain_child():
@@ -185,6 +188,8 @@ def daemon_then_done():
 
 def crash_with_children():
     """Die with children of every kind left."""
+    import subprocess
+
     for number, code in enumerate(("", "os.setsid()\n", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n")):
         subprocess.Popen([sys.executable, "-c", SIGN + code + SLEEP.replace("child-", f"child{number}-")])
     for number in range(3):

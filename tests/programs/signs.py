@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import signal
 import time
 
 RANK = int(os.environ["RANK"])
@@ -43,6 +42,8 @@ def all_ready() -> None:
 
 def wait_for_ever() -> None:
     """Run signal handlers; pause() would notice one that comes right before it only with the next."""
+    import signal
+
     woken, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)

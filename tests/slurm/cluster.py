@@ -13,12 +13,11 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, until
+from tests.conftest import PATIENCE, left_after, until
 from tests.hosts.bed import SBIN, Bed
 from tests.hosts.host import Command, Daemons, Files, Services
 from tests.hosts.proc import Process
@@ -193,9 +192,7 @@ class Cluster:
 
     def nothing_left(self, patience: float = 10.0) -> None:
         """Prove that jobs have left nothing, or soon will have: Slurm takes a moment to forget one that has ended."""
-        give_up = time.monotonic() + patience
-        while (left := self.left()) and time.monotonic() < give_up:
-            time.sleep(0.1)
+        left = left_after(patience, self.left)
         assert not left, left
 
     def heal(self) -> None:
@@ -209,10 +206,12 @@ class Cluster:
             self.run(["scancel", "--user=root"], check=False)
             until(lambda: not self.queue(), "the queue to be empty")
         self.bed.heal()
-        for node, state in self.node_states().items():
+        states = self.node_states()
+        for node, state in states.items():
             if state.startswith(("drain", "down")):
                 self.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
-        self.wait_nodes("idle")
+        if any(state != "idle" for state in states.values()):
+            self.wait_nodes("idle")
 
 
 def _conf(settings: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, Job, Result, until
+from tests.conftest import PATIENCE, Job, Result, left_after, until
 from tests.hosts.host import Command
 from tests.slurm.cluster import CTL, Cluster
 
@@ -183,9 +183,7 @@ class SlurmJob(Job):
     def nothing_left(self, patience: float = 0.0) -> None:
         """Prove that nothing remains: no process of the job now, or within `patience` seconds, and no temporary file; and
         soon no job in the queue, no step, no other process and no socket on any host."""
-        give_up = time.monotonic() + patience
-        while (left := self.left()) and time.monotonic() < give_up:
-            time.sleep(0.005)
+        left = left_after(patience, self.left)
         assert not left, self.cluster.left() or left
         tmp = [str(path) for path in (self.home / "tmp").glob("*")]
         assert not tmp, tmp

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 
 from tests.conftest import PATIENCE
 from tests.process.calling import Program
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
 @pytest.fixture
