@@ -17,7 +17,7 @@ from ddplaunch.agent.setup import AgentSetup, WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, visible
 from ddplaunch.process import clock
 from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
@@ -259,7 +259,7 @@ class Generations:
             from ddplaunch.stacks.merge import lines, merge
 
             text = "\n".join(lines(merge(self.samples, threads=True), "", threads=True))
-            workers.keep_stacks(f"{text}\n".encode(errors="replace"))
+            workers.keep_stacks(visible(f"{text}\n").encode(errors="replace"))
         return workers.reap(state.exits, now) if workers is not None else []
 
     def close(self) -> None:

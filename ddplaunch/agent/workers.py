@@ -255,4 +255,6 @@ def _mps(setup: WorkerSetup, ask_apart: AskApart) -> MpsService | None:
         return None
     from ddplaunch.process.mps import MpsService  # few jobs need it
 
-    return MpsService(setup.mps_control, setup.env, ask_apart)
+    # removed with that folder when this process is killed
+    folder = f"{setup.error_files.folder}/mps-{setup.generation}"
+    return MpsService(setup.mps_control, setup.env, folder, ask_apart)

@@ -16,17 +16,15 @@ from ddplaunch.process.ask import AskedEnded, ask
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit
-_SHM = "/dev/shm"
 
 
 class Mps:
     """A daemon, its folders and variables. Only `start` and `quit` wait for anything: they are questions for a child."""
 
-    def __init__(self, control: str, env: Mapping[str, str]) -> None:
-        """`control` is the path of nvidia-cuda-mps-control, `env` the workers' environment."""
+    def __init__(self, control: str, env: Mapping[str, str], folder: str) -> None:
+        """`control` is the path of nvidia-cuda-mps-control, `env` the workers' environment; `folder` is made here."""
         self._control = control
-        place = _SHM if os.access(_SHM, os.W_OK | os.X_OK) else env.get("TMPDIR") or "/tmp"  # which may be a slow disk
-        self._folder = f"{place}/ddplaunch-mps-{os.urandom(8).hex()}"
+        self._folder = folder
         self.variables = {
             "CUDA_MPS_PIPE_DIRECTORY": f"{self._folder}/pipe",
             "CUDA_MPS_LOG_DIRECTORY": f"{self._folder}/log",
@@ -82,9 +80,9 @@ class Mps:
 class MpsService:
     """The daemon as a loop has it, which waits for nothing: children start it and have it quit."""
 
-    def __init__(self, control: str, env: Mapping[str, str], ask_apart: AskApart) -> None:
+    def __init__(self, control: str, env: Mapping[str, str], folder: str, ask_apart: AskApart) -> None:
         """Have it started; see `Mps`."""
-        self._mps = Mps(control, env)
+        self._mps = Mps(control, env, folder)
         self.variables = self._mps.variables
         self._ask_apart = ask_apart
         self._start = ask_apart(self._mps.start, "interrupted")

@@ -18,6 +18,7 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
+_LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
@@ -28,7 +29,7 @@ class ErrorFiles:
 
     def __init__(self, run_id: str, tmp: str) -> None:
         """Files of this run, in `tmp` where there is no shared memory; the command knows their place as its agent does."""
-        self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id}-{os.urandom(4).hex()}"
+        self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
 
@@ -40,9 +41,8 @@ class ErrorFiles:
             try:
                 os.mkdir(self._place, 0o700)
                 os.mkdir(f"{self._place}/{_TORCH}", 0o700)
-                self._lock = os.open(
-                    self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                )  # until this process ends
+                # until this process ends
+                self._lock = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 self._made = self._place
             except OSError:
@@ -168,9 +168,8 @@ def parse(text: bytes) -> WorkerError | None:
 def content(path: str) -> bytes:
     """Return the bytes of a regular file of at most LIMIT bytes; none if it is no such file."""
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )  # a FIFO must not block us
+        # a FIFO must not block us
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             found = file.read(LIMIT + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     except (OSError, ValueError):

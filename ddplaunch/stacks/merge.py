@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ddplaunch.errors import count
-from ddplaunch.plan.ranks import compress
 from ddplaunch.record import record
 from ddplaunch.report.stack import is_library, place
 from ddplaunch.report.words import these_ranks
@@ -114,9 +113,10 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[s
             is_named = bool(sample.main) and not is_library(sample.main[0])
             written += _stack(sample.main[1:] if is_named else sample.main, cwd, "  ")
         if threads:
-            for thread in sample.threads:
-                if not thread.is_main:
-                    written += [f"  thread {thread.name}".rstrip(), *_stack(thread.frames, cwd, "    ")]
+            others = [thread for thread in sample.threads if not thread.is_main]
+            for number, thread in enumerate(others, 1):  # before Python 3.14 they have no name
+                name = thread.name or f"{number} of {len(others)}"
+                written += [f"  thread {name}", *_stack(thread.frames, cwd, "    ")]
     return written
 
 
@@ -132,13 +132,3 @@ def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[str]:
             written += (f"{indent}{place(frame, cwd)}" for frame in found)
     left = len(written) - _MOST_FRAMES
     return written if left <= 0 else [*written[:_MOST_FRAMES], f"{indent}... and {count(left, 'more frame')}"]
-
-
-def in_short(groups: Iterable[Alike], cwd: str, most: int) -> list[str]:
-    """Write groups in a line each, with as many as `most`."""
-    found = list(groups)
-    shown = [f"{group.who}: {where(group.samples[0], cwd)}" for group in found[:most]]
-    if len(found) > most:
-        left = compress({rank for group in found[most:] for rank in group.ranks})
-        shown.append(f"... and {count(len(found) - most, 'more place')}, of ranks {left}")
-    return shown

@@ -53,8 +53,8 @@ def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
     assert all(other == first for other in others)
     assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
     folder = Path(first["CUDA_MPS_PIPE_DIRECTORY"]).parent
-    assert folder.parent == Path("/dev/shm")
-    assert not folder.exists()
+    assert str(folder).startswith("/dev/shm/ddplaunch-errors-")
+    assert not folder.parent.exists()
     assert heard(job) == ["visible all", "quit"]
     job.nothing_left()
 
@@ -81,6 +81,17 @@ def test_it_ends_when_the_command_is_killed(job, machine, program):
     job.wait()
     until(lambda: not job.left(), "all to be gone")
     assert heard(job)[0] == "visible all"
+    job.nothing_left()
+
+
+def test_its_folder_goes_with_an_agent_that_is_killed(job, machine, program):
+    job.start(*ASKED, program("behave"), "all=default", env={**machine("H200"), "PATH": PATH})
+    job.signs("ready", 2)
+    [folder] = Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*")
+    assert (folder / "mps-0" / "pipe").is_dir()
+    os.kill(int(json.loads((job.folder / "plan.json").read_text())["agent_pid"]), signal.SIGKILL)
+    job.wait()
+    assert not folder.exists()
     job.nothing_left()
 
 

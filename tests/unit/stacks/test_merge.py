@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.stacks import Sample, Thread
-from ddplaunch.stacks.merge import in_short, lines, merge
+from ddplaunch.stacks.merge import lines, merge, where
 from ddplaunch.supervise.outcome import Frame
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
@@ -36,7 +36,7 @@ def sample(rank: int, stack: list[str], child: str = "", state: str = "", pid: i
 
 
 def short(*samples: Sample) -> list[str]:
-    return in_short(merge(samples), CWD, 10)
+    return [f"{group.who}: {where(group.samples[0], CWD)}" for group in merge(samples)]
 
 
 def test_equal_stacks_are_told_once_and_those_of_many_ranks_first():
@@ -69,11 +69,6 @@ def test_children_stand_behind_the_workers():
     ]
 
 
-def test_many_places_are_cut_and_their_ranks_named():
-    samples = [sample(rank, [f"/home/me/train.py:{rank} f"]) for rank in range(5)]
-    assert in_short(merge(samples), CWD, 2)[2:] == ["... and 3 more places, of ranks 2-4"]
-
-
 def test_frames_of_libraries_are_folded_below_the_line():
     assert lines(merge([sample(0, REDUCING)]), CWD) == [
         "rank 0: all_reduce, train.py:88 in train_step",
@@ -86,13 +81,16 @@ def test_frames_of_libraries_are_folded_below_the_line():
 
 def test_threads_are_shown_where_asked_for():
     waiting = Thread(frames=(frame("/home/me/data.py:9 fetch"),), name="loader")
-    one = Sample(rank=0, pid=1, threads=(waiting, *sample(0, STEP[:1]).threads))
+    unnamed = Thread(frames=(frame("/home/me/data.py:20 watch"),))
+    one = Sample(rank=0, pid=1, threads=(waiting, unnamed, *sample(0, STEP[:1]).threads))
     other = sample(1, STEP[:1])
     assert len(merge([one, other])) == 1
     assert lines(merge([one, other], threads=True), CWD, threads=True) == [
         "rank 0: train.py:88 in train_step",
         "  thread loader",
         "    data.py:9 in fetch",
+        "  thread 2 of 2",
+        "    data.py:20 in watch",
         "",
         "rank 1: train.py:88 in train_step",
     ]
