@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.cli.commands import SUBMIT_OPTIONS
 from ddplaunch.cli.help_text import SUBMIT_DEFAULTS, USAGE
+from ddplaunch.cli.verbs import SUBMIT_OPTIONS
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node

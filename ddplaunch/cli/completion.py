@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
+
+from ddplaunch.cli.commands import root
 
 VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks
 
@@ -113,16 +114,16 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 _CLASSES: Mapping[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 
 
-def script(shell: str, root: click.Command) -> str:
+def script(shell: str) -> str:
     """Give the script for a shell."""
-    return _of(shell, root).source()
+    return _of(shell).source()
 
 
-def answer(instruction: str, root: click.Command) -> str:
+def answer(instruction: str) -> str:
     """Answer a shell that asks through VARIABLE: with `bash_complete`, say, and the words typed so far in variables, too."""
     shell = instruction.removesuffix("_complete")
-    return _of(shell, root).complete() if shell in _CLASSES else ""
+    return _of(shell).complete() if shell in _CLASSES else ""
 
 
-def _of(shell: str, root: click.Command) -> ShellComplete:
-    return _CLASSES[shell](root, {}, "ddplaunch", VARIABLE)
+def _of(shell: str) -> ShellComplete:
+    return _CLASSES[shell](root(), {}, "ddplaunch", VARIABLE)

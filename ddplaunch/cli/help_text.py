@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from ddplaunch.cli.commands import FORMS, RUN_OPTIONS, SUBMIT_OPTIONS, VERBS
+from ddplaunch.cli.verbs import FORMS, RUN_OPTIONS, SUBMIT_OPTIONS, VERBS
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME, GROUPS, OPTIONS

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import click
-
 from ddplaunch import __version__
-from ddplaunch.cli.commands import FLAGS, RUN_OPTIONS, VERBS, command, root
+from ddplaunch.cli import parser
+from ddplaunch.cli.parser import FLAGS, NoSuchOption, WrongValue
+from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
 from ddplaunch.errors import LaunchError, below, visible, why_failed
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
@@ -42,11 +42,10 @@ def parse(verb: str, argv: Sequence[str]) -> Mapping[str, Any]:
 
     Raises:
         LaunchError: an argument is no option, or a value is missing.
-        click.exceptions.Exit: --help or --version was given, and was printed.
     """
     try:
-        return command(verb, _print).make_context(f"ddplaunch {verb}", list(argv)).params
-    except click.UsageError as error:
+        return parser.parse(verb, argv)
+    except NoSuchOption as error:
         if verb in RUN_OPTIONS:
             from ddplaunch.cli import run_verbs
 
@@ -69,7 +68,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if instruction := env.get("_DDPLAUNCH_COMPLETE"):
         from ddplaunch.cli import completion  # only for a shell that completes
 
-        return _print(completion.answer(instruction, root(_print)))
+        return _print(completion.answer(instruction))
     if not argv:
         from ddplaunch.cli import help_text  # its texts are of no use to a job
 
@@ -80,21 +79,24 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     verb = argv.pop(0) if argv[0] in VERBS else "run"
     if verb == "submit":
         return _submit(argv, env)
-    try:
-        parsed = parse(verb, argv)
-    except click.exceptions.Exit as exited:
-        return exited.exit_code
+    parsed = parse(verb, argv)
+    for name in parsed:
+        if name in ("help", "help_all", "version"):
+            return _about(verb, name, env)
     if verb == "completion":
-        return _completion(parsed["shell"], env)
+        return _completion(parsed["program"], env)
     if verb == "shim":
         from ddplaunch.cli import shim  # no other verb needs it
 
-        return _print(shim.make(parsed["folder"]))
+        if len(parsed["program"]) != 1:
+            what = "takes one FOLDER" if parsed["program"] else "needs a FOLDER to write torchrun into"
+            raise LaunchError(f"ddplaunch shim {what}", hint="type `ddplaunch shim ~/torchrun-shim`")
+        return _print(shim.make(parsed["program"][0]))
     if verb in RUN_OPTIONS:
         from ddplaunch.cli import run_verbs
 
         return run_verbs.call(verb, parsed, env, _print, _write_stderr)
-    if shell := parsed["print_completion"]:
+    if shell := parsed.get("print_completion"):
         return _completion((shell,), env)
     if not parsed["program"] and len(argv) > 1 and argv[-1].endswith(".py"):
         raise LaunchError(
@@ -111,9 +113,18 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
 
     if verb == "run":
         return dispatch.run(spec, env)
-    if parsed["json"] and parsed["sh"]:
+    if "json" in parsed and "sh" in parsed:
         raise LaunchError("--json and --sh do not go together", hint="leave one out")
-    return _print(dispatch.show_plan(spec, env, "json" if parsed["json"] else "sh" if parsed["sh"] else "table"))
+    return _print(dispatch.show_plan(spec, env, "json" if "json" in parsed else "sh" if "sh" in parsed else "table"))
+
+
+def _about(verb: str, what: str, env: Mapping[str, str]) -> int:
+    """Print the help of a verb, short or in full, or the version."""
+    if what == "version":
+        return _print(f"ddplaunch {__version__}")
+    from ddplaunch.cli import help_text  # its texts are of no use to a job
+
+    return _print(help_text.of(verb, full=what == "help_all", colour=use_colour(env, os.isatty(1))))
 
 
 def _asked_in_words(argv: list[str]) -> list[str]:
@@ -165,10 +176,7 @@ def _submit(argv: list[str], env: Mapping[str, str]) -> int:
 
     request = submit.split(argv)
     if request.help or request.version:
-        try:
-            parse("submit", ["--help" if request.help else "--version"])
-        except click.exceptions.Exit as exited:
-            return exited.exit_code
+        return _about("submit", "help" if request.help else "version", env)
 
     def parse_job(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
         parsed = parse("run", job)
@@ -197,37 +205,31 @@ def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
             else "SHELL is not bash, zsh or fish",
             hint="type `ddplaunch completion bash`, zsh or fish",
         )
-    return _print(completion.script(shell, root(_print)))
+    return _print(completion.script(shell))
 
 
-def _as_launch_error(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
-    match error:
-        case click.NoSuchOption(option_name=name):
-            from ddplaunch.cli import mistakes
+def _as_launch_error(error: NoSuchOption, argv: Sequence[str]) -> LaunchError:
+    name = error.name
+    if isinstance(error, WrongValue):
+        option = FLAGS.get(name)
+        if option is None or option.is_flag:
+            return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
+        return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
+    from ddplaunch.cli import mistakes
 
-            at = next((at for at, each in enumerate(argv) if each.startswith(name)), 0)
-            typed = name if name.startswith("--") else argv[at]
-            if wrong := mistakes.not_typed(argv[at], argv[:at], argv[at + 1 :]):
-                return wrong
-            if words := mistakes.quoted_option(argv[at]):
-                return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
-            if why := mistakes.why_needless(typed.replace("_", "-")):
-                return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
-            if whole := mistakes.of_sbatch(argv, at):
-                return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
-            meant = mistakes.option_meant(typed.replace("_", "-"), FLAGS)
-            order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
-            return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
-        case click.BadOptionUsage(option_name=name):
-            option = FLAGS.get(name)
-            if option is None or option.is_flag:
-                return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
-            return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
-        case click.MissingParameter():  # of the verbs only shim has an argument that click requires
-            return LaunchError(
-                "there is no FOLDER to write torchrun into", hint="type `ddplaunch shim ~/torchrun-shim`"
-            )
-    return LaunchError(error.format_message().rstrip("."), hint="ddplaunch --help")
+    at = next((at for at, each in enumerate(argv) if each.startswith(name)), 0)
+    typed = name if name.startswith("--") else argv[at]
+    if wrong := mistakes.not_typed(argv[at], argv[:at], argv[at + 1 :]):
+        return wrong
+    if words := mistakes.quoted_option(argv[at]):
+        return LaunchError(f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{words}`")
+    if why := mistakes.why_needless(typed.replace("_", "-")):
+        return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
+    if whole := mistakes.of_sbatch(argv, at):
+        return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
+    meant = mistakes.option_meant(typed.replace("_", "-"), FLAGS)
+    order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+    return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
 
 
 def _print(text: str) -> int:

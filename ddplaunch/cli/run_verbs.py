@@ -1,4 +1,4 @@
-"""The verbs that look into runs: from what click has parsed to a call, and from its errors to ours."""
+"""The verbs that look into runs: from their arguments to a call, and what is wrong with those."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import click
-
-from ddplaunch.cli.commands import NAMES_NO_RUN, RUN_OPTIONS
+from ddplaunch.cli.parser import NoSuchOption, WrongValue
+from ddplaunch.cli.verbs import NAMES_NO_RUN, RUN_OPTIONS
 from ddplaunch.errors import LaunchError, did_you_mean, visible
 from ddplaunch.exitcodes import of_signal
 
@@ -23,6 +22,10 @@ def call(
     write: Callable[[str], None],
 ) -> int:
     """Carry out a verb; `show` prints to stdout and gives the exit status, `write` writes to stderr."""
+    if len(parsed["program"]) > (0 if verb in NAMES_NO_RUN else 1):
+        at_most = "no argument" if verb in NAMES_NO_RUN else "the name of one run"
+        raise LaunchError(f"ddplaunch {verb} takes {at_most}", hint=f"ddplaunch {verb} --help")
+    run = next(iter(parsed["program"]), None)
 
     def say(text: str) -> None:
         write(visible(f"ddplaunch: {text}\n"))
@@ -31,38 +34,36 @@ def call(
     if verb == "stop":
         from ddplaunch.runs import stop
 
-        return stop.stop(env, parsed["run"], say)
+        return stop.stop(env, run, say)
     if verb == "logs":
         from ddplaunch.runs import logs
 
-        want = logs.wanted(parsed["ranks"], parsed["grep"], parsed["since"], parsed["follow"], time.time())
+        want = logs.wanted(
+            parsed.get("ranks"), parsed.get("grep"), parsed.get("since"), "follow" in parsed, time.time()
+        )
         try:
-            return logs.show(env, parsed["run"], want, say)
+            return logs.show(env, run, want, say)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail once more at the end
             return of_signal(signal.SIGPIPE)
     if verb == "stacks":
         from ddplaunch.runs import stacks
 
-        asked = {name: parsed[name] for name in ("ranks", "threads", "native")}
-        return show(visible(stacks.show(env, parsed["run"], **asked, as_json=parsed["json"])))
+        asked = {name: name in parsed for name in ("threads", "native")}
+        return show(visible(stacks.show(env, run, ranks=parsed.get("ranks"), **asked, as_json="json" in parsed)))
     from ddplaunch.runs import ps
 
-    return show(visible(ps.show(env, as_json=parsed["json"])))
+    return show(visible(ps.show(env, as_json="json" in parsed)))
 
 
-def wrong(verb: str, error: click.UsageError) -> LaunchError:
-    """Say what is wrong with the words behind a verb."""
-    names = [name for names, _, _ in RUN_OPTIONS[verb] for name in names]
-    match error:
-        case click.NoSuchOption(option_name=name):
-            meant = did_you_mean(name, [*names, "--help"])
-            hint = f"did you mean `{meant}`?" if meant else f"ddplaunch {verb} --help"
-            return LaunchError(f"{name} is not an option of ddplaunch {verb}", hint=hint)
-        case click.BadOptionUsage(option_name=name):
-            return LaunchError(f"{name} {_lacks(verb, name)}", hint=f"ddplaunch {verb} --help")
-    at_most = "no argument" if verb in NAMES_NO_RUN else "the name of one run"
-    return LaunchError(f"ddplaunch {verb} takes {at_most}", hint=f"ddplaunch {verb} --help")
+def wrong(verb: str, error: NoSuchOption) -> LaunchError:
+    """Say what is wrong with an option of a verb."""
+    name = error.name
+    if isinstance(error, WrongValue):
+        return LaunchError(f"{name} {_lacks(verb, name)}", hint=f"ddplaunch {verb} --help")
+    meant = did_you_mean(name, [*(name for names, _, _ in RUN_OPTIONS[verb] for name in names), "--help"])
+    hint = f"did you mean `{meant}`?" if meant else f"ddplaunch {verb} --help"
+    return LaunchError(f"{name} is not an option of ddplaunch {verb}", hint=hint)
 
 
 def _lacks(verb: str, name: str) -> str:

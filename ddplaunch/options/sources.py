@@ -18,7 +18,7 @@ _NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
 
 
 def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
-    """Take the values that click found: a text, True for a flag, a sequence of texts if it may be repeated.
+    """Take the values from the command line: a text, True for a flag, a sequence of texts if it may be repeated.
 
     Raises:
         LaunchError: the value of an option is another option, or an option is given under two names.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from ddplaunch.cli.commands import RUN_OPTIONS
+from ddplaunch.cli.verbs import RUN_OPTIONS
 from tests.docs.pages import Command, blocks, name_of
 from tests.fake_nvml import made_up
 from tests.unit.environments import captured

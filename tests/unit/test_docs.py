@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
-from ddplaunch.cli.commands import RUN_OPTIONS, VERBS
 from ddplaunch.cli.main import parse, resolve
+from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
@@ -63,11 +62,8 @@ def understood(words: list[str]) -> None:
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("run", words)
     if verb == "submit":
         verb, rest = "run", list(split(rest).job)
-    try:
-        parsed = parse(verb, [word.strip("[]") for word in rest] if verb in RUN_OPTIONS else rest)
-    except click.exceptions.Exit:  # --help
-        return
-    if verb not in ("completion", "shim", *RUN_OPTIONS):
+    parsed = parse(verb, [word.strip("[]") for word in rest] if verb in RUN_OPTIONS else rest)
+    if not parsed.keys() & {"help", "help_all", "version"} and verb not in ("completion", "shim", *RUN_OPTIONS):
         files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
         resolve(files_need_not_exist, {}, None)
 
