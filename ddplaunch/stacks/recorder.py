@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,8 @@ _MOST_GROUPS = 64  # of a worker
 _MOST_RANKS = 65536
 _MOST_CALLS = 16  # of a group that are kept: the last ones
 _LONGEST = 160  # characters of a name or of sizes
-_NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")  # since 2.13, and before
+# that of gloo, since 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
+_NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -32,7 +33,17 @@ _DTYPES = {
 
 
 def ask(path: str, found: list[list[Group]]) -> Iterator[bool]:
-    """Add what a worker's recorder knows to `found`; yields to wait. Nothing where there is no recorder, or no answer."""
+    """Add what a worker's recorders know to `found`, as one; yields to wait. Nothing where there is none, or no answer."""
+
+    def take(body: bytes) -> None:
+        groups = parse(body, members_of(path))
+        found[:] = [[*(found[0] if found else ()), *groups]]
+
+    yield from answers(path, take)
+
+
+def answers(path: str, take: Callable[[bytes], None]) -> Iterator[bool]:
+    """Ask each recorder of a worker, and call `take` with what it answers; yields to wait."""
     for name in _NAMES:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as asked:
             try:
@@ -54,11 +65,10 @@ def ask(path: str, found: list[list[Group]]) -> Iterator[bool]:
                 received += data
         head, _, body = bytes(received).partition(b"\r\n\r\n")
         if b" 200 " in head[:16]:
-            found.append(parse(body, _members(path)))
-            return
+            take(body)
 
 
-def _members(path: str) -> Mapping[str, tuple[int, ...]]:
+def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
     """Read which ranks each group has."""
     try:
         fd = os.open(f"{path}.groups", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -80,17 +90,11 @@ def parse_members(text: str) -> dict[str, tuple[int, ...]]:
 
 def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
     """Take the groups and their last calls out of an answer."""
-    import msgspec  # only what asks workers needs it
-
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return []
-    status, entries = _mapping(_mapping(answer).get("pg_status")), _mapping(answer).get("entries")
+    answer = _decoded(body)
+    status = _mapping(answer.get("pg_status"))
     calls: dict[str, list[Call]] = {}
     titles: dict[str, tuple[str, str]] = {}
-    for entry in entries if isinstance(entries, list) else []:
-        fields = _mapping(entry)
+    for fields in _entries(answer):
         key = str(fields.get("pg_id"))
         if (call := _call(fields)) is not None and (key in titles or len(titles) < _MOST_GROUPS):
             titles.setdefault(key, _title(fields.get("process_group")))
@@ -103,11 +107,30 @@ def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:
                 name=name,
                 title=title,
                 members=members.get(name, ()),
-                completed=_number(of_group.get("last_completed_collective")),
+                completed=number_of(of_group.get("last_completed_collective")),
                 calls=_kept(calls[key]),
             )
         )
     return groups
+
+
+def entries_of(body: bytes) -> list[Mapping[str, Any]]:
+    """Take out of an answer what is recorded of each call, oldest first."""
+    return _entries(_decoded(body))
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    import msgspec  # only what asks workers needs it
+
+    try:
+        return _mapping(msgspec.json.decode(body))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
+
+
+def _entries(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = answer.get("entries")
+    return [_mapping(entry) for entry in entries] if isinstance(entries, list) else []
 
 
 def _kept(calls: list[Call]) -> tuple[Call, ...]:
@@ -119,12 +142,12 @@ def _kept(calls: list[Call]) -> tuple[Call, ...]:
 
 def _call(fields: Mapping[str, Any]) -> Call | None:
     is_p2p = fields.get("is_p2p") is True
-    number = _number(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
+    number = number_of(fields.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
     name = fields.get("profiling_name")
     if number < 0 or not isinstance(name, str):
         return None
     done = fields.get("retired") is True or fields.get("state") == "completed"
-    created = _number(fields.get("time_created_ns"))
+    created = number_of(fields.get("time_created_ns"))
     inputs, outputs = (_tensors(fields, side) for side in ("input", "output"))
     operation = name.partition(":")[2] or name  # "gloo:all_reduce"
     return Call(
@@ -163,7 +186,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: object) -> int:
+def number_of(value: object) -> int:
     """An integer, which torch writes as a text in places; -1 for none."""
     try:
         number = int(value) if isinstance(value, (int, str)) else -1

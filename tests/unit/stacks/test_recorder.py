@@ -1,0 +1,62 @@
+"""Asking the recorders of a worker over a real socket, of a server that answers as torch's does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+from ddplaunch.stacks import Group
+from ddplaunch.stacks.recorder import ask
+
+
+def entry(name: str, number: int) -> dict[str, object]:
+    return {
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": name,
+        "collective_seq_id": number,
+        "time_created_ns": 1,
+    }
+
+
+RECORDED = {
+    b"fr_trace_json": {"entries": []},
+    b"dump_nccl_trace_json": {"entries": [entry("nccl:all_reduce", 7)]},
+}
+
+
+def serve(path: str, answered: dict[bytes, object]) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def answer() -> None:
+        with listener:
+            for _ in range(2):
+                asked, _ = listener.accept()
+                with asked:
+                    name = asked.recv(4096).split()[1].rpartition(b"/")[2]
+                    body = json.dumps(answered[name]).encode() if name in answered else b"not found"
+                    status = b"200 OK" if name in answered else b"404 Not Found"
+                    asked.sendall(b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n\r\n%s" % (status, body))
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def asked(path: str) -> list[str]:
+    found: list[list[Group]] = []
+    for _ in ask(path, found):
+        pass
+    assert len(found) == 1
+    return [f"{call.operation} #{call.number}" for group in found[0] for call in group.calls]
+
+
+def test_nccls_collectives_are_found_though_the_recorder_of_gloo_answers_too(tmp_path):
+    serve(f"{tmp_path}/both", RECORDED)
+    assert asked(f"{tmp_path}/both") == ["all_reduce #7"]
+
+
+def test_a_torch_without_nccl_tells_of_gloos(tmp_path):
+    serve(f"{tmp_path}/gloo", {b"fr_trace_json": {"entries": [entry("gloo:broadcast", 3)]}})
+    assert asked(f"{tmp_path}/gloo") == ["broadcast #3"]
