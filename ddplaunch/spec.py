@@ -133,6 +133,7 @@ class JobSpec:
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
     max_requeues: int = 10
     debug_rank: int | None = None
+    debug_on_error: bool = False  # a worker that fails gets the terminal for a debugger
     chaos: tuple[Fault, ...] = ()  # faults to inject
 
     # output

@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,12 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.debuggers import Debuggers
     from ddplaunch.agent.observer import Observer
     from ddplaunch.agent.stack_taker import StackTaker
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
+    from ddplaunch.process.worker import RunningWorker
     from ddplaunch.stacks import Sample
 
 
@@ -61,6 +63,7 @@ class Generations:
         self._starter = Starter(selector, reporter.print)
         self._taker: StackTaker | None = None
         self._observer: Observer | None = None
+        self._debuggers: Debuggers | None = None
         self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
@@ -89,6 +92,8 @@ class Generations:
             self._starter.prepare(setup.plan, setup.env)
             self._errors.begin(setup.error_files.folder)
             self._ready = generation, setup
+        if self._setup.inputs.spec.debug_on_error:
+            self._open_debuggers()
 
     def go_on(self) -> None:
         """Go on with the start once the place of the logs is known, or will not be known soon."""
@@ -202,6 +207,14 @@ class Generations:
                     self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
             case node.HostStore():
                 self.workers.host_store()
+            case node.LendTerminal(rank):
+                self.workers.drain(rank)
+                self.output.hide(True)
+                self._open_debuggers().lend_terminal(rank)
+            case node.ShowOutput():
+                self.output.hide(False)
+            case node.RefuseTerminal(rank):
+                self._open_debuggers().refuse_terminal(rank)
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
                 self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen
@@ -223,6 +236,16 @@ class Generations:
     def _observed(self, workers: Workers, moved: bool) -> None:
         if workers is self.workers:
             self._feed(node.Observed(moved, clock.now()))
+
+    def _open_debuggers(self) -> Debuggers:
+        if self._debuggers is None:
+            from ddplaunch.agent.debuggers import Debuggers  # few jobs are debugged
+
+            def running() -> Mapping[int, RunningWorker]:
+                return self.workers.running if self.workers is not None else {}
+
+            self._debuggers = Debuggers(self._setup.debug_address, self._selector, running, self._feed)
+        return self._debuggers
 
     @property
     def _stack_taker(self) -> StackTaker:
@@ -266,4 +289,6 @@ class Generations:
         """Release what is kept from one generation to the next."""
         if self._taker is not None:
             self._taker.close()
+        if self._debuggers is not None:
+            self._debuggers.close()
         self._starter.close()

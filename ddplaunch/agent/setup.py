@@ -5,6 +5,7 @@ It is made when the agent asks for it: with several nodes the plan is complete o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -56,6 +57,7 @@ class WorkerSetup:
     log_limit: int | None  # bytes
     role: str
     has_recorder: bool = True  # torch records the collectives of each worker
+    debugger: str = ""  # where workers ask for what a debugger needs, and how the job is debugged
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
@@ -90,6 +92,7 @@ class AgentSetup:
         self.folder: RunFolder | None = None
         self.files = FileQueue()
         self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
+        self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
 
     @property
     def inputs(self) -> JobInputs:
@@ -130,6 +133,7 @@ class AgentSetup:
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
+            debugger=f"{self.debug_address},{_how_debugged(spec)}",
             mps_control=inputs.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
@@ -238,6 +242,13 @@ def _template(spec: JobSpec) -> str | None:
         return spec.log_line_prefix_template
     asked = spec.role != default("role") or spec.tee != default("tee")
     return "[${role_name}${local_rank}]:" if asked else None
+
+
+def _how_debugged(spec: JobSpec) -> str:
+    """A word for worker/bootstrap.py; "" if the job is not to be debugged."""
+    if spec.debug_on_error:
+        return "on-error"
+    return "" if spec.debug_rank is None else "rank"
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

@@ -126,6 +126,7 @@ class Starter:
                 stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
                 env["DDPLAUNCH_RECORDER"] = recorder
+                env["DDPLAUNCH_DEBUGGER"] = setup.debugger
             if worker.terminal:
                 stdio = Stdio(0, 1, 2, stacks)
                 output.open(worker.rank, None)

@@ -136,6 +136,11 @@ class Workers:
 
         host(self._setup)
 
+    def drain(self, rank: int) -> None:
+        """Take in all that a worker has written so far."""
+        if not self.has_terminal(rank):
+            self._pipes.drain(rank)
+
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:

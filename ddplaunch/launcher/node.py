@@ -63,9 +63,10 @@ def run(
         port.reserve(draft.master_port).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
-    if spec.debug_rank is not None and not (os.isatty(0) and os.isatty(1)):
+    if (spec.debug_rank is not None or spec.debug_on_error) and not (os.isatty(0) and os.isatty(1)):
+        option = "--debug-on-error" if spec.debug_on_error else "--debug"
         raise LaunchError(
-            "--debug needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"
+            f"{option} needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"
         )
     signals = passed_on(spec.signals)
     raise_open_files()

@@ -49,6 +49,11 @@ _CONFLICTS = (
     ),
     Conflict(names=("quiet", "verbose"), hint="leave one out"),
     Conflict(
+        names=("debug", "debug_on_error"),
+        hint="each gives the terminal to one rank, from its start or when it fails: leave one out",
+    ),
+    Conflict(names=("no_python", "debug_on_error"), hint="the debugger is one for Python: --no-python runs a command"),
+    Conflict(
         names=("timestamps", "output"),
         hint="raw output is shown as it is: leave one out",
         agree=lambda timestamps, output: bool(output != "raw"),

@@ -158,6 +158,10 @@ OPTIONS: tuple[Option, ...] = (
            help="This rank, 0 if none is given, has the terminal: breakpoint() and pdb work in it. The others print to "
                 "their logs."),
 
+    Option(name="debug_on_error", group=_DEBUGGING, is_flag=True, parse=parsers.switch, variable=False,
+           help="The first rank that fails gets the terminal, for a debugger at the frame where it failed; the others are held "
+                "until you leave it."),
+
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
            help="Do not have torch record the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
 

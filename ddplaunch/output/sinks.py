@@ -39,6 +39,7 @@ class Output:
         self.written_at: dict[int, float] = {}  # when each worker has last written, by the clock of deadlines
         self.muted = False  # what would be shown is dropped and counted
         self.dropped = 0  # bytes so far
+        self._hidden = False  # nothing is shown: a debugger has the terminal
 
     def open(self, rank: int, logs: tuple[Log, Log] | None) -> None:
         """Expect output of this worker."""
@@ -105,20 +106,28 @@ class Output:
     def deadline(self) -> float | None:
         """When to call flush."""
         deadline = self._display.deadline()
-        return deadline if self._bars is None else soonest(deadline, self._bars.deadline)
+        return deadline if self._bars is None or self._hidden else soonest(deadline, self._bars.deadline)
 
     def flush(self, at: float) -> None:
         """Show what was held back long enough."""
         self._show(self._display.flush(at), at)
-        if self._bars is not None:
+        if self._bars is not None and not self._hidden:
             self._bars.flush(at)
 
     def show_bars_again(self, at: float) -> None:
         """Pass on the bars once more: the terminal has another size, or other things on it."""
-        if self._bars is not None:
+        if self._bars is not None and not self._hidden:
             self._bars.repeat(at)
 
+    def hide(self, hidden: bool) -> None:
+        """Show nothing, not even progress bars, or go on: the logs have all."""
+        if hidden and not self._hidden and self._put_bars is not None and self._bars is not None:
+            self._put_bars(b"")
+        self._hidden = hidden
+
     def _show(self, chunks: Iterable[tuple[Stream, bytes]], at: float) -> None:
+        if self._hidden:
+            return
         if self._display.bars_moved and self._put_bars is not None:
             self._note_bars(self._put_bars, at)
         for stream, shown in chunks:

@@ -104,7 +104,7 @@ def make_plan(
                 devices=tuple(device.uuid or str(device) for device in owned[index]),
                 cpus=cpus[index],
                 terminal=_has_terminal(spec, rank, world_size),
-                stdin=rank == 0 and spec.debug_rank is None,
+                stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
             )
         )
     preload, why_fresh = _preload(spec, plans, caller, node, usable)

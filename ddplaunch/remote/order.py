@@ -22,7 +22,7 @@ from ddplaunch.spec import Fault, JobSpec
 _NOT_SENT = frozenset((
     "nnodes", "cluster", "hosts", "hostfile", "include", "exclude", "simulate", "chaos", "node_rank", "master_addr",
     "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone", "token_file", "no_control",
-    "remote_python", "debug_rank",
+    "remote_python", "debug_rank", "debug_on_error",
 ))  # fmt: skip
 
 

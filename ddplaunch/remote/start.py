@@ -38,9 +38,10 @@ def run_over_ssh(
     Raises:
         LaunchError: nothing was started.
     """
-    if spec.debug_rank is not None:
+    if spec.debug_rank is not None or spec.debug_on_error:
+        asked = "--debug-on-error" if spec.debug_on_error else spec.asked("debug_rank", spec.debug_rank)
         raise LaunchError(
-            f"{spec.asked('debug_rank', spec.debug_rank)}: a worker on another node cannot have this terminal",
+            f"{asked}: a worker on another node cannot have this terminal",
             hint="debug it in a job of one node, on that host",
         )
     python = spec.remote_python or sys.executable

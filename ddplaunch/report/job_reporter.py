@@ -154,7 +154,7 @@ class JobReporter:
             state.exits,
             traces.get(first.rank, _NO_TRACES),
             interpreter=plan.interpreter if plan is not None else None,
-            debugging=self._spec.debug_rank is not None,
+            debugging=self._spec.debug_rank is not None or self._spec.debug_on_error,
             chaos=any(fault.kind == "kill" and fault.target == first.rank for fault in self._spec.chaos),
             cwd=self._reporter.cwd,
             home=self._reporter.home,

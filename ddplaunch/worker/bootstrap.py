@@ -37,6 +37,7 @@ error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
 recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
+debugger, _, how_debugged = os.environ.pop("DDPLAUNCH_DEBUGGER", "").partition(",")
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
 failed = False
@@ -53,8 +54,8 @@ def record(error: BaseException) -> None:
 
 def forget() -> None:
     """Leave the error file to the process that was started: a forked child's exception has not ended the worker."""
-    global error_file
-    error_file = ""
+    global error_file, how_debugged
+    error_file = how_debugged = ""
 
 
 def extend(distributed: "Any") -> None:
@@ -62,6 +63,8 @@ def extend(distributed: "Any") -> None:
     try:
         load("process_group")["destroy_at_exit"](distributed, lambda: failed)
         load("store")["serve"](distributed, os.path.join(folder, "store_server.py"))
+        if how_debugged:
+            load("timeouts")["raise_all"](distributed)
         if recorder:
             load("recorder")["switch_on"](distributed, recorder)
     except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
@@ -88,4 +91,6 @@ except BaseException as error:
     failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
     program["hide_first_frame"](error)
     record(error)
+    if how_debugged == "on-error":
+        load("debugger")["post_mortem"](error, debugger)
     raise

@@ -85,6 +85,25 @@ class HostStore:
 
 
 @record
+class LendTerminal:
+    """Give the terminal to this worker, which waits for it with its debugger, and show nothing of the others."""
+
+    rank: int
+
+
+@record
+class ShowOutput:
+    """Show again what the workers print: the terminal is back."""
+
+
+@record
+class RefuseTerminal:
+    """Have this worker end without its debugger."""
+
+    rank: int
+
+
+@record
 class Suspend:
     """SIGSTOP all workers' groups."""
 
@@ -162,6 +181,9 @@ Action = (
     | LookForRaised
     | RequestStore
     | HostStore
+    | LendTerminal
+    | RefuseTerminal
+    | ShowOutput
     | Suspend
     | Resume
     | Print

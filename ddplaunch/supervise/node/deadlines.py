@@ -27,7 +27,7 @@ def reached(state: State, at: float) -> Result:
     if state.deadline is None or at < state.deadline:
         return state, ()
     match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if state.raised_deadline is not None and at >= state.raised_deadline:
+        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
             return replace(state, raised_deadline=None), (actions.LookForRaised(),)
         case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
@@ -59,8 +59,12 @@ def reached(state: State, at: float) -> Result:
     return state, ()
 
 
+def _is_due(deadline: float | None, at: float) -> bool:
+    return deadline is not None and at >= deadline
+
+
 def _is_warning_due(state: State, at: float) -> bool:
-    return state.warning_deadline is not None and at >= state.warning_deadline and not state.debugger
+    return _is_due(state.warning_deadline, at) and not state.is_held
 
 
 def _early_exit_warning(state: State) -> str:

@@ -103,6 +103,39 @@ class Observed:
 
 
 @record
+class TerminalAsked:
+    """A worker has failed and asks for the terminal, for its debugger, before it ends."""
+
+    rank: int
+    what: str  # its exception, "ValueError: boom"
+    at: float
+
+
+@record
+class TerminalReturned:
+    """It has left its debugger, or has ended."""
+
+    rank: int
+    at: float
+
+
+@record
+class DebuggerAttached:
+    """A debugger holds a worker, or may at any moment."""
+
+    rank: int
+    at: float
+
+
+@record
+class DebuggerDetached:
+    """It does no longer, or the worker has ended."""
+
+    rank: int
+    at: float
+
+
+@record
 class Swept:
     """How many processes of the job, workers aside, still live."""
 
@@ -159,6 +192,10 @@ Event = (
     | DeadlineReached
     | StacksTaken
     | Observed
+    | TerminalAsked
+    | TerminalReturned
+    | DebuggerAttached
+    | DebuggerDetached
     | Swept
     | GenerationBegun
     | StopOrdered

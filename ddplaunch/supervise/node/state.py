@@ -46,6 +46,10 @@ class State:
     notice: int = 0  # the first of policy.notices that came in this generation
     abandoned: bool = False  # the user has stopped the job
     interrupted: bool = False  # Ctrl-C went to the worker in the debugger
+    at_terminal: int | None = None  # the rank that has failed and has the terminal for its debugger
+    was_debugged: bool = False  # that rank has left its debugger, and ends
+    queued: tuple[int, ...] = ()  # those that wait for it
+    attached: frozenset[int] = frozenset()  # those that a debugger is attached to
     generation: int = 0
     alone: bool = False  # no other node takes part in this generation
     pending: frozenset[int] = frozenset()  # not started yet
@@ -76,11 +80,11 @@ class State:
         """When the agent should wake at the latest."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        warns = self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING) and not self.debugger
+        warns = self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING) and not self.is_held
         return soonest(
             self.phase_deadline,
             self.warning_deadline if warns else None,
-            self.raised_deadline if self.is_going else None,
+            self.raised_deadline if self.is_going and not self.debugger else None,
             self.expected_by if self.phase is Phase.STOPPING else None,
             self.look_at if self.looks else None,
         )
@@ -93,7 +97,7 @@ class State:
     @property
     def looks(self) -> bool:
         """Whether it matters just now that no worker moves."""
-        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.debugger
+        return self.phase is Phase.RUNNING and self.suspended_at is None and not self.is_held
 
     @property
     def is_waiting(self) -> bool:
@@ -114,7 +118,12 @@ class State:
     @property
     def debugger(self) -> frozenset[int]:
         """The rank that a debugger's terminal belongs to, while it lives."""
-        return self.alive & {self.policy.debug_rank}
+        return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a debugger holds any worker, so that no time limit may run and the others may well wait."""
+        return bool(self.alive & {self.policy.debug_rank, self.at_terminal, *self.attached})
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -66,8 +66,9 @@ def step(state: State, event: events.Event) -> Result:
                 return sweep_if_ended(state, at)
             return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
         case events.WorkerExited(exit, at):
-            released = (actions.HoldTimeout(False),) if exit.rank == state.policy.debug_rank else ()
+            before = state
             state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), still_since=at)
+            released = (actions.HoldTimeout(False),) if before.is_held and not state.is_held else ()
             state, then = _exited(state, exit, at)
             return state, (*then, *released)
         case events.SignalReceived(signum):
@@ -102,6 +103,10 @@ def step(state: State, event: events.Event) -> Result:
             return replace(state, expected_by=state.suspended_at), ()  # asked to end now, they would go on
         case events.StacksTaken(at):
             return taken(state, at)
+        case events.TerminalAsked() | events.TerminalReturned() | events.DebuggerAttached() | events.DebuggerDetached():
+            from ddplaunch.supervise.node import debugging  # few jobs are debugged
+
+            return debugging.step(state, event)
         case events.Observed(moved, at):
             from ddplaunch.supervise.node import looking  # few jobs look
 
@@ -120,6 +125,10 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         alone=begun.alone,
         notice=0,  # these workers have not received it
         interrupted=False,
+        at_terminal=None,
+        was_debugged=False,
+        queued=(),
+        attached=frozenset(),
         pending=begun.ranks,
         suspended_at=None,
         hosts_store=False,
@@ -144,7 +153,8 @@ def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result
     Without a time it was recorded by torch's `@record`, which sees exceptions that the program may handle.
     """
     working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-    if not working or rank not in state.alive - state.debugger or error.at is None:
+    held = {*state.debugger, *state.queued}
+    if not working or rank not in state.alive - held or error.at is None:
         return state, ()
     word = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
     state, then = stop(state, Why.FAILED, SIGTERM, at)
@@ -153,7 +163,8 @@ def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result
 
 def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     all_gone = not state.alive and not state.pending
-    if state.interrupted and state.is_going and exit.rank == state.policy.debug_rank and exit.signal == SIGINT:
+    had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
+    if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
         return stop(
             replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False
         )  # there was no prompt to take it

@@ -60,7 +60,7 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     then: tuple[actions.Action, ...] = (stops, *reported, *resumed)
     if held:
         # the user of the debugger decides when it ends
-        then = (*then, actions.Print(f"{_failed(state)}; rank {state.policy.debug_rank} stays in the debugger"))
+        then = (*then, actions.Print(f"{_failed(state)}; rank {min(held)} stays in the debugger"))
     if not state.alive:
         sweeping, sweeps = sweep(state, signum, at + state.policy.grace_period)
         return sweeping, (*then, *sweeps)
@@ -87,6 +87,9 @@ def expected(state: State, *, by_cluster: bool) -> Result:
 
 def _failed(state: State) -> str:
     first = state.failure
+    if first is None and state.raised:
+        rank, error = state.raised[0]
+        return f"rank {rank} failed ({error.type})"
     if first is None:
         return "a worker could not be started"
     return f"rank {first.rank} failed ({first.error.type if first.error else first.how})"

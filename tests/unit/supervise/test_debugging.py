@@ -1,0 +1,120 @@
+"""Histories of jobs whose workers are held by a debugger."""
+
+from __future__ import annotations
+
+from signal import SIGINT, SIGTERM
+
+from ddplaunch.record import replace
+from ddplaunch.supervise import node
+from ddplaunch.supervise.node import (
+    DeadlineReached,
+    DebuggerAttached,
+    DebuggerDetached,
+    ErrorRecorded,
+    ForwardSignal,
+    LendTerminal,
+    LookForRaised,
+    Observe,
+    Observed,
+    Print,
+    RefuseTerminal,
+    ShowOutput,
+    SignalReceived,
+    StopWorkers,
+    Sweep,
+    TerminalAsked,
+    TerminalReturned,
+    WorkerStarted,
+)
+from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended, one_node
+
+LENT = (*STARTED, TerminalAsked(1, "ValueError: boom", 1.0))
+SECOND = TerminalAsked(2, "KeyError: 3", 2.0)
+
+
+def test_the_first_rank_that_fails_gets_the_terminal_and_the_next_is_held():
+    assert one_node(*LENT)[1] == [
+        Print("rank 1 failed (ValueError: boom): its debugger has the terminal, the others are held"),
+        LendTerminal(1),
+    ]
+    held = "rank 2 failed, too (KeyError: 3), and is held while rank 1 is in the debugger"
+    assert one_node(*LENT, SECOND)[1] == [Print(held)]
+
+
+def test_when_the_debugger_is_left_those_that_failed_end_and_no_other_gets_the_terminal():
+    left = (*LENT, SECOND, TerminalReturned(1, 9.0))
+    assert one_node(*left)[1] == [ShowOutput(), RefuseTerminal(2)]
+    assert one_node(*left, TerminalAsked(0, "RuntimeError: lost", 9.1))[1] == [RefuseTerminal(0)]
+    assert one_node(*left, ended(1, 9.2, code=1))[1] == [StopWorkers(SIGTERM, ALL)]
+
+
+def test_a_rank_that_fails_while_the_job_ends_has_no_debugger():
+    assert one_node(*STARTED, ended(0, code=3), TerminalAsked(1, "lost", 1.1))[1] == [RefuseTerminal(1)]
+
+
+def test_ctrl_c_is_for_the_debugger_and_sigterm_for_all():
+    assert one_node(*LENT, SignalReceived(SIGINT, 2.0))[1] == [ForwardSignal(SIGINT, frozenset({1}))]
+    assert one_node(*LENT, SignalReceived(SIGTERM, 2.0))[1] == [StopWorkers(SIGTERM, ALL)]
+
+
+def test_a_death_elsewhere_ends_all_but_the_debugger():
+    actions = one_node(*LENT, ended(0, 2.0, code=None, signal=9))[1]
+    assert actions == [
+        StopWorkers(SIGTERM, frozenset({0, 2})),
+        Print("rank 0 failed (killed by SIGKILL); rank 1 stays in the debugger"),
+    ]
+    rest = (ended(2, 2.1, code=None, signal=15), TerminalReturned(1, 9.0), ended(1, 9.1, code=1))
+    assert one_node(*LENT, ended(0, 2.0, code=None, signal=9), *rest)[1] == [Sweep(SIGTERM)]
+
+
+def test_no_time_limit_runs_until_the_rank_has_ended():
+    state, _ = one_node(*LENT, timeout=3.0)
+    assert state.deadline is None
+    left = (*LENT, TerminalReturned(1, 9.0))
+    assert one_node(*left, timeout=3.0)[0].deadline is None
+    assert one_node(*left, ended(1, 9.1, code=0), timeout=3.0)[0].deadline is not None
+
+
+def test_a_rank_that_has_left_its_debugger_and_does_not_end_is_looked_at_again():
+    recorded = (*STARTED, ErrorRecorded(0.9), TerminalAsked(1, "boom", 1.0))
+    assert one_node(*recorded, DeadlineReached(60.0))[1] == []
+    left = (*recorded, TerminalReturned(1, 99.0))
+    assert one_node(*left, DeadlineReached(99.0 + node.END_TIMEOUT))[1] == [LookForRaised()]
+
+
+def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
+    looking = replace(POLICY, look_every=1.0)
+    started = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
+    attached = (
+        *started,
+        Observed(True, 0.2),
+        DebuggerAttached(0, 0.5),
+        DebuggerAttached(1, 0.6),
+        Observed(False, 50.0),
+    )
+    state, actions = one_node(*attached, policy=looking, timeout=3.0, hang_timeout=5.0)
+    assert (state.deadline, actions) == (None, [])
+    one = one_node(*attached, DebuggerDetached(0, 60.0), policy=looking, timeout=99.0)[0]
+    assert one.deadline is None
+    last = (*attached, DebuggerDetached(0, 60.0), DebuggerDetached(1, 61.0))
+    state, _ = one_node(*last, policy=looking, timeout=99.0)
+    assert state.still_since == 61.0
+    assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [Observe()]
+
+
+def test_a_restart_may_be_debugged_again():
+    ends = (
+        TerminalReturned(1, 9.0),
+        ended(1, 9.1, code=1),
+        ended(0, 9.2, code=0),
+        ended(2, 9.2, code=0),
+        node.Swept((), 9.3),
+    )
+    again = (
+        *LENT,
+        *ends,
+        DeadlineReached(99.0),
+        *(WorkerStarted(rank, 99.1) for rank in ALL),
+        TerminalAsked(0, "boom", 100.0),
+    )
+    assert LendTerminal(0) in one_node(*again, max_restarts=1)[1]
