@@ -219,6 +219,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     shm: tuple[Size, Size] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: Line | None
     stacks: NodeStacks | None = None  # where the workers were when they had to end
+    oom_kills_of_machine: bool = False  # not of the node's cgroup alone
 
 
 class Quit(Struct, frozen=True, tag="quit"):

@@ -56,6 +56,7 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
                 left=tuple(map(line, left[:_MOST_LEFT])),
                 stacks=_sent_samples(samples),
                 oom_kills=traces.oom_kills,
+                oom_kills_of_machine=traces.oom_kills_of_machine,
                 shm=traces.shm,
                 log_folder=None if traces.log_folder is None else line(traces.log_folder),
             )
@@ -86,7 +87,12 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
                 exits=exits.received(message.exits, host, offset),
                 start_failure=StartFailure(failed.rank, host, failed.reason, failed.status) if failed else None,
                 left=message.left,
-                traces=Traces(oom_kills=message.oom_kills, shm=message.shm, log_folder=message.log_folder),
+                traces=Traces(
+                    oom_kills=message.oom_kills,
+                    oom_kills_of_machine=message.oom_kills_of_machine,
+                    shm=message.shm,
+                    log_folder=message.log_folder,
+                ),
                 samples=_received_samples(message.stacks, host),
             )
     return None

@@ -1,42 +1,54 @@
-"""How much CPU time the control groups of this process allow; reads limits, sets none."""
+"""The control groups of this process, and how much CPU time they allow; reads limits, sets none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ddplaunch.devices.sysfs import Mount, Root, mounts, read
+
+
+class Group(NamedTuple):
+    """A control group of this process, by a mount that shows it."""
+
+    is_v2: bool
+    folders: tuple[str, ...]  # its own, then those of the groups above it, as far as they can be seen from here
+
+
+def groups(root: Root, controller: str) -> Iterator[Group]:
+    """Give our groups of version 1 and 2 alike, since a hybrid system has a controller in either. Format: cgroups(7)."""
+    mounted = list(mounts((read(root, "/proc/self/mountinfo") or "").splitlines()))
+    for line in (read(root, "/proc/self/cgroup") or "").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        is_v2 = hierarchy == "0" and not controllers
+        for mount in mounted:
+            shows_v1 = mount.kind == "cgroup" and controller in mount.options and controller in controllers.split(",")
+            if mount.kind == "cgroup2" if is_v2 else shows_v1:
+                yield Group(is_v2, tuple(_folders(mount, path)))
 
 
 def cpu_quota(root: Root) -> float | None:
     """Give the CPUs' worth of time that the tightest group on our path allows, None if none limits it.
 
-    Looks at version 1 and 2 alike, since a hybrid system has the cpu controller in either. A group's limit
-    holds for all groups below it, so every one up to the top of the mount counts.
-    Formats: cgroups(7), the kernel's cgroup-v2.rst and sched-bwc.rst.
+    A group's limit holds for all groups below it, so every one up to the top of the mount counts.
+    Formats: the kernel's cgroup-v2.rst and sched-bwc.rst.
     """
-    limits: list[float] = []
-    mounted = list(mounts((read(root, "/proc/self/mountinfo") or "").splitlines()))
-    for line in (read(root, "/proc/self/cgroup") or "").splitlines():
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0" and not controllers:
-            groups = [mount for mount in mounted if mount.kind == "cgroup2"]
-            limits += (limit for folder in _folders(groups, path) if (limit := _of_v2(root, folder)))
-        elif "cpu" in controllers.split(","):
-            groups = [mount for mount in mounted if mount.kind == "cgroup" and "cpu" in mount.options]
-            limits += (limit for folder in _folders(groups, path) if (limit := _of_v1(root, folder)))
-    return min(limits, default=None)
+    limits = (
+        _of_v2(root, folder) if group.is_v2 else _of_v1(root, folder)
+        for group in groups(root, "cpu")
+        for folder in group.folders
+    )
+    return min((limit for limit in limits if limit), default=None)
 
 
-def _folders(groups: list[Mount], path: str) -> Iterator[str]:
-    """The folders of our group and of those above it, as far as they can be seen from here."""
-    for mount in groups:
-        top = mount.top.rstrip("/")
-        inside = path == mount.top or path.startswith(f"{top}/")
-        # a mount of another part of the tree: its top is all that is visible of our ancestors
-        below = path[len(top) :].strip("/") if inside else ""
-        parts = below.split("/") if below else []
-        for length in range(len(parts), -1, -1):
-            yield "/".join((mount.point.rstrip("/"), *parts[:length]))
+def _folders(mount: Mount, path: str) -> Iterator[str]:
+    top = mount.top.rstrip("/")
+    inside = path == mount.top or path.startswith(f"{top}/")
+    # a mount of another part of the tree: its top is all that is visible of our ancestors
+    below = path[len(top) :].strip("/") if inside else ""
+    parts = below.split("/") if below else []
+    for length in range(len(parts), -1, -1):
+        yield "/".join((mount.point.rstrip("/"), *parts[:length]))
 
 
 def _of_v2(root: Root, folder: str) -> float | None:

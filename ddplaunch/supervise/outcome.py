@@ -113,7 +113,8 @@ class ClusterEnding:
 class Traces:
     """What only the node itself knows about the end of its workers."""
 
-    oom_kills: int  # while the job ran
+    oom_kills: int  # processes that the kernel killed for memory while the job ran
+    oom_kills_of_machine: bool = False  # not of our cgroup alone, which does not tell
     shm: tuple[int, int] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: str | None
 

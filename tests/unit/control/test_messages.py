@@ -67,6 +67,7 @@ ENDED = {
     "shm": [64, 8],
     "log_folder": "/runs/1",
     "stacks": None,
+    "oom_kills_of_machine": False,
 }
 TO_COORDINATOR: list[dict[str, Any]] = [
     HELLO,
