@@ -47,9 +47,18 @@ def record(error: BaseException) -> None:
     """Write the error file, if there is one to write; never raises, so that the program ends as it would without us."""
     try:
         if error_file:
+            make_room_for_files()
             load("error_file")["record"](error, error_file)
     except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
         pass
+
+
+def make_room_for_files() -> None:
+    """Close stdin, which nobody will read any more, if the program has opened as many files as it may."""
+    try:
+        os.close(os.open("/", os.O_RDONLY))
+    except OSError:
+        os.close(0)
 
 
 def forget() -> None:
