@@ -320,7 +320,8 @@ def _events() -> str:
 
 def _causes() -> str:
     words = {
-        name: name.upper() for name in ("device", "rank", "signal", "memory", "interpreter", "shm", "module", "flag")
+        name: name.upper()
+        for name in ("device", "rank", "signal", "memory", "kills", "interpreter", "shm", "module", "flag")
     }
     words["full"] = words["device"]
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]

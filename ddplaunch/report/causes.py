@@ -29,11 +29,17 @@ class Row(NamedTuple):
 
 
 # repeats are bounded, so that no text can make a search slow
-_DATALOADER_KILLED = r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
+_CHILD_KILLED = (
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
+    r"|process pool was terminated abruptly|died with <Signals\.SIGKILL"
+)
 _DATALOADER_BUS = (
     r"DataLoader worker \(pid.{0,999}is killed by signal: Bus error|Unexpected bus error encountered in worker"
 )
-_NO_SHM = r"(?:shared memory|shm|</?torch_).{0,199}No space left on device"
+# multiprocessing's semaphores are files there
+_NO_SHM = (
+    r"(?:shared memory|shm|</?torch_).{0,199}No space left on device|\.SemLock\([^)]{0,199}No space left on device"
+)
 _NO_NAME = (
     r"Name or service not known|nodename nor servname|Temporary failure in name resolution"
     r"|No address associated with hostname|Name does not resolve"
@@ -55,13 +61,21 @@ CAUSES: tuple[Row, ...] = (
     # memory
     Row(
         "out of memory",
-        both(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
-        "the kernel's OOM killer ended it (its peak was {memory}): ask for more, or use fewer DataLoader workers",
+        both(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0 and not facts.oom_kills_of_machine)),
+        "the kernel's OOM killer ended it (its peak was {memory}; its cgroup counts {kills}): ask for more, "
+        "or use fewer DataLoader workers",
     ),
     Row(
-        "out of memory in a DataLoader worker",
-        both(matches(_DATALOADER_KILLED), fact(lambda facts: facts.oom_kills > 0)),
-        "the kernel's OOM killer ended a DataLoader worker: ask for more memory, or lower num_workers",
+        "out of memory",
+        both(killed_by(SIGKILL), fact(lambda facts: facts.oom_kills > 0)),
+        "the kernel's OOM killer was at work on this machine meanwhile ({kills}; the peak of this worker was {memory}): "
+        "ask for more, or use fewer DataLoader workers",
+    ),
+    Row(
+        "out of memory in a child process",
+        both(matches(_CHILD_KILLED), fact(lambda facts: facts.oom_kills > 0)),
+        "the kernel's OOM killer ended a child process ({kills} meanwhile): ask for more memory, or use fewer of them "
+        "(num_workers of a DataLoader)",
     ),
     Row(
         "device out of memory",
@@ -81,9 +95,20 @@ CAUSES: tuple[Row, ...] = (
         "/dev/shm is full ({shm}): make it larger (docker run --shm-size 8g), or lower num_workers",
     ),
     Row(
-        "full /dev/shm under a DataLoader",
-        matches(f"{_DATALOADER_BUS}|{_NO_SHM}"),
-        "DataLoader workers pass batches through /dev/shm, which is full: docker run --shm-size 8g, or fewer workers",
+        "small /dev/shm",
+        both(killed_by(SIGBUS), fact(lambda facts: facts.shm_small)),
+        "/dev/shm is small ({shm} now), and who shares more memory there gets SIGBUS: docker run --shm-size 8g",
+    ),
+    Row(
+        "full /dev/shm",
+        matches(_NO_SHM),
+        "/dev/shm is full ({shm} now): make it larger (docker run --shm-size 8g), or lower num_workers",
+    ),
+    Row(
+        "bus error in a DataLoader worker",
+        matches(_DATALOADER_BUS),
+        "DataLoader workers pass batches through /dev/shm ({shm} now): make it larger (docker run --shm-size 8g), or "
+        "lower num_workers",
     ),
     Row(
         "DataLoader worker killed",
@@ -126,6 +151,35 @@ CAUSES: tuple[Row, ...] = (
         matches(r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"),
         "the line shown may be a later one: `--env CUDA_LAUNCH_BLOCKING=1` makes the traceback exact",
     ),
+    Row(
+        "hardware fault of a GPU",
+        matches(r"uncorrectable (?:ECC|NVLink) error|GPU is lost|fallen off the bus"),
+        "the GPU itself has failed, not the script ({device} of this worker): see `nvidia-smi -q` and `dmesg | grep Xid`, "
+        "and leave it out (`--devices`) until it is reset",
+    ),
+    Row(
+        "no kernel for this GPU",
+        matches(r"no kernel image is available for execution on the device"),
+        "the torch of {interpreter}, or a package with CUDA code, was not built for this kind of GPU: install another build",
+    ),
+    Row(
+        "driver too old",
+        matches(r"driver on your system is too old|driver version is insufficient for CUDA runtime version"),
+        "the torch of {interpreter} needs a newer driver than this machine has: install a build for an older CUDA",
+    ),
+    Row(
+        "GPU in use by others",
+        matches(
+            r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy or unavailable"
+        ),
+        "another process has it, and it takes one only (`nvidia-smi -q -d COMPUTE`), or its driver hangs: take a free one "
+        "(`--devices`)",
+    ),
+    Row(
+        "GPUs not set up",
+        matches(r"[Ee]rror 802: system not yet initialized|CUDA error: system not yet initialized"),
+        "the node's GPUs are not set up: an administrator has to start nvidia-fabricmanager",
+    ),
     # the network
     Row(
         "address in use",
@@ -153,6 +207,28 @@ CAUSES: tuple[Row, ...] = (
         "this torch has no libuv: `--env USE_LIBUV=0`",
     ),
     # the script and its environment
+    Row(
+        "disk full",
+        matches(r"No space left on device|\(os error 28\)"),
+        "a file system is full, in bytes or in files: `df -h` and `df -i` say which",
+    ),
+    Row(
+        "quota used up",
+        matches(r"Disk quota exceeded|\(os error 122\)"),
+        "the quota of this user or project is used up: `quota -s`, or the cluster's own command, says which",
+    ),
+    Row(
+        "file not written whole",
+        matches(
+            r"basic_ios::clear: iostream error|\bunexpected pos \d{1,20} vs \d|\b\d{1,20} requested and \d{1,20} written"
+        ),
+        "a file could not be written whole, and the library does not say why: see `df -h`, `df -i` and your quota",
+    ),
+    Row(
+        "too many open files on the machine",
+        matches(r"Too many open files in system"),
+        "all processes of the machine together have too many files open: an administrator can raise `sysctl fs.file-max`",
+    ),
     Row(
         "too many open files",
         matches(r"Too many open files|received 0 items of ancdata"),
@@ -227,7 +303,8 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "bus error",
         killed_by(SIGBUS),
-        "mostly a full /dev/shm, or a memory-mapped file that was cut short or lies on a full disk",
+        "it used memory whose file was cut short or lies on a full disk, or shared memory without room for it "
+        "(/dev/shm has {shm})",
     ),
     Row(
         "segmentation fault",

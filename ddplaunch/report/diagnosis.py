@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddplaunch.record import record
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.evidence import Evidence
-from ddplaunch.report.words import signal_name, size
+from ddplaunch.report.words import count, signal_name, size
 from ddplaunch.supervise.outcome import WorkerExit
 
 
@@ -15,6 +15,7 @@ class Cause:
 
     name: str
     advice: str  # one line
+    line: str = ""  # of what the worker said by which the cause was told; "" if it was told by facts
 
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
@@ -25,10 +26,11 @@ def classify(end: WorkerExit, facts: Evidence) -> Cause | None:
         "full": end.device if end.device != "cpu" else "a GPU, which ddplaunch gave no worker,",
         "signal": signal_name(end.signal or 0),
         "memory": size(end.peak_rss),
+        "kills": count(facts.oom_kills, "kill"),
         "interpreter": facts.interpreter or "the workers' Python",
         "shm": f"{size(facts.shm_free or 0)} of {size(facts.shm_size or 0)} free",
     }
     for row in CAUSES:
         if (found := row.predicate(end, facts)) is not None:
-            return Cause(name=row.name, advice=row.advice.format(**general | dict(found)))
+            return Cause(name=row.name, advice=row.advice.format(**general | dict(found)), line=found.get("line", ""))
     return None

@@ -16,7 +16,8 @@ _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container by default
 class Evidence:
     """What is known about the node of the first failure."""
 
-    oom_kills: int = 0  # processes of the job's cgroup that the kernel killed for memory since the job began
+    oom_kills: int = 0  # processes that the kernel killed for memory since the job began
+    oom_kills_of_machine: bool = False  # not of the job's cgroup alone, which does not tell
     shm_size: int | None = None  # bytes of /dev/shm; None: not known
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
@@ -28,10 +29,13 @@ class Evidence:
 
     @property
     def shm_full(self) -> bool:
-        """Whether /dev/shm is full, or so small that it was: a dead worker's part of it is free again at once."""
-        return (self.shm_size is not None and self.shm_size <= _SMALL_SHM) or (
-            self.shm_free is not None and self.shm_size is not None and self.shm_free < self.shm_size / 50
-        )
+        """Whether /dev/shm is full."""
+        return self.shm_free is not None and self.shm_size is not None and self.shm_free < self.shm_size / 50
+
+    @property
+    def shm_small(self) -> bool:
+        """Whether /dev/shm is so small that it may have been full: a dead worker's part of it is free again at once."""
+        return self.shm_size is not None and self.shm_size <= _SMALL_SHM
 
 
 Found = Mapping[str, str]  # values for the advice
@@ -40,17 +44,22 @@ Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 def matches(pattern: str) -> Predicate:
     """Fit by the text of the failure; the groups that took part are values for the advice."""
-
-    def fits(end: WorkerExit, _: Evidence) -> Found | None:
-        match = re.search(pattern, searchable(failure_text(end)), re.MULTILINE)
-        return None if match is None else {name: text for name, text in match.groupdict().items() if text}
-
-    return fits
+    return lambda end, _: _search(pattern, failure_text(end))
 
 
 def stderr_matches(pattern: str) -> Predicate:
     """Fit by the end of its stderr, beside the exception."""
-    return lambda end, _: {} if re.search(pattern, searchable(end.stderr_tail)) else None
+    return lambda end, _: _search(pattern, end.stderr_tail)
+
+
+def _search(pattern: str, text: str) -> Found | None:
+    text = searchable(text)
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        return None
+    end = text.find("\n", match.end())
+    line = text[text.rfind("\n", 0, match.end()) + 1 : end if end >= 0 else None]
+    return {"line": line} | {name: found for name, found in match.groupdict().items() if found}
 
 
 def killed_by(*signals: int) -> Predicate:

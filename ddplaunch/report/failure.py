@@ -25,7 +25,7 @@ _NOISE = re.compile(
     r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |Exception raised from |Extension modules: |<omitting python frames>)"
 )
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~])?")
 _RED_ERROR = "\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m"
 _CYAN_HINT = "\x1b[1;36mhint\x1b[0m\x1b[1m:\x1b[0m"
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
@@ -51,10 +51,12 @@ def render(report: FailureReport, *, colour: bool = False) -> str:
     """Write the report, ending with a newline; with ANSI colours for a terminal if asked to."""
     head, *rest = _head(report)
     error, hint = (_RED_ERROR, _CYAN_HINT) if colour else ("error:", "hint:")
+    where = _where(report)
     sections = [
         [f"{error} {head}", *_indented(rest)],
-        _indented(_where(report)),
+        _indented(where),
         _indented(_who(report)),
+        _indented(_evidence(report.cause, (head, *rest, *where))) if report.cause else [],
         [f"{hint} {report.cause.advice}"] if report.cause else [],
     ]
     return "\n\n".join("\n".join(map(below, section)) for section in sections if section) + "\n"
@@ -115,6 +117,12 @@ def _crash(first: WorkerExit, cwd: str) -> list[str]:
         *(f"  {place(frame, cwd)}" for frame in frames[:_STACK_FRAMES]),
         *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
     ]
+
+
+def _evidence(cause: Cause, shown: Sequence[str]) -> list[str]:
+    """Quote the line by which the cause was told, unless the report shows it."""
+    lines = [_cut(line.strip()) for line in _without_noise(cause.line)]
+    return [f"told by: {line}" for line in lines if not any(line in each for each in shown)]
 
 
 def _last_stderr(text: str) -> list[str]:
@@ -181,6 +189,7 @@ def failure_report(
     size, room = traces.shm or (None, None)
     facts = Evidence(
         oom_kills=traces.oom_kills,
+        oom_kills_of_machine=traces.oom_kills_of_machine,
         shm_size=size,
         shm_free=room,
         interpreter=interpreter,

@@ -57,8 +57,9 @@ ROWS = [
     ("preempted", end(signal=SIGTERM), Evidence(preempted=True)),
     ("out of walltime", end(signal=SIGKILL), Evidence(walltime_over=True)),
     ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1)),
+    ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1, oom_kills_of_machine=True)),
     (
-        "out of memory in a DataLoader worker",
+        "out of memory in a child process",
         raised(
             "RuntimeError",
             "DataLoader worker (pid(s) 7100) exited unexpectedly",
@@ -90,9 +91,9 @@ ROWS = [
         Evidence(),
     ),
     ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096)),
-    ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
+    ("small /dev/shm", end(signal=SIGBUS), Evidence(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
     (
-        "full /dev/shm under a DataLoader",
+        "bus error in a DataLoader worker",
         raised(
             "RuntimeError",
             "DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are"
@@ -101,7 +102,17 @@ ROWS = [
         Evidence(),
     ),
     (
-        "full /dev/shm under a DataLoader",
+        "full /dev/shm",
+        raised(
+            "OSError",
+            "[Errno 28] No space left on device",
+            '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
+            "    sl = self._semlock = _multiprocessing.SemLock(\n                         ^^^^^^^^^^^^^^^^^^^^^^^^^",
+        ),
+        Evidence(),
+    ),
+    (
+        "full /dev/shm",
         raised("RuntimeError", "unable to write to file </torch_4711_1804289383_0>: No space left on device (28)"),
         Evidence(),
     ),
@@ -203,6 +214,87 @@ ROWS = [
             "torch.distributed.DistStoreError",
             "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
         ),
+        Evidence(),
+    ),
+    (
+        "hardware fault of a GPU",
+        raised(
+            "RuntimeError",
+            "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported at some"
+            " other API call, so the stacktrace below might be incorrect.",
+        ),
+        Evidence(),
+    ),
+    (
+        "hardware fault of a GPU",
+        end(
+            signal=SIGABRT,
+            tail="terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error:"
+            " uncorrectable ECC error encountered\n",
+        ),
+        Evidence(),
+    ),
+    (
+        "no kernel for this GPU",
+        raised("RuntimeError", "CUDA error: no kernel image is available for execution on the device"),
+        Evidence(),
+    ),
+    (
+        "driver too old",
+        raised(
+            "RuntimeError",
+            "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading"
+            " and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx",
+        ),
+        Evidence(),
+    ),
+    (
+        "GPU in use by others",
+        raised("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+        Evidence(),
+    ),
+    (
+        "GPUs not set up",
+        raised(
+            "RuntimeError",
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()"
+            " that might have already set an error? Error 802: system not yet initialized",
+        ),
+        Evidence(),
+    ),
+    ("disk full", raised("OSError", "[Errno 28] No space left on device"), Evidence()),
+    ("disk full", raised("RuntimeError", "write(): fd 3 failed with No space left on device"), Evidence()),
+    (
+        "disk full",
+        raised(
+            "safetensors._safetensors_rust.SafetensorError",
+            "Error while serializing: I/O error: No space left on device (os error 28)",
+        ),
+        Evidence(),
+    ),
+    (
+        "disk full",
+        raised(
+            "RuntimeError",
+            "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
+            "OSError: [Errno 28] No space left on device",
+        ),
+        Evidence(),
+    ),
+    ("quota used up", raised("OSError", "[Errno 122] Disk quota exceeded: 'checkpoint.pt'"), Evidence()),
+    (
+        "file not written whole",
+        raised(
+            "RuntimeError",
+            "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
+            "RuntimeError: basic_ios::clear: iostream error",
+        ),
+        Evidence(),
+    ),
+    ("file not written whole", raised("OSError", "1048576 requested and 262112 written"), Evidence()),
+    (
+        "too many open files on the machine",
+        raised("OSError", "[Errno 23] Too many open files in system: '/dev/null'"),
         Evidence(),
     ),
     ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Evidence()),
@@ -353,7 +445,8 @@ def test_an_exception_is_not_explained_by_a_preemption() -> None:
 @pytest.mark.parametrize(
     ("worker", "facts", "words"),
     [
-        (end(signal=SIGKILL), Evidence(oom_kills=2), "its peak was 61 GiB"),
+        (end(signal=SIGKILL), Evidence(oom_kills=2), "its peak was 61 GiB; its cgroup counts 2 kills"),
+        (end(signal=SIGKILL), Evidence(oom_kills=1, oom_kills_of_machine=True), "on this machine meanwhile (1 kill;"),
         (end(signal=SIGKILL), Evidence(), "SIGKILL came from outside"),
         (end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096), "4 KiB of 8 GiB free"),
         (raised("torch.OutOfMemoryError", "CUDA out of memory."), Evidence(), "cuda:3 is full"),
@@ -373,9 +466,22 @@ def test_an_exception_is_not_explained_by_a_preemption() -> None:
             "--local_rank '${local_rank}'",
         ),
     ],
-    ids=["memory", "signal", "shm", "device", "module", "a device of nobody", "local rank"],
+    ids=["memory", "memory of the machine", "signal", "shm", "device", "module", "a device of nobody", "local rank"],
 )
 def test_the_advice_names_what_it_is_about(worker: WorkerExit, facts: Evidence, words: str) -> None:
     cause = classify(worker, facts)
     assert cause is not None
     assert words in cause.advice
+
+
+def test_a_cause_names_the_line_that_told_it_and_none_where_facts_did() -> None:
+    killed = raised(
+        "RuntimeError",
+        "DataLoader worker (pid(s) 7100) exited unexpectedly",
+        "first\nRuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. \nlast",
+    )
+    told = [classify(killed, Evidence(oom_kills=1)), classify(end(signal=SIGKILL), Evidence(oom_kills=1))]
+    assert [cause and cause.line for cause in told] == [
+        "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. ",
+        "",
+    ]

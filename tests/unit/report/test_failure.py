@@ -293,8 +293,27 @@ def test_a_kill_by_the_kernel_for_memory() -> None:
       rank 2   pid 4702  cuda:2  peak memory 61.2 GiB   logs logs/rank-2.err
       the other 2 workers were stopped by SIGTERM in 0.1 s
 
-    hint: the kernel's OOM killer ended it (its peak was 61.2 GiB): ask for more, or use fewer DataLoader workers
-    """)
+    hint: the kernel's OOM killer ended it (its peak was 61.2 GiB; its cgroup counts 1 kill): ask for more, or use fewer DataLoader workers
+    """)  # noqa: E501  # a hint is one line
+
+
+def test_the_line_that_told_the_cause_is_quoted_where_it_is_not_shown() -> None:
+    killed = "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. "
+    gone = error(
+        "RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly", MAIN, traceback=f"{killed}\n...\n"
+    )
+    assert report(end(0, error=gone), facts=Evidence(oom_kills=1)) == expect("""
+    error: rank 0 failed: RuntimeError: DataLoader worker (pid(s) 7100) exited unexpectedly   (exit status 1, after 4 s)
+
+      train.py:120
+        main()
+
+      rank 0   pid 4700  cuda:0   logs logs/rank-0.err
+
+      told by: RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed.
+
+    hint: the kernel's OOM killer ended a child process (1 kill meanwhile): ask for more memory, or use fewer of them (num_workers of a DataLoader)
+    """)  # noqa: E501  # a hint is one line
 
 
 def test_an_abort_in_compiled_code() -> None:
