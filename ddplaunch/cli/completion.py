@@ -1,14 +1,23 @@
 """Completion by shells: the script for each, and how it asks us. What completes what is in `commands.py`.
 
 click's own scripts let the names of files take the place of the verbs in bash, say nothing where zsh lacks compinit, and
-cut a description at its first comma in fish.
+cut a description at its first comma in fish. It has none for tcsh.
 """
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping
 
-from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    split_arg_string,
+)
 
 from ddplaunch.cli.commands import root
 
@@ -111,7 +120,32 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 """
 
 
-_CLASSES: Mapping[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+class _Tcsh(_WithValues):
+    name = "tcsh"
+    source_template = "complete %(prog_name)s 'p@*@`env %(complete_var)s=tcsh_complete %(prog_name)s`@@'"
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """From the line up to the cursor."""
+        line = os.environ.get("COMMAND_LINE", "")
+        words = split_arg_string(line)[1:]
+        return (words, "") if not words or line.endswith(" ") else (words[:-1], words[-1])
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """With the names of files, which tcsh does not add itself."""
+        option = incomplete[: incomplete.find("=") + 1] if incomplete.startswith("--") else ""
+        found = []
+        for item in super().get_completions(args, incomplete):
+            paths = glob.glob(f"{glob.escape(item.value)}*") if item.type in ("file", "dir") else []
+            found += [CompletionItem(f"{option}{path}{'/' * os.path.isdir(path)}") for path in paths]
+            found += [item] if item.type == "plain" else []
+        return found
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """A line of its own."""
+        return str(item.value)
+
+
+_CLASSES: Mapping[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish, "tcsh": _Tcsh}
 
 
 def script(shell: str) -> str:

@@ -23,7 +23,7 @@ USAGE = {
     "stacks": "ddplaunch stacks [-r LIST] [--threads] [--native] [--json] [RUN]",
     "stop": "ddplaunch stop [RUN]",
     "shim": "ddplaunch shim FOLDER",
-    "completion": "ddplaunch completion [bash|zsh|fish]",
+    "completion": "ddplaunch completion [bash|zsh|fish|tcsh]",
 }
 _RUN = (
     "RUN is the name of a run, as `ddplaunch ps` shows it, a beginning of that, or its folder. It may be left out where only "
@@ -87,6 +87,7 @@ _SHELLS = (
     ('eval "$(ddplaunch completion bash)"', "in ~/.bashrc"),
     ('eval "$(ddplaunch completion zsh)"', "in ~/.zshrc, after `autoload -Uz compinit && compinit`"),
     ("ddplaunch completion fish | source", "in ~/.config/fish/config.fish"),
+    ("eval `ddplaunch completion tcsh`", "in ~/.tcshrc"),
 )
 _SHIM = (('eval "$(ddplaunch shim ~/torchrun-shim)"', "in this shell"),)
 _DEFAULTS = (

@@ -200,10 +200,10 @@ def _completion(shells: Sequence[str], env: Mapping[str, str]) -> int:
     shell = shells[0] if shells else os.path.basename(env.get("SHELL", ""))
     if len(shells) > 1 or shell not in SHELLS:
         raise LaunchError(
-            f"completion {' '.join(shells)}: expected bash, zsh or fish"
+            f"completion {' '.join(shells)}: expected bash, zsh, fish or tcsh"
             if shells
-            else "SHELL is not bash, zsh or fish",
-            hint="type `ddplaunch completion bash`, zsh or fish",
+            else "SHELL is not bash, zsh, fish or tcsh",
+            hint="type `ddplaunch completion bash`, zsh, fish or tcsh",
         )
     return _print(completion.script(shell))
 

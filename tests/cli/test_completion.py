@@ -18,6 +18,7 @@ SHELLS = {
     "bash": ("--norc --noprofile -i", 'eval "$(ddplaunch completion bash)"', TAB * 2),  # the first Tab lists nothing
     "zsh": ("-f -i", 'autoload -Uz compinit && compinit -u; eval "$(ddplaunch completion zsh)"', TAB),
     "fish": ("--no-config -i", "ddplaunch completion fish | source", ""),
+    "tcsh": ("-f -i", "set prompt = '> '; eval `ddplaunch completion tcsh`", "\x04"),
 }
 
 
@@ -33,7 +34,12 @@ class Shell:
         command.chmod(0o755)
         (home / "train.py").touch()
         (home / "logs").mkdir()
-        env = {"PATH": f"{home}/bin:/usr/bin:/bin", "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8"}
+        env = {
+            "PATH": f"{home}/bin:/usr/bin:/bin",
+            "HOME": str(home),
+            "TERM": "vt100" if name == "tcsh" else "dumb",
+            "LANG": "C.UTF-8",
+        }
         self.child = pexpect.spawn(
             name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=60, dimensions=(40, 120)
         )
@@ -44,7 +50,7 @@ class Shell:
     def line_after(self, typed: str, *, keys: str = TAB) -> str:
         """What stands in the line after these keys; a shell takes the next only when it has completed."""
         self.child.send(f"{typed}{keys}{CTRL_A}echo l''ine {ENTER}")
-        self.child.expect(r"\nline ([^\r\n]*)\r\n")
+        self.child.expect(r"\nline ([^\r\n]*)\r+\n")
         return (
             str(self.child.match.group(1)).strip().rstrip("/")
         )  # zsh takes the / of a folder away at the end of a line

@@ -173,8 +173,8 @@ REFUSED = [
     ("A=1 train.py", "A=1 is a variable, not a script", "type `ddplaunch --env A=1 train.py`"),
     ("-q plan train.py", "plan does not exist", "a verb comes first: `ddplaunch plan ...`"),
     ("plan --json --sh train.py", "--json and --sh do not go together", "leave one out"),
-    ("completion tcsh", "completion tcsh: expected bash, zsh or fish",
-     "type `ddplaunch completion bash`, zsh or fish"),
+    ("completion ksh", "completion ksh: expected bash, zsh, fish or tcsh",
+     "type `ddplaunch completion bash`, zsh, fish or tcsh"),
 ]  # fmt: skip
 
 
