@@ -20,7 +20,7 @@ GPU_PYTHON ?= .venv/bin/python
 TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_bootstrap_errors.py \
 	tests/process/test_bootstrap_group.py tests/process/test_bootstrap_torch.py tests/process/test_functions.py \
 	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
-TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(notdir $(PYTHON)))
+TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(subst /,_,$(PYTHON:/%=%)))
 
 .PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench bench-check bench-picture test-deps clean
 
