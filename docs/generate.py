@@ -180,7 +180,7 @@ def _cli() -> str:
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
-        "shell complete verbs, options and values. `ddplaunch --help` shows the options that people use, `--help-all` all of "
+        "shell complete verbs, options and values. `ddplaunch --help` shows the options used most, `--help-all` all of "
         "them; `help`, `help VERB`, `version` and `-V` work, too.",
         "Options stand before SCRIPT; everything after it belongs to the script. `_` and `-` mean the same in the name "
         "of an option. Below each option stands where else its value may come from; "

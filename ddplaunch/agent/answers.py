@@ -38,7 +38,7 @@ def answer(
 
 def _stacks(samples: Sequence[Sample] | None, threads: bool) -> Answer:
     if samples is None:
-        return NoAnswer("has no room for a process that takes stacks")
+        return NoAnswer("could not create the process that takes stacks")
     answer = _bounded(sent(samples, threads=threads))
     # the main threads of all workers are worth more than all threads of none
     return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer
@@ -47,7 +47,7 @@ def _stacks(samples: Sequence[Sample] | None, threads: bool) -> Answer:
 def _bounded(answer: Answer) -> Answer:
     """The answer, if it is no longer than a frame may be."""
     size = len(encode(answer))
-    return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, which is too long")
+    return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
 
 
 def _status(workers: Workers | None, draft: Plan) -> NodeStatus:

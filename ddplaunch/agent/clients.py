@@ -69,9 +69,9 @@ class Clients:
             client = _Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
             self._clients.add(client)
             if (uid := uid_of(sock)) not in (os.getuid(), 0):
-                client.refuse(f"this run is not of user {uid}")
+                client.refuse(f"this run belongs to another user than {uid}")
             elif len(self._clients) > MAX_CLIENTS:
-                client.refuse("too many others look into this run")
+                client.refuse("too many commands ask this run at once")
 
     def _asked(self, client: _Client, request: requests.Request) -> None:
         client.send(self._run())
@@ -187,11 +187,11 @@ class _Client:
                 return
             protocol = requests.protocol_of(payload).protocol
             if protocol != requests.PROTOCOL:
-                self.refuse(f"it speaks protocol {requests.PROTOCOL} (ddplaunch {__version__}), and you {protocol}")
+                self.refuse(f"it has protocol {requests.PROTOCOL} (ddplaunch {__version__}), this command {protocol}")
                 return
             request = requests.for_agent(payload)
         except (FrameError, Malformed) as error:
-            self.refuse(f"ddplaunch {__version__}, which runs it, does not know what you ask: {error}")
+            self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
             return
         self._has_asked, self.until = True, None
         self._asked(self, request)

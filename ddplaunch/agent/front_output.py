@@ -56,7 +56,7 @@ class FrontOutput:
             self._write(self._terminals[-1], memoryview(self._area.write(b"")))
 
     def forget_area(self) -> None:
-        """Leave what is drawn where it is: somebody else writes below it."""
+        """Leave what is drawn where it is: another program writes below it."""
         if self._area is not None:
             self._area.forget()
 

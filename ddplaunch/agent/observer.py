@@ -2,7 +2,7 @@
 
 A worker moves if it, or a process below it, has written to its pipes, read or written files, computed, started or ended a
 process. One that computes and does nothing else moves too, unless it waits in a collective, and in the same one as at the look
-before: that may be all that keeps the CPU busy. Whoever cannot be judged moves.
+before: that may be all that keeps the CPU busy. A worker that cannot be judged counts as moving.
 """
 
 from __future__ import annotations

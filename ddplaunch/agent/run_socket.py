@@ -82,7 +82,7 @@ class RunSocket:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a job
             self.close()
             self._warn(
-                f"warning: `ddplaunch ps`, `stop` and `stacks` reach this run no more: {type(error).__name__}: {error}"
+                f"warning: `ddplaunch ps`, `stop` and `stacks` no longer reach this run: {type(error).__name__}: {error}"
             )
 
     @property

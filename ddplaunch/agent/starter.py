@@ -83,7 +83,7 @@ class Starter:
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None
             if self._server is not None and not self._server.is_ready:
-                imports = f"process {self._server.pid}, from which the workers are to be forked,"
+                imports = f"the fork server (pid {self._server.pid})"
                 self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
 
     @property
@@ -174,7 +174,7 @@ class Starter:
         if self._server.is_ready:
             self.deadline = None
         while self._server.notes and self._is_asked:
-            self._note(f"not imported before the workers: {self._server.notes.pop(0)}")
+            self._note(f"not imported by the fork server: {self._server.notes.pop(0)}")
 
     def _give_up(self, why: str) -> None:
         self._why_lost = why

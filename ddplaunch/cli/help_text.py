@@ -96,7 +96,7 @@ _DEFAULTS = (
     "Options may be written with _ for -."
 )
 _SELF = (
-    ("-h, --help", "The options that people use, in short."),
+    ("-h, --help", "The options used most, in short."),
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
@@ -140,12 +140,12 @@ def alone(*, colour: bool) -> str:
     page = _Page(colour)
     page.write_text(_ALONE)
     page.examples(_EXAMPLES)
-    page.paragraph("`ddplaunch --help` shows the options that people use, `ddplaunch --help-all` all of them.")
+    page.paragraph("`ddplaunch --help` shows the options used most, `ddplaunch --help-all` all of them.")
     return page.getvalue()
 
 
 def of(verb: str, *, full: bool, colour: bool) -> str:
-    """The help of a verb; of `run` the options that people use, or all of them."""
+    """The help of a verb; of `run` the options used most, or all of them."""
     page = _Page(colour)
     page.write(f"{page.styled('Usage:', 'bold')} {USAGE[verb]}\n")
     page.paragraph(_ABOUT[verb])

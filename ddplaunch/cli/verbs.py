@@ -42,7 +42,7 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
 }
 NAMES_NO_RUN = ("ps",)
 ABOUT = (
-    (("-h", "--help"), "The options that people use."),
+    (("-h", "--help"), "The options used most."),
     (("--help-all",), "All options."),
     (("-V", "--version"), "The version."),
 )

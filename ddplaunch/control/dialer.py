@@ -16,7 +16,7 @@ from ddplaunch.control.tcp import Sockaddr, describe, endpoint_of, error_of, pre
 CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
 # seconds at most, doubled each time that a target has accepted the connection and sent nothing: before a coordinator that
 # thousands reach at once there is a queue, and who leaves it has to wait for as long once more
-MOST_PATIENCE = 60.0
+MAX_TIMEOUT = 60.0
 STAGGER = 0.25  # seconds until the next target is tried while one has not answered yet (RFC 8305)
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
 GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
@@ -52,7 +52,7 @@ class Dialer:
         self._clock = clock
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
-        self._patience: dict[Target, float] = {}  # with those that were silent, seconds
+        self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
         self._attempts: set[_Attempt] = set()
         self._next = inf  # when to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
@@ -75,7 +75,7 @@ class Dialer:
         for attempt in [attempt for attempt in self._attempts if now >= attempt.deadline]:
             if attempt in self._attempts:  # `refused` may have stopped all
                 if attempt.is_waiting:
-                    self._patience[attempt.target] = min(2 * attempt.patience, MOST_PATIENCE)
+                    self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
                 attempt.time_out()
         if now >= self._next:
             self._go_on(now)
@@ -103,9 +103,9 @@ class Dialer:
             except OSError as error:
                 failed.append((endpoint_of(address), describe(error)))
             else:
-                patience = self._patience.get(target, CONNECT_TIMEOUT)
+                timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
                 attempt = _Attempt(
-                    sock, target, self._selector, now, patience, won=self._won, lost=self._lost, key=self._key
+                    sock, target, self._selector, now, timeout, won=self._won, lost=self._lost, key=self._key
                 )
                 self._attempts.add(attempt)
                 break
@@ -157,7 +157,7 @@ class _Attempt:
         target: Target,
         selector: selectors.BaseSelector,
         began: float,
-        patience: float,
+        timeout: float,
         *,
         key: Key,
         won: Callable[[_Attempt, Peer], None],
@@ -165,7 +165,7 @@ class _Attempt:
     ) -> None:
         self.target = target
         self.endpoint = endpoint_of(target[1])
-        self.patience = patience  # seconds for the first bytes, once it is connected
+        self.timeout = timeout  # seconds for the first bytes, once it is connected
         self._sock = sock
         self._selector = selector
         self._began = began
@@ -180,11 +180,11 @@ class _Attempt:
         """A peer that answers has the whole handshake timeout; one that sends nothing is given up earlier, at first."""
         if self._greeting is None:
             return self._began + CONNECT_TIMEOUT
-        return self._began + (self._handshake_timeout if self._greeting.received_any else self.patience)
+        return self._began + (self._handshake_timeout if self._greeting.received_any else self.timeout)
 
     @property
     def _handshake_timeout(self) -> float:
-        return max(HANDSHAKE_TIMEOUT, 2 * self.patience)
+        return max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
 
     @property
     def is_waiting(self) -> bool:
@@ -199,7 +199,7 @@ class _Attempt:
         elif self._greeting.received_any:
             self._lost(self, f"handshake not completed in {self._handshake_timeout:g} s")
         else:
-            self._lost(self, f"accepted the connection, but sent nothing in {self.patience:g} s")
+            self._lost(self, f"accepted the connection, but sent nothing in {self.timeout:g} s")
 
     def discard(self) -> None:
         """Close, without calling back."""

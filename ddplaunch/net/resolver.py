@@ -81,12 +81,12 @@ def look_up(host: str, slow: Callable[[], None]) -> Answer:
     with selectors.DefaultSelector() as selector:
         resolver = Resolver(selector, [(host, 0)], answers.extend)
         try:
-            patience: float | None = _SLOW
+            timeout: float | None = _SLOW
             while not answers:
-                ready = selector.select(patience)
+                ready = selector.select(timeout)
                 if not ready:
                     slow()
-                    patience = None
+                    timeout = None
                 for key, _ in ready:
                     key.data()
         finally:

@@ -163,7 +163,7 @@ OPTIONS: tuple[Option, ...] = (
                 "until you leave it."),
 
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
-           help="Do not have torch record the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
+           help="Keep torch from recording the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
 
     Option(name="simulate", group=_DEBUGGING, metavar="[divide|share]", parse=parsers.one_of(*_SIMULATIONS),
            choices=_SIMULATIONS, optional="divide", example="divide",

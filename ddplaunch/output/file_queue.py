@@ -1,7 +1,7 @@
 """What is to be written to files, on its way to the process that writes them. Touches no file, and never blocks.
 
-A disk may hang, as that of a dead file server does, and whoever writes to it then hangs with it, in uninterruptible sleep. So
-that is a process of its own (`report/file_writer.py`), which can be left behind; a thread would keep its process from ending.
+A disk may hang, as that of a file server that does not respond, and what writes to it is then in uninterruptible sleep. So that
+is a process of its own (`report/file_writer.py`), which can be left behind; a thread would keep its process from ending.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Lines:
 
     Of a line that was overwritten with carriage returns (a progress bar) the last state is the line. A bar that
     has not ended is shown as a line after FIRST_UPDATE, then each UPDATE_INTERVAL at most, if it moves; a `live` one is shown
-    in place by somebody else, and becomes a line when it stands still.
+    in place by another program, and becomes a line when it stands still.
     """
 
     __slots__ = ("_has_updated", "_is_still", "_live", "_rest", "_screen", "_settle_at", "_unfinished", "_update_at")

@@ -107,7 +107,7 @@ class ForkServer:
             if what == "errno" and text.isdecimal():
                 raise StartError(int(text), "cannot create a process")
             if what != "pid" or not text.isdecimal():
-                raise ServerLost(text or "what was imported has written to the agent")
+                raise ServerLost(text or "an imported module has written to the fork server's socket")
             child = self._adopted(int(text))
             os.write(release, b"\n")
         finally:

@@ -1,7 +1,7 @@
 """The messages between the dispatcher and the agents that it starts, as typed values. Pure.
 
-Both are the same version of ddplaunch, but a host may be anybody's: what does not fit its type exactly is refused. Texts of
-the operating system (arguments, variables, paths) travel as bytes: they need not be UTF-8.
+Both are the same version of ddplaunch, but a host may be under another user's control: what does not fit its type exactly is
+refused. Texts of the operating system (arguments, variables, paths) travel as bytes: they need not be UTF-8.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     # waiting for others; such failures follow another one too, and are reported only where no other worker failed
     Row(
-        "nobody hosts the store",
+        "no store at MASTER_PORT",
         matches(r"client socket has timed out"),
         "rank 0 hosts it from init_process_group() on, or any worker of node 0 that connects to MASTER_PORT: none did in time",
     ),

@@ -22,6 +22,7 @@ from ddplaunch.report.words import count, tilde
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, State
+from ddplaunch.supervise.job.step import OWN_END
 from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -65,7 +66,7 @@ class JobReporter:
             and event.id not in after.members
         ):
             member = before.members[event.id]
-            emit("node_left", host=member.host, node_rank=member.place, reason="its ddplaunch was ended")
+            emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
 
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
         """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""

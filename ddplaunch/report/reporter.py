@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
 
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
-_VISIBLE = 1 << 20  # bytes written since a stop that are more than farewells
+_VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
 
@@ -124,14 +124,17 @@ class Reporter:
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
                 elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
-                    self.print(self._stopping(signum, before.policy.grace_period))
+                    self.print(self._stopping(signum, before))
             case node.Swept(left, _):
                 self.emit("swept", signal=before.swept_with, left=list(left))
 
-    def _stopping(self, signum: int, grace_period: float) -> str:
+    def _stopping(self, signum: int, state: State) -> str:
+        """Say what is being stopped; how many workers of other nodes still run is not known here."""
         assert self._plan is not None
         again = "; Ctrl-C again kills" if signum == signal.SIGINT else ""
-        return f"stopping {count(self._plan.world_size, 'worker')}, up to {duration(grace_period)}{again}"
+        running = count(self._plan.world_size - len(state.exits), "worker")
+        what = running if self._plan.nnodes == 1 else f"the workers on {self._plan.nnodes} nodes"
+        return f"stopping {what}, up to {duration(state.policy.grace_period)}{again}"
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""
@@ -207,7 +210,9 @@ class Reporter:
         new, self._dropped = size - self._dropped, size
         if new:
             self.emit("output_dropped", bytes=new)
-            self.write(f"ddplaunch: {new:,} bytes are not shown here, since they were not read; the logs have them\n")
+            self.write(
+                f"ddplaunch: {new:,} bytes of output are not shown here, because nothing read them; they are in the logs\n"
+            )
 
     def paused(self, pause: Pause | None) -> None:
         """Report, if it is another than before, that this node did not run for a while."""
@@ -216,7 +221,7 @@ class Reporter:
         self._pause = pause
         self.emit("paused", seconds=round(pause.seconds, 3))
         if self._reports_job and pause.seconds >= _LONG:
-            self.print(f"paused for {duration(pause.seconds)}, in which no time limit has run")
+            self.print(f"paused for {duration(pause.seconds)}; no time limit ran meanwhile")
 
     # --- the end
 

@@ -25,7 +25,7 @@ def open_runtime_folder(*, make: bool = False) -> int:
     """Open that folder, and give its descriptor.
 
     Raises:
-        OSError: there is none, or what is there is not this user's alone.
+        OSError: there is none, or what is there belongs to another user, or others may write to it.
     """
     path, uid = runtime_folder(os.getuid()), os.getuid()
     if make:
@@ -35,18 +35,18 @@ def open_runtime_folder(*, make: bool = False) -> int:
     found = os.fstat(folder)
     if found.st_uid != uid or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(folder)
-        raise PermissionError(f"{path} is not this user's alone")
+        raise PermissionError(f"{path} belongs to another user, or others may write to it")
     return folder
 
 
 def problem() -> str:
-    """Say why that folder takes no sockets of ours, if it is another's, as anybody can have arranged; "" if it is not."""
+    """Say why that folder takes no sockets of ours, if it is another's, as any user can have arranged; "" if it is not."""
     try:
         os.close(open_runtime_folder())
     except FileNotFoundError:
         return ""
     except OSError:
-        return f"{runtime_folder(os.getuid())} is not this user's alone"
+        return f"{runtime_folder(os.getuid())} belongs to another user, or others may write to it"
     return ""
 
 

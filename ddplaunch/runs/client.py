@@ -20,7 +20,7 @@ from ddplaunch.report import run_socket
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
 _SILENT = "does not answer"
-_PATIENCE = 1.0  # seconds that replies may take beyond those that the nodes have
+_MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
 @record
@@ -68,7 +68,7 @@ def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Rep
             with suppress(OSError):
                 sock.send(pack(requests.encode(requests.Request(asked, within))))
             selector.register(sock, selectors.EVENT_READ, conversation)
-        until = time.monotonic() + within + _PATIENCE
+        until = time.monotonic() + within + _MARGIN
         while selector.get_map() and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 if not key.data.read():

@@ -102,8 +102,8 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
         if len(here) == 1:
             return here[0]
         if not here:
-            raise _none(env, "no job of yours runs here", elsewhere(env, here), verb)
-        raise _several(f"{len(here)} jobs of yours run here", here, verb)
+            raise _none(env, "none of your jobs runs here", elsewhere(env, here), verb)
+        raise _several(f"{len(here)} of your jobs run here", here, verb)
     if os.sep in named:
         return _by_folder(env, named, here, verb)
     exact = [replies for replies in here if name_of(replies) == named]
@@ -114,9 +114,9 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
         raise _several(f"{named} is the beginning of {len(found)} runs", found, verb)
     there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
     if any(os.path.basename(folder) == named for folder in folders(env)) and not there:
-        raise LaunchError(f"run {named} does not run any more", hint=f"`ddplaunch logs {named}` shows its output")
+        raise LaunchError(f"run {named} has ended", hint=f"`ddplaunch logs {named}` shows its output")
     meant = did_you_mean(named, map(name_of, here))
-    raise _none(env, f"no run {named} is found here", there, verb, meant)
+    raise _none(env, f"there is no run {named} here", there, verb, meant)
 
 
 def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb: str) -> Replies:

@@ -190,7 +190,7 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
         raise LaunchError(text, hint=f"name one: `ddplaunch logs {found[-1]}`")
     meant = did_you_mean(named, folders)
     hint = f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs; the newest 20 runs are kept"
-    raise LaunchError(f"there is no run {named}", hint=hint)
+    raise LaunchError(f"there is no run {named} here", hint=hint)
 
 
 def _whole(folder: str) -> str:

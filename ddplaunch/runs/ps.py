@@ -26,7 +26,7 @@ def show(env: Mapping[str, str], *, as_json: bool) -> str:
 
         return json.dumps([*map(_data, here), *map(_data_elsewhere, there)], indent=1)
     blocks = [*map(render, here), *map(_render_elsewhere, there)]
-    return "\n\n".join(blocks) if blocks else "no job of yours runs here"
+    return "\n\n".join(blocks) if blocks else "none of your jobs runs here"
 
 
 def render(replies: Replies) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ddplaunch.control import requests
 from ddplaunch.control.fields import Malformed
-from ddplaunch.errors import LaunchError, below, count
+from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.report.words import duration
 from ddplaunch.runs import client, find
@@ -31,23 +31,22 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
             for reply in client.replies_of(sock, requests.Stop()):
                 match reply:
                     case requests.Run():
-                        workers = f" ({count(reply.world_size, 'worker')})" if reply.world_size else ""
-                        write(f"stopping {name}{workers}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                        write(f"stopping {name}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                         sock.settimeout(None)  # they have the grace period of their job
                     case requests.Ended(status):
                         write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK
                     case requests.Refused(reason):
-                        raise LaunchError(f"run {name} refuses: {below(reason)}")
+                        raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except (TimeoutError, BlockingIOError):
         raise LaunchError(
             f"run {name} does not answer: its agent is stopped, or hangs",
-            hint="the front still ends it: send that SIGTERM, twice if it has to be killed",
+            hint="send SIGTERM to the command that started it; a second one kills the job",
             status=NODE_LOST,
         ) from None
     except Malformed as error:
         raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
     except OSError:
         pass  # it ended at this very moment
-    write(f"{name} has ended; how was not said")
+    write(f"{name} has ended; its status is not known")
     return OK

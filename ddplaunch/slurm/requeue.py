@@ -15,7 +15,7 @@ from ddplaunch.supervise.outcome import Intent
 
 RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
 
-_UNANSWERED = "no answer of Slurm was waited for"
+_UNANSWERED = "Slurm's answer was not waited for"
 
 _Reply = TypeVar("_Reply")
 

@@ -122,7 +122,7 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
             package = name.partition(".")[0]
             if package not in sys.modules and any(other.startswith(f"{package}.") for other in sys.modules):
                 # the program would import it once more: what is made of C may crash
-                why = f"{package} can be imported in part only"
+                why = f"{package} can only be imported in part"
     sys.path[:] = path
     return notes, why
 
@@ -180,16 +180,16 @@ def _folder() -> "tuple[int, int]":
 def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
     """Say what forked workers would share to their harm, None if nothing; `folder` is the one in which they should begin."""
     if _folder() != folder:
-        return "what was imported has changed the working directory"
+        return "an imported module has changed the working directory"
     if len(os.listdir("/proc/self/task")) > 1:
         _let_threads_end()
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
-        return "what was imported has started threads, which a forked process would not have"
+        return "an imported module has started threads, which a forked process would not have"
     try:
         with open(f"/proc/self/task/{threads[0]}/children") as file:
             if file.read().strip():
-                return "what was imported has started a process"
+                return "an imported module has started a process"
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         pass
     for one in os.listdir("/proc/self/fd"):
@@ -198,9 +198,9 @@ def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
         except OSError:  # the folder itself, which was open for the list
             continue
         if name.startswith("socket:") and int(one) != fd:
-            return "what was imported has opened a socket"
+            return "an imported module has opened a socket"
         if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
-            return f"what was imported has opened {name}: a GPU cannot be used across a fork"
+            return f"an imported module has opened {name}: a GPU cannot be used across a fork"
     return None
 
 
@@ -213,7 +213,7 @@ def _let_threads_end() -> None:
 
 
 def _wait(pid: int) -> int:
-    """Wait for the end of a child; give its status, or 0 where what was imported has it reaped by another or by the kernel."""
+    """Wait for the end of a child; give its status, or 0 where an imported module has it reaped by another or by the kernel."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:

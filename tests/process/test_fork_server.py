@@ -123,8 +123,8 @@ def test_what_an_import_prints_is_printed_by_each_worker(run):
 def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
     result = run(preload="no_such_module,raises,preloaded", imported=IMPORTED)
     assert result.status == 0
-    assert result.err.count("not imported before the workers: ") == 2
-    assert "not imported before the workers: no_such_module: ModuleNotFoundError: No module named" in result.err
+    assert result.err.count("not imported by the fork server: ") == 2
+    assert "not imported by the fork server: no_such_module: ModuleNotFoundError: No module named" in result.err
     assert len(parents(job)) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
 def test_a_module_may_raise_whatever_it_likes(run, imported):
     result = run("print('runs')", imported)
     assert result.status == 0
-    assert "not imported before the workers: preloaded: " in result.err
+    assert "not imported by the fork server: preloaded: " in result.err
     assert "fresh processes" not in result.err
 
 
@@ -158,7 +158,7 @@ def test_after_a_package_that_was_imported_in_part_workers_are_fresh(run, write,
     write("half/__init__.py", "import half.part\nraise ImportError('the other half')")
     result = run("print('runs')", preload="half")
     assert sorted(result.out.splitlines()) == ["[0] runs", "[1] runs"]
-    assert "fresh processes, not by the fork server: half can be imported in part only" in result.err
+    assert "fresh processes, not by the fork server: half can only be imported in part" in result.err
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imp
     [
         (
             "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
-            "what was imported has started threads, which a forked process would not have",
+            "an imported module has started threads, which a forked process would not have",
         ),
-        ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "what was imported has started a process"),
-        ("import socket\nkept = socket.socket()", "what was imported has opened a socket"),
-        ("import os\nos.chdir('/')", "what was imported has changed the working directory"),
+        ("import subprocess\nsubprocess.Popen(['sleep', '600'])", "an imported module has started a process"),
+        ("import socket\nkept = socket.socket()", "an imported module has opened a socket"),
+        ("import os\nos.chdir('/')", "an imported module has changed the working directory"),
         ("import os\nos._exit(3)", "it has ended"),
     ],
 )

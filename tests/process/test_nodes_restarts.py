@@ -182,7 +182,7 @@ def test_sigterm_to_an_agent_is_its_node_leaving_and_to_all_the_end(nodes, progr
     started[0].process.send_signal(SIGTERM)
     assert nodes.statuses() == [143] * 3
     assert not nodes.has_sign("place-2-0")
-    assert [event["reason"] for event in nodes.events_of(0, "node_left")] == ["its ddplaunch was ended"] * 2
+    assert [event["reason"] for event in nodes.events_of(0, "node_left")] == ["its ddplaunch has ended"] * 2
 
 
 def _parent(pid: int) -> int:

@@ -64,7 +64,7 @@ def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_mis
     assert all(line.startswith(b"[") and len(line) == 1003 for line in lines)
     (dropped,) = [event["bytes"] for event in job.events("output_dropped")]
     assert dropped + len(shown) == 2 * (FLOOD // 1000) * 1004
-    assert f"{dropped:,} bytes are not shown here" in result.err
+    assert f"{dropped:,} bytes of output are not shown here" in result.err
     assert [(job.folder / f"rank-{rank}.out").read_bytes() == flood_of(rank) for rank in range(2)] == [True, True]
     job.nothing_left()
 

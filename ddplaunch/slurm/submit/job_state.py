@@ -29,11 +29,11 @@ _ENDS = {
 }
 _REQUEUEABLE = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 _WORDS = {
-    "BOOT_FAIL": "ended since a node did not boot",
+    "BOOT_FAIL": "ended because a node did not boot",
     "CANCELLED": "was cancelled",
     "COMPLETED": "completed",
     "DEADLINE": "ended at its deadline",
-    "NODE_FAIL": "ended since a node failed",
+    "NODE_FAIL": "ended because a node failed",
     "OUT_OF_MEMORY": "ran out of memory",
     "PREEMPTED": "was preempted",
     "TIMEOUT": "reached its time limit",

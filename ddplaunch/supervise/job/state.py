@@ -120,7 +120,7 @@ def _runs(member: Member) -> bool:
 _NOBODY = Members.of(())
 
 
-NOBODY_STILL: FrozenMap[tuple[float, float]] = FrozenMap.of({})
+NO_NODE_STILL: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 
 
 @record(kw_only=True)
@@ -140,7 +140,7 @@ class State:
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0
     generation_at: float = 0.0
-    still: FrozenMap[tuple[float, float]] = NOBODY_STILL  # from when to when no worker of a node has moved, by id
+    still: FrozenMap[tuple[float, float]] = NO_NODE_STILL  # from when to when no worker of a node has moved, by id
     exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"

@@ -9,12 +9,12 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import NOBODY_STILL, OWN, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.state import NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
-_OWN_END = "its ddplaunch was ended"
+OWN_END = "its ddplaunch has ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
@@ -158,7 +158,7 @@ def _start(state: State, at: float) -> Result:
         generation=generation,
         generation_at=at,
         exits=(),
-        still=NOBODY_STILL,
+        still=NO_NODE_STILL,
         lost=(),
         phase_deadline=None,
         rdzv_deadline=None,
@@ -180,7 +180,7 @@ def _stopping(state: State, event: events.NodeStopping) -> Result:
     may_come_back = state.members[who].place is None and who != OWN and not state.needs_all
     if leaves or may_come_back:
         # an agent that takes no part yet may come back with other options; one that has lost its front will not
-        left, then = _left(state, who, _CUT_OFF if state.policy.called else _OWN_END, at)
+        left, then = _left(state, who, _CUT_OFF if state.policy.called else OWN_END, at)
         return left, (*then, actions.Drop(who) if leaves else actions.Release(who, signum))
     if who != OWN:
         from ddplaunch.supervise.job import leaving  # one node needs none of it
@@ -200,7 +200,7 @@ def _leaving(state: State, said: str, event: events.NodeStopping) -> Result:
     """Go on without this node, of which the state knows that it leaves."""
     who, at, announced = event.id, event.at, actions.Print(said)
     if not _is_awaited(state, who):
-        left, then = _left(state, who, _OWN_END, at)
+        left, then = _left(state, who, OWN_END, at)
         if state.phase is Phase.PAUSING:
             left = replace(left, phase_deadline=max(left.phase_deadline or at, left.regroup_at))
         starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)

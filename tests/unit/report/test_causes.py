@@ -344,7 +344,7 @@ ROWS = [
         Evidence(),
     ),
     (
-        "nobody hosts the store",
+        "no store at MASTER_PORT",
         raised(
             "torch.distributed.DistNetworkError",
             "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",

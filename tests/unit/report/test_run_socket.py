@@ -82,7 +82,7 @@ def test_what_refuses_is_removed_among_those_of_this_host_only(runtime, tmp_path
     [(b"", None), (b"\xff\xff\xff\xff", "frame"), (b"\0\0\0\2[]", "understand"), (b"\0\0\0\x10", "does not answer")],
 )
 def test_what_is_no_reply_is_not_believed(runtime, tmp_path, monkeypatch, reply, problem):
-    monkeypatch.setattr(client, "_PATIENCE", 0.1)
+    monkeypatch.setattr(client, "_MARGIN", 0.1)
     runtime.mkdir(0o700)
     over = threading.Event()
 

@@ -60,10 +60,10 @@ def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, en
                 find.choose(env, named, "stop")
             assert "far runs on gpu07" in raised.value.message
             assert raised.value.hint == "`ssh gpu07 ddplaunch stop far`"
-    assert ps.show(env, as_json=False) == "no job of yours runs here"
-    with pytest.raises(LaunchError, match="far does not run any more"):
+    assert ps.show(env, as_json=False) == "none of your jobs runs here"
+    with pytest.raises(LaunchError, match="far has ended"):
         find.choose(env, "far", "stop")
-    with pytest.raises(LaunchError, match="no job of yours runs here"):
+    with pytest.raises(LaunchError, match="none of your jobs runs here"):
         find.choose(env, None, "stop")
 
 

@@ -70,7 +70,7 @@ def test_a_job_that_could_come_back_but_does_not_is_over_after_a_while() -> None
     lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME - 1)
     assert (observed.over, lines[-1]) == (False, ())
     lines, observed = reported([job("RUNNING")], lost, lost, every=RETURN_TIME)
-    assert (observed.over, observed.status, lines[-1]) == (True, 122, ("ended since a node failed",))
+    assert (observed.over, observed.status, lines[-1]) == (True, 122, ("ended because a node failed",))
     _, observed = reported([job("NODE_FAIL", Requeue="0")])
     assert observed.over
 
@@ -84,7 +84,7 @@ ENDS = [
     ("CANCELLED", "0:0", 143, "was cancelled"),
     ("TIMEOUT", "0:15", 124, "reached its time limit"),
     ("OUT_OF_MEMORY", "0:125", 137, "ran out of memory"),
-    ("BOOT_FAIL", "0:0", 122, "ended since a node did not boot"),
+    ("BOOT_FAIL", "0:0", 122, "ended because a node did not boot"),
     ("FAILED", "0:0", FAILED, "failed with status 1"),
 ]
 
