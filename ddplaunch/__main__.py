@@ -12,9 +12,12 @@ gc.disable()  # nothing that is imported is garbage, and looking for it takes a 
 
 import os  # noqa: E402 - the handler comes first
 import sys  # noqa: E402
-from typing import NoReturn  # noqa: E402
 
 from ddplaunch.cli import main as cli  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

@@ -37,12 +37,14 @@ _OBEYED = (
 
 def visible(text: str) -> str:
     """Write what a terminal would obey as escapes: others have their part in names, exceptions and messages that we print."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text  # as nearly all is; to compile the pattern takes 1 ms
     return re.sub(_OBEYED, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def below(text: str) -> str:
     """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
-    return re.sub(r"\n(?=[^ \n])", "\n  ", text)
+    return re.sub(r"\n(?=[^ \n])", "\n  ", text) if "\n" in text else text
 
 
 def why_failed(error: OSError) -> str:

@@ -9,20 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, dataclass_transform, overload
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, dataclass_transform, overload
+
+    T = TypeVar("T")
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})  # a default for mappings
 
 _REQUIRED = object()
 
 
-@overload
-def record(cls: type[T], /) -> type[T]: ...
-@overload
-def record(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
-@dataclass_transform(frozen_default=True)
+if TYPE_CHECKING:
+
+    @overload
+    def record(cls: type[T], /) -> type[T]: ...
+    @overload
+    @dataclass_transform(frozen_default=True)
+    def record(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
+
+
 def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
     """Make a class with annotated fields a frozen record; equal if of one class with equal fields."""
 

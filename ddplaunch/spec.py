@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from signal import Signals
-from typing import Any
 
 from ddplaunch.record import NOTHING, fields_of, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class ProgramKind(Enum):

@@ -6,11 +6,11 @@ import errno
 import os
 import select
 import socket
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, STDERR, STDOUT
 from ddplaunch.process.terminal import size_of
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # most jobs draw no bars
     from ddplaunch.output.area import StatusArea
 

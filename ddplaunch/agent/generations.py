@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
@@ -25,6 +24,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.agent.debuggers import Debuggers
     from ddplaunch.agent.observer import Observer

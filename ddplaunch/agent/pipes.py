@@ -12,12 +12,12 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
 from ddplaunch.record import record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 

@@ -9,12 +9,12 @@ import json
 import os
 import selectors
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.output.file_queue import LISTEN
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # only a job that is looked into needs it
     from ddplaunch.agent.clients import Clients
 

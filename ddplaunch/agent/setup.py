@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.cluster import Allocation
@@ -32,8 +31,10 @@ from ddplaunch.spec import JobSpec, Streams, default
 from ddplaunch.supervise.node import Policy
 from ddplaunch.supervise.outcome import ClusterEnding
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import selectors
+    from typing import Any
 
     from ddplaunch.agent.shutdown import Requeue
     from ddplaunch.coordinator.link import Link, LinkHandler

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.agent.pipes import (
     ASKS,
@@ -33,10 +32,13 @@ from ddplaunch.process import clock
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # few jobs need it
+    from typing import TypeVar
+
     from ddplaunch.process.ask import Asked
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)

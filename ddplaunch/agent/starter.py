@@ -7,7 +7,6 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -22,6 +21,7 @@ from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Child, StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.process.fork_server import ForkServer
 

@@ -6,7 +6,6 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -23,6 +22,7 @@ from ddplaunch.record import NOTHING, replace
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
+TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.mps import MpsService

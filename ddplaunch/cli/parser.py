@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ddplaunch.cli.verbs import ABOUT, FORMS, RUN_OPTIONS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FLAGS: dict[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},

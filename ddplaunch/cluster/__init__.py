@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.record import record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs no list of hosts
     from ddplaunch.cluster.hostlist import Host
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TypeVar
 
 from ddplaunch.cluster import Endpoint
 from ddplaunch.spec import JobSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
@@ -19,8 +24,6 @@ RESERVED = (None, "a free one is reserved at the start")
 _CANDIDATES = 8
 # below Linux's ephemeral ports (from 32768) and torchrun's defaults; a prime number of blocks of 8 ports
 _FIRST, _BLOCKS = 20000, 1171
-
-T = TypeVar("T")
 
 
 def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:

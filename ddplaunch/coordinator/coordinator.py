@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from signal import SIGTERM
-from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.coordinator.link import Answered, ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
@@ -24,6 +23,7 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.control.questions import Question
     from ddplaunch.coordinator.agents import Agents

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.plan import Agreed
 from ddplaunch.record import record
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
+    from typing import Protocol
+
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.coordinator.coordinator import Coordinator
 

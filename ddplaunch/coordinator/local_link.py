@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from selectors import BaseSelector
-from typing import TYPE_CHECKING
 
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link, Report
@@ -16,6 +15,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, Member
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import LinkHandler
 

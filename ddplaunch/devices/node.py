@@ -9,12 +9,14 @@ import sys
 from collections.abc import Mapping
 
 from ddplaunch.devices import Core, Device, Hardware
-from ddplaunch.devices import torch_build as torchbuild
 from ddplaunch.devices.choose import choose
 from ddplaunch.devices.probe import probe
-from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.record import record, replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.devices.torch_build import TorchBuild
 
 _LONGEST_SCRIPT = 1 << 18  # bytes; to parse more takes a notable time
 
@@ -51,8 +53,10 @@ def _cores(spec: JobSpec, hardware: Hardware) -> tuple[Core, ...]:
     return cpus.cores("/", hardware.cpus)
 
 
-def torch_build(spec: JobSpec) -> torchbuild.TorchBuild | None:
+def torch_build(spec: JobSpec) -> TorchBuild | None:
     """The torch that the workers would import, as its files describe it."""
+    from ddplaunch.devices import torch_build as torchbuild  # only devices, and several nodes, need it
+
     return torchbuild.find(spec.program.python or sys.executable)
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+
+from ddplaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
 
@@ -65,7 +70,8 @@ def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
     return cpulist(read(root, path) or "")
 
 
-class Mount(NamedTuple):
+@record
+class Mount:
     """A line of /proc/self/mountinfo: proc_pid_mountinfo(5)."""
 
     top: str  # what of the file system is mounted there

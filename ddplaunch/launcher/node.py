@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent import front, loop
 from ddplaunch.agent.setup import AgentJob, AgentSetup, JobInputs
@@ -26,6 +25,7 @@ from ddplaunch.report.run_folder import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.slurm.requeue import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Given
 from ddplaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 @record(kw_only=True)

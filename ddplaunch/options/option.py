@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # set for workers, and so never read as a default: a job started inside a worker is another job
 WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))

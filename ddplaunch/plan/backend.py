@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.devices import Device
-from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.devices.torch_build import TorchBuild
 
 
 def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple[str, str]:

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
-from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.devices.torch_build import TorchBuild
 
 
 def make_plan(

@@ -8,10 +8,13 @@ import resource
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
 
 from ddplaunch.process.linux import signal_at_end_of
 from ddplaunch.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 @record

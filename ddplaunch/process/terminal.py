@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _STDIN = 0
 _UNKNOWN = os.terminal_size((80, 24))  # of a serial line
 
-Modes = list[Any]  # as termios has them
+Modes = list["Any"]  # as termios has them
 
 
 def modes() -> Modes | None:

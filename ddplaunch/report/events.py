@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from signal import SIGWINCH
-from typing import Any
 
 from ddplaunch.plan.ranks import compress
 from ddplaunch.record import record
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = 1
 
@@ -92,7 +95,7 @@ class Event:
 Reader = Callable[[Event], None]
 
 
-Named = tuple[str, Mapping[str, Any]]  # the name of an event and its fields
+Named = tuple[str, Mapping[str, "Any"]]  # the name of an event and its fields
 
 
 def of_event(event: node.Event) -> Named | None:

@@ -18,7 +18,6 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, FileQueue, Log
 from ddplaunch.plan import Plan
@@ -27,6 +26,10 @@ from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # few jobs need it
+    from typing import Any
+
     from ddplaunch.supervise.outcome import Intent
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
 
-V = TypeVar("V")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 
 
-class FrozenMap(Mapping[int, V]):
+class FrozenMap(Mapping[int, "V"]):
     """Values by number; close numbers are kept together, each part in the order in which they came."""
 
     def __init__(self, parts: Mapping[int, dict[int, V]], length: int) -> None:
