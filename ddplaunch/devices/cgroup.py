@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ddplaunch.devices.sysfs import Mount, Root, mounts, read
+from ddplaunch.record import record
 
 
-class Group(NamedTuple):
+@record(kw_only=True)
+class Group:
     """A control group of this process, by a mount that shows it."""
 
     is_v2: bool
@@ -24,7 +25,7 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
         for mount in mounted:
             shows_v1 = mount.kind == "cgroup" and controller in mount.options and controller in controllers.split(",")
             if mount.kind == "cgroup2" if is_v2 else shows_v1:
-                yield Group(is_v2, tuple(_folders(mount, path)))
+                yield Group(is_v2=is_v2, folders=tuple(_folders(mount, path)))
 
 
 def cpu_quota(root: Root) -> float | None:
