@@ -75,7 +75,7 @@ class Clients:
 
     def _asked(self, client: _Client, request: requests.Request) -> None:
         client.send(self._run())
-        if isinstance(request.asked, requests.Stop):
+        if isinstance(request.asked, requests.StopRun):
             client.awaits_end = True
             self._stop()
             return
@@ -119,7 +119,7 @@ class Clients:
     def ended(self, end: JobEnd) -> None:
         """Tell those that wait for it how the job has ended."""
         for client in [client for client in self._clients if client.awaits_end]:
-            client.finish(requests.Ended(end.status, end.why, text(end.text)))
+            client.finish(requests.RunEnded(end.status, end.why, text(end.text)))
 
     @property
     def deadline(self) -> float | None:
@@ -199,7 +199,7 @@ class _Client:
     def refuse(self, reason: str) -> None:
         """Give no answer, and say why."""
         self._has_asked = True
-        self.finish(requests.Refused(line(reason)))
+        self.finish(requests.RequestRefused(line(reason)))
 
     def finish(self, reply: requests.Reply) -> None:
         """Send the last reply."""

@@ -15,7 +15,7 @@ from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.front_output import FrontOutput, print_now
 from ddplaunch.agent.pipes import GOES_ON, MAY_STOP, STOPPED, UNREAD_TIMEOUT, FrontPipes, Replies
-from ddplaunch.agent.signals import SignalDeduplicator, Source, passed_on
+from ddplaunch.agent.signals import SignalDeduplicator, SignalOrigin, passed_on
 from ddplaunch.process import clock
 from ddplaunch.process.terminal import modes, set_modes
 from ddplaunch.process.tree import ends_within, has_ended, is_orphaned_group
@@ -115,7 +115,7 @@ class _Front:
         """Note a signal to stop; the agent has received it already."""
         if signum not in self._stops or self.is_done:
             return
-        event = self._deduplicator.take(signum, time.monotonic(), Source.FRONT)
+        event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT)
         if not self.stopped_by:
             self.stopped_by = signum
         elif event.escalates and self._question is None:

@@ -18,7 +18,7 @@ from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.run_socket import RunSocket
 from ddplaunch.agent.setup import AgentJob
 from ddplaunch.agent.shutdown import Shutdown
-from ddplaunch.agent.signals import END_MARGIN, SignalSource, Source
+from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.agent.starter import CannotStart
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
 from ddplaunch.errors import LaunchError
@@ -206,7 +206,7 @@ class Agent:
     def _stop_job(self) -> None:
         """End the job as Ctrl-C does: with another signal if that is ignored here, as after nohup."""
         signum = SIGINT if SIGINT in self._job.signals else SIGTERM
-        self._signals.received(signum, Source.FRONT)
+        self._signals.received(signum, SignalOrigin.FRONT)
 
     def _expect_one_fewer(self) -> None:
         if self._own_link is not None:

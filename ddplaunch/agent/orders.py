@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, OutputQueue
-from ddplaunch.agent.signals import SignalSource, Source
+from ddplaunch.agent.signals import SignalOrigin, SignalSource
 from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Report
 from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
@@ -43,7 +43,7 @@ class Orders:
     def feed(self, event: node.Event) -> None:
         """Take an event; it is processed when the loop comes to it."""
         if isinstance(event, node.SignalReceived):
-            self._signals.received(event.signum, Source.COORDINATOR)
+            self._signals.received(event.signum, SignalOrigin.COORDINATOR)
         else:
             self._feed(event)
 

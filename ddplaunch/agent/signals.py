@@ -55,7 +55,7 @@ def passed_on(signals: Iterable[int]) -> frozenset[int]:
     return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
 
 
-class Source(Enum):
+class SignalOrigin(Enum):
     """Where a process got a signal from; what comes to several processes at once, as from `pkill -f`, comes from several."""
 
     FRONT = auto()  # the command that the user started
@@ -72,9 +72,9 @@ class SignalDeduplicator:
         self._stops = stops
         self._plain = sent_again | {signal.SIGHUP}  # the kernel and the shell both signal a closed terminal
         self._last: dict[int, float] = {}  # when each last came that was no repeat
-        self._came: dict[int, tuple[float, set[Source]]] = {}  # since when the latest comes, and from where
+        self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}  # since when the latest comes, and from where
 
-    def take(self, signum: int, at: float, source: Source, *, plain: bool = False) -> node.SignalReceived:
+    def take(self, signum: int, at: float, source: SignalOrigin, *, plain: bool = False) -> node.SignalReceived:
         """Give the event that this signal is; only one that the user sent to the front escalates, and no `plain` one."""
         is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
         if signum in self._stops and not is_repeat:
@@ -85,7 +85,7 @@ class SignalDeduplicator:
             sources.add(source)
         else:
             self._came[signum] = (at, {source})
-        escalates = source is Source.FRONT and not (plain or is_copy or is_repeat or signum in self._plain)
+        escalates = source is SignalOrigin.FRONT and not (plain or is_copy or is_repeat or signum in self._plain)
         return node.SignalReceived(signum, at, escalates=escalates, is_copy=is_copy)
 
 
@@ -165,7 +165,7 @@ class SignalSource:
                 asked.give_up()
         return asked.answer
 
-    def received(self, signum: int, source: Source, *, by_cluster: bool = False, plain: bool = False) -> None:
+    def received(self, signum: int, source: SignalOrigin, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""
         self.end_asked = self.end_asked or signum in self._stops
         event = self._deduplicator.take(signum, clock.now(), source, plain=plain)
@@ -183,7 +183,7 @@ class SignalSource:
             elif signum == signal.SIGCONT and os.getppid() != self._front:
                 pass  # the kernel's word of the front's end
             elif signum != ASKS:
-                self.received(signum, Source.PROCESS, by_cluster=self._signals_all)
+                self.received(signum, SignalOrigin.PROCESS, by_cluster=self._signals_all)
         self._let_front_stop()
 
     def _passed_on(self) -> None:
@@ -198,7 +198,7 @@ class SignalSource:
             self._feed(node.FrontLost(clock.now()))
         for signum in numbers:
             if signum not in _OF_FRONT:
-                self.received(signum, Source.FRONT)
+                self.received(signum, SignalOrigin.FRONT)
         self._note_pause(numbers)
         self._let_front_stop()
 
@@ -223,9 +223,9 @@ class SignalSource:
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
             if request == PLAIN_SIGNAL:
-                self.received(requests[at + 1], Source.FRONT, plain=True)
+                self.received(requests[at + 1], SignalOrigin.FRONT, plain=True)
             elif request == HOST_SIGNAL:
-                self.received(requests[at + 1], Source.HOST)
+                self.received(requests[at + 1], SignalOrigin.HOST)
             elif request == ONE_FEWER:
                 self._one_fewer()
             elif request == MAY_STOP:

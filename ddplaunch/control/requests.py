@@ -1,8 +1,8 @@
 """What a command asks of a running job over the socket of the run, and what comes back. Pure: bytes to values and back.
 
 A request and the replies to it are frames of `frames.py` without a signature: who may connect is the kernel's business. The
-replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `Stop` they are `Run` and, when the
-job has ended, `Ended`. Instead of the first there may be `Refused`.
+replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are `Run` and, when the
+job has ended, `RunEnded`. Instead of the first there may be `RequestRefused`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ddplaunch.control.questions import Answer, Question
 PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
 
 
-class Stop(Struct, frozen=True, tag="stop"):
+class StopRun(Struct, frozen=True, tag="stop"):
     """End the job as Ctrl-C does; asked once more, as a second Ctrl-C does."""
 
 
 class Request(Struct, frozen=True):
     """What a client sends, once."""
 
-    asked: Question | Stop
+    asked: Question | StopRun
     within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
     protocol: Number = PROTOCOL
 
@@ -61,7 +61,7 @@ class Done(Struct, frozen=True, tag="done"):
     """All nodes have answered, or have had the time to."""
 
 
-class Ended(Struct, frozen=True, tag="ended"):
+class RunEnded(Struct, frozen=True, tag="ended"):
     """The job has ended."""
 
     status: Status
@@ -69,7 +69,7 @@ class Ended(Struct, frozen=True, tag="ended"):
     text: Text = ""
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class RequestRefused(Struct, frozen=True, tag="refused"):
     """There will be no answer."""
 
     reason: Line
@@ -79,7 +79,7 @@ class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | Ended | Refused
+Reply = Run | NodeReply | Done | RunEnded | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)

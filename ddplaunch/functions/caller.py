@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.functions import exceptions, request
-from ddplaunch.functions.connection import ERROR, RESULT, Listener, WorkerConnection
+from ddplaunch.functions.call_outcome import CallOutcome
+from ddplaunch.functions.connection import ERROR, RESULT, WorkerConnection, WorkerListener
 from ddplaunch.functions.main_module import import_path
-from ddplaunch.functions.outcome import CallOutcome
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.options.option import Given
@@ -62,7 +62,7 @@ class Caller:
         self._outcome = CallOutcome()
         self._stop_signal = stop_signal(spec)
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
-        self._listener = Listener()
+        self._listener = WorkerListener()
         self._resources.callback(self._listener.close)
         try:
             self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)

@@ -35,7 +35,7 @@ _CHUNK = 1 << 20  # bytes
 _ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
 
 
-class Listener:
+class WorkerListener:
     """The socket to which workers connect."""
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
         allocation = without_step(spec, allocation)
     if allocation.starter == "srun":
-        from ddplaunch.slurm.step import run_step  # each of the three needs what the others do not
+        from ddplaunch.slurm.run_step import run_step  # each of the three needs what the others do not
 
         return run_step(spec, env, allocation)
     if allocation.cluster == "slurm" and spec.requeue_on and (parent := _parent()) not in ("slurmstepd", ""):

@@ -54,11 +54,11 @@ def main() -> int:
         status = _run(order, front, input_pipe)
     except LaunchError as error:
         hint = None if error.hint is None else text(error.hint)
-        front.finish(messages.Refused(message=text(error.message), hint=hint, status=error.status))
+        front.finish(messages.OrderRefused(message=text(error.message), hint=hint, status=error.status))
         return error.status
     except _JobEnded as ended:
         status = ended.status
-    front.finish(messages.Ended(status, front.left))
+    front.finish(messages.AgentEnded(status, front.left))
     return status
 
 

@@ -118,9 +118,9 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
         return None
 
     def why_ending() -> ClusterEnding:
-        from ddplaunch.slurm import ending  # only a signal needs it
+        from ddplaunch.slurm import end_reason  # only a signal needs it
 
-        return ending.why_ending(token.public(env), ending.CONTROLLER_TIMEOUT)
+        return end_reason.why_ending(token.public(env), end_reason.CONTROLLER_TIMEOUT)
 
     return why_ending
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.output.prefix import RESET, Prefix
-from ddplaunch.output.screen import Screen, moves, split_unfinished
+from ddplaunch.output.screen import RedrawnRows, moves, split_unfinished
 from ddplaunch.supervise.deadline import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
@@ -31,7 +31,7 @@ class Lines:
         self._is_still = False
         self._rest = bytearray()  # of the line that has not ended
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
-        self._screen: Screen | None = None  # only while the worker redraws
+        self._screen: RedrawnRows | None = None  # only while the worker redraws
         self._settle_at: float | None = None
         self._update_at: float | None = None
         self._has_updated = False
@@ -70,11 +70,11 @@ class Lines:
 
     def _draw(self, data: bytes, at: float) -> bytes:
         # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
-        screen = self._screen or Screen(depth=LIVE_DEPTH if self._live else 0)
+        screen = self._screen or RedrawnRows(depth=LIVE_DEPTH if self._live else 0)
         block = screen.feed(self._take() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
-            screen = Screen()
+            screen = RedrawnRows()
         if not screen.holds_lines:
             self._settle_at = None
         elif self._settle_at is None or screen.redrawn:
@@ -90,7 +90,7 @@ class Lines:
         self._keep(screen)
         return block
 
-    def _keep(self, screen: Screen) -> None:
+    def _keep(self, screen: RedrawnRows) -> None:
         line = screen.leave()
         self._screen = screen if line is None else None
         self._rest += line or b""

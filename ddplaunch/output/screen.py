@@ -32,7 +32,7 @@ def split_unfinished(data: bytes) -> tuple[bytes, bytes]:
     return data[: len(data) - len(unfinished)], unfinished
 
 
-class Screen:
+class RedrawnRows:
     """The last rows of one stream; rows that can no longer change leave it as lines.
 
     How far back the cursor goes is learned: `depth` rows above the last one are held, none before it first went up unless that

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
-from ddplaunch.remote.job import AgentStart
-from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, Decoder, FrameError, GreetingDecoder
+from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, FrameError, GreetingDecoder, PipeDecoder
+from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe
 
 _READ = 1 << 18  # bytes at a time
@@ -64,7 +64,7 @@ class HostConnection:
         self._stdin = self._stdout = self._stderr = -1
         self._sender: OutputPipe | None = None  # to its stdin
         self._greeting_decoder: GreetingDecoder | None = GreetingDecoder()
-        self._decoder = Decoder(FROM_HOST)
+        self._decoder = PipeDecoder(FROM_HOST)
         self._own_output = b""
         self._partial_lines: dict[bytes, bytes] = {}
         self._paused = False

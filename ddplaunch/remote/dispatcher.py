@@ -18,8 +18,8 @@ from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.diagnose import HostError
-from ddplaunch.remote.job import RemoteJob
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL, FrameError
+from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.remote.status import HostStatuses
 from ddplaunch.supervise import node
@@ -217,9 +217,9 @@ class Dispatcher:
                 self._final_report = text
             case messages.FinalReport(text):
                 self._loss_report, self._loss_report_at = text, clock.now() + self._job.heartbeat_timeout
-            case messages.Refused(message, hint, status):
+            case messages.OrderRefused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
-            case messages.Ended(status, left):
+            case messages.AgentEnded(status, left):
                 if self._job.starter == "simulate":  # then it is a process of this host
                     for pid, started in left:
                         self._leave(pid, started)

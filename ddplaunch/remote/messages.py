@@ -85,7 +85,7 @@ class Worker(Struct, frozen=True, tag="worker"):
     pid: _Pid
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class OrderRefused(Struct, frozen=True, tag="refused"):
     """From a host: the job cannot run there."""
 
     message: Text
@@ -93,7 +93,7 @@ class Refused(Struct, frozen=True, tag="refused"):
     status: Annotated[int, Meta(ge=1, le=255)]
 
 
-class Ended(Struct, frozen=True, tag="ended"):
+class AgentEnded(Struct, frozen=True, tag="ended"):
     """From a host: nothing of the job is left there, but for what writes to a disk that hangs."""
 
     status: Status
@@ -118,7 +118,9 @@ class Outcome(Struct, frozen=True, tag="outcome"):
     status: Status
 
 
-Report = Addresses | Ready | Listening | Begun | Worker | Refused | Ended | FinalReport | FailureText | Outcome
+Report = (
+    Addresses | Ready | Listening | Begun | Worker | OrderRefused | AgentEnded | FinalReport | FailureText | Outcome
+)
 FromFirst = Addresses | Listening | FailureText | Outcome
 
 encode = msgspec.json.Encoder().encode

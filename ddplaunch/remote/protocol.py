@@ -50,7 +50,7 @@ def greeting() -> bytes:
     return b"%s%d %s\n" % (_MARK, PROTOCOL, __version__.encode())
 
 
-class Decoder:
+class PipeDecoder:
     """The receiving end of a stream of frames."""
 
     def __init__(self, tags: bytes) -> None:
@@ -83,7 +83,7 @@ class Decoder:
 
 
 class GreetingDecoder:
-    """Waits for the greeting. Afterwards `rest` belongs to a Decoder."""
+    """Waits for the greeting. Afterwards `rest` belongs to a PipeDecoder."""
 
     def __init__(self) -> None:
         self._buffer = b""

@@ -7,7 +7,7 @@ import selectors
 from collections import deque
 
 from ddplaunch.process import clock
-from ddplaunch.remote.protocol import TO_HOST, Decoder, FrameError, greeting, pack
+from ddplaunch.remote.protocol import TO_HOST, FrameError, PipeDecoder, greeting, pack
 
 _READ = 1 << 16  # bytes at a time
 
@@ -18,7 +18,7 @@ class InputPipe:
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
-        self._decoder = Decoder(TO_HOST)
+        self._decoder = PipeDecoder(TO_HOST)
 
     def fileno(self) -> int:
         """The descriptor to watch."""

@@ -24,7 +24,7 @@ _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
 @record
-class Place:
+class SocketPlace:
     """Where the socket of a run lies."""
 
     folder: str
@@ -37,20 +37,20 @@ class Place:
 
 
 @record
-class Replies:
+class RunReplies:
     """What a run has replied, and what kept it from more; "" if it has replied all."""
 
-    place: Place
+    place: SocketPlace
     run: requests.Run | None
     nodes: tuple[requests.NodeReply, ...]
     problem: str
 
 
-def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Replies]:
+def ask_all(places: Sequence[SocketPlace], asked: Question, within: float) -> list[RunReplies]:
     """Ask all these runs the same, and give their replies; those that have ended are left out."""
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         conversations: list[_Conversation] = []
-        silent: list[Replies] = []
+        silent: list[RunReplies] = []
         for place in places:
             try:
                 sock = stack.enter_context(connect(place))
@@ -58,7 +58,7 @@ def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Rep
                 run_socket.remove_refusing(place.folder, place.name)
                 continue
             except BlockingIOError:
-                silent.append(Replies(place, None, (), _SILENT))  # as many wait already as the kernel keeps
+                silent.append(RunReplies(place, None, (), _SILENT))  # as many wait already as the kernel keeps
                 continue
             except (OSError, LaunchError):
                 continue  # it has ended meanwhile, or is not ours
@@ -76,7 +76,7 @@ def ask_all(places: Sequence[Place], asked: Question, within: float) -> list[Rep
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]
 
 
-def connect(place: Place) -> socket.socket:
+def connect(place: SocketPlace) -> socket.socket:
     """Connect to the socket of a run.
 
     Raises:
@@ -100,7 +100,7 @@ def connect(place: Place) -> socket.socket:
     return sock
 
 
-def replies_of(sock: socket.socket, asked: Question | requests.Stop) -> Iterator[requests.Reply]:
+def replies_of(sock: socket.socket, asked: Question | requests.StopRun) -> Iterator[requests.Reply]:
     """Ask one run, and give each reply as it comes, until it ends the conversation.
 
     Raises:
@@ -121,7 +121,7 @@ def replies_of(sock: socket.socket, asked: Question | requests.Stop) -> Iterator
 class _Conversation:
     """The replies of one run to a question, as they come."""
 
-    def __init__(self, place: Place, sock: socket.socket) -> None:
+    def __init__(self, place: SocketPlace, sock: socket.socket) -> None:
         self._place = place
         self._sock = sock
         self._decoder = Decoder(LIMIT)
@@ -157,7 +157,7 @@ class _Conversation:
                 self._run = reply
             case requests.NodeReply():
                 self._nodes.append(reply)
-            case requests.Refused(reason):
+            case requests.RequestRefused(reason):
                 self._problem = f"refuses to answer: {reason}"
                 return False
             case requests.Done():
@@ -165,6 +165,6 @@ class _Conversation:
                 return False
         return True
 
-    def replies(self) -> Replies:
+    def replies(self) -> RunReplies:
         """What has come."""
-        return Replies(self._place, self._run, tuple(self._nodes), self._problem)
+        return RunReplies(self._place, self._run, tuple(self._nodes), self._problem)

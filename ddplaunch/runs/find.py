@@ -11,7 +11,7 @@ from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.state_folder import runs_folder
-from ddplaunch.runs.client import Place, Replies, ask_all
+from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _SHOWN = 5  # runs that an error names
@@ -26,17 +26,17 @@ class Elsewhere:
     folder: str
 
 
-def places(env: Mapping[str, str]) -> Iterator[Place]:
+def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
     """Give where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
     for folder in folders(env):
         if os.path.lexists(f"{folder}/{run_socket.NAME}"):
-            yield Place(folder, run_socket.NAME)
+            yield SocketPlace(folder, run_socket.NAME)
     with suppress(OSError):
         runtime = run_socket.open_runtime_folder()
         try:
             for name in sorted(os.listdir(runtime)):
                 if not name.startswith("."):
-                    yield Place(run_socket.runtime_folder(os.getuid()), name)
+                    yield SocketPlace(run_socket.runtime_folder(os.getuid()), name)
         finally:
             os.close(runtime)
 
@@ -50,12 +50,12 @@ def folders(env: Mapping[str, str]) -> list[str]:
         return []
 
 
-def running(env: Mapping[str, str]) -> list[Replies]:
+def running(env: Mapping[str, str]) -> list[RunReplies]:
     """Ask all runs of this user on this host how they are."""
     return ask_all(list(places(env)), AskStatus(), ANSWER_WITHIN)
 
 
-def elsewhere(env: Mapping[str, str], here: Sequence[Replies]) -> list[Elsewhere]:
+def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewhere]:
     """Give the runs that go on on other hosts; `here` are those of this one."""
     import json
     import socket
@@ -76,7 +76,7 @@ def elsewhere(env: Mapping[str, str], here: Sequence[Replies]) -> list[Elsewhere
     return found
 
 
-def name_of(replies: Replies) -> str:
+def name_of(replies: RunReplies) -> str:
     """Give the name of a run, as far as it is known."""
     if replies.run is not None:
         return replies.run.run_id
@@ -89,7 +89,7 @@ def names(env: Mapping[str, str]) -> list[str]:
     return sorted({*map(name_of, running(env)), *map(os.path.basename, folders(env))}, reverse=True)
 
 
-def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
+def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
     """Give the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
 
     Raises:
@@ -119,7 +119,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> Replies:
     raise _none(env, f"there is no run {named} here", there, verb, meant)
 
 
-def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb: str) -> Replies:
+def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], verb: str) -> RunReplies:
     path = os.path.realpath(named)
     for replies in here:
         if replies.run is not None and replies.run.folder:
@@ -130,7 +130,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb
         owner = os.stat(path).st_uid
     except OSError as error:
         raise LaunchError(f"{named}: {why_failed(error)}", hint="`ddplaunch ps` shows what runs") from None
-    place = Place(path, run_socket.NAME)
+    place = SocketPlace(path, run_socket.NAME)
     if os.path.lexists(place.path):  # a folder below another home, as that of another XDG_STATE_HOME
         if found := ask_all([place], AskStatus(), ANSWER_WITHIN):
             return found[0]
@@ -139,7 +139,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Replies], verb
     raise LaunchError(f"no job runs in {named}", hint="`ddplaunch ps` shows what runs")
 
 
-def _several(what: str, found: Sequence[Replies], verb: str) -> LaunchError:
+def _several(what: str, found: Sequence[RunReplies], verb: str) -> LaunchError:
     names = [name_of(replies) for replies in found]
     return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
 

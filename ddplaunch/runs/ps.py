@@ -10,7 +10,7 @@ from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import below, count
 from ddplaunch.report.words import duration, size
 from ddplaunch.runs import find
-from ddplaunch.runs.client import Replies
+from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
@@ -29,7 +29,7 @@ def show(env: Mapping[str, str], *, as_json: bool) -> str:
     return "\n\n".join(blocks) if blocks else "none of your jobs runs here"
 
 
-def render(replies: Replies) -> str:
+def render(replies: RunReplies) -> str:
     """Write one run, and the ranks of it below."""
     run = replies.run
     if run is None:
@@ -78,7 +78,7 @@ def _render_elsewhere(run: Elsewhere) -> str:
     return f"{run.run_id}: runs on {run.host} (`ssh {run.host} ddplaunch ps`)"
 
 
-def _data(replies: Replies) -> dict[str, Any]:
+def _data(replies: RunReplies) -> dict[str, Any]:
     run = replies.run
     facts = {name: getattr(run, name) for name in run.__struct_fields__} if run is not None else {}
     return {

@@ -28,15 +28,15 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
         with client.connect(chosen.place) as sock:
             # who has not answered just now is asked to stop all the same, and does so when it can
             sock.settimeout(_FIRST_REPLY if chosen.run is not None else _SENT)
-            for reply in client.replies_of(sock, requests.Stop()):
+            for reply in client.replies_of(sock, requests.StopRun()):
                 match reply:
                     case requests.Run():
                         write(f"stopping {name}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                         sock.settimeout(None)  # they have the grace period of their job
-                    case requests.Ended(status):
+                    case requests.RunEnded(status):
                         write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK
-                    case requests.Refused(reason):
+                    case requests.RequestRefused(reason):
                         raise LaunchError(f"run {name} does not take the request: {below(reason)}")
     except (TimeoutError, BlockingIOError):
         raise LaunchError(

@@ -27,8 +27,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from ddplaunch.record import record
-from ddplaunch.slurm import scontrol as slurmctld
-from ddplaunch.slurm.scontrol import ScontrolError, scontrol
+from ddplaunch.slurm.scontrol import ScontrolError, parse_records, scontrol
 
 ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
 
@@ -80,7 +79,7 @@ def restarts(env: Mapping[str, str]) -> int:
 
 def parse(text: str) -> JobRecord | None:
     """Parse the output of `scontrol show job -o` for one job; None if it is something else."""
-    fields = next(iter(slurmctld.parse(text)), {})
+    fields = next(iter(parse_records(text)), {})
     if "JobState" not in fields:
         return None
     count = fields.get("Restarts", "0")

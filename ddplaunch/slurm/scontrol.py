@@ -92,14 +92,14 @@ def jobs(env: Mapping[str, str], job_id: str, cluster: str | None = None) -> tup
     """
     where = () if cluster is None else (f"--clusters={cluster}",)
     try:
-        return parse(scontrol(env, (*where, "show", "job", "-o", job_id), POLL_TIMEOUT))
+        return parse_records(scontrol(env, (*where, "show", "job", "-o", job_id), POLL_TIMEOUT))
     except ScontrolError as error:
         if "Invalid job id" in str(error):
             raise UnknownJob(str(error)) from None
         raise
 
 
-def parse(text: str, first: str = "JobId") -> tuple[Mapping[str, str], ...]:
+def parse_records(text: str, first: str = "JobId") -> tuple[Mapping[str, str], ...]:
     """Parse the lines of `scontrol --oneliner show`: NAME=VALUE NAME=VALUE, where a value may have spaces in it.
 
     `first` is the name with which each record begins.

@@ -24,8 +24,7 @@ from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
 from ddplaunch.process.start import StartError
-from ddplaunch.slurm import ending as slurmend
-from ddplaunch.slurm.ending import CONTROLLER_TIMEOUT
+from ddplaunch.slurm.end_reason import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
@@ -227,7 +226,7 @@ class Watcher:
 
     def _lost(self) -> int | None:
         """Give the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
-        question = partial(slurmend.why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
+        question = partial(why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
         ending = self._signals.wait_for(self.ask_apart(question, ClusterEnding()))
         if ending.outcome is None:
             return None

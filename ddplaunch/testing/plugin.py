@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ddplaunch.functions.exceptions import JobError
-    from ddplaunch.testing.rank import Request
+    from ddplaunch.testing.rank import RankRequest
 
 NAME = "ddplaunch"
 DEFAULTS: Mapping[str, Any] = {
@@ -43,14 +43,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     from ddplaunch.functions import launch
     from ddplaunch.functions.exceptions import JobError
-    from ddplaunch.testing.rank import Outcome, run
+    from ddplaunch.testing.rank import RankOutcome, run
 
     options = _options(marker)
     request = _request(pyfuncitem)
     wrong = ""
     try:
         launch(run, (request,), **options)
-    except Outcome as outcome:
+    except RankOutcome as outcome:
         raise outcome.exception() from None
     except JobError as error:
         pyfuncitem.stash[_FAILED] = error
@@ -94,10 +94,10 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
     return options
 
 
-def _request(item: pytest.Function) -> Request:
+def _request(item: pytest.Function) -> RankRequest:
     """Build the request for a rank to run the same test."""
     from ddplaunch.functions.pickling import close, dumps
-    from ddplaunch.testing.rank import Deferred, Request
+    from ddplaunch.testing.rank import Deferred, RankRequest
 
     params = item.callspec.params if hasattr(item, "callspec") else {}
     names = item._fixtureinfo.argnames  # noqa: SLF001 - as pytest itself does where it calls a test
@@ -122,7 +122,7 @@ def _request(item: pytest.Function) -> Request:
             break
     if wrong:
         pytest.fail(wrong, pytrace=False)
-    return Request(arguments=_arguments(item), values={name: Deferred(value) for name, value in values.items()})
+    return RankRequest(arguments=_arguments(item), values={name: Deferred(value) for name, value in values.items()})
 
 
 def _arguments(item: pytest.Function) -> list[str]:

@@ -14,7 +14,7 @@ from ddplaunch.record import record
 REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
 
 
-class Outcome(Exception):
+class RankOutcome(Exception):
     """A skip or an expected failure, for which pytest raises BaseExceptions."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -62,7 +62,7 @@ class PickledValue:
 
 
 @record(kw_only=True)
-class Request:
+class RankRequest:
     """Which test to run."""
 
     arguments: list[str]  # pytest's command line
@@ -73,7 +73,7 @@ class Request:
         return _remade, (self.arguments, dict(self.values))
 
 
-def run(request: Request) -> None:
+def run(request: RankRequest) -> None:
     """Run a test.
 
     Raises: what the test raises.
@@ -87,8 +87,8 @@ def run(request: Request) -> None:
         raise RuntimeError(f"pytest did not find the test again (exit status {int(status)}): {request.arguments[-1]}")
 
 
-def _remade(arguments: list[str], values: Mapping[str, Any]) -> Request:
-    return Request(arguments=arguments, values=values)
+def _remade(arguments: list[str], values: Mapping[str, Any]) -> RankRequest:
+    return RankRequest(arguments=arguments, values=values)
 
 
 class _Rank:
@@ -144,7 +144,7 @@ def _error(raised: BaseException) -> Exception:
     if isinstance(raised, Exception):
         return raised
     if isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)):
-        return Outcome("Skipped" if isinstance(raised, pytest.skip.Exception) else "XFailed", str(raised.msg))
+        return RankOutcome("Skipped" if isinstance(raised, pytest.skip.Exception) else "XFailed", str(raised.msg))
     return Failed(str(raised))
 
 

@@ -30,7 +30,7 @@ AT_ONCE = 200  # descriptors in one message; Linux takes 253
 RANK = int(os.environ["RANK"])
 
 
-class Caller:
+class CallerConnection:
     """The connection to the process that called launch()."""
 
     def __init__(self, address: str) -> None:
@@ -105,7 +105,7 @@ class Descriptor:
 def main() -> None:
     """Answer the call."""
     try:
-        caller = Caller(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
+        caller = CallerConnection(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
         call, pickled, descriptors = caller.receive()
     except (EOFError, ConnectionError):
         sys.exit("the process that called launch() is gone")
@@ -174,7 +174,7 @@ def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
         faulthandler.dump_traceback_later(call["stacks_after"], file=descriptors[-1])
 
 
-def fail(caller: Caller, error: BaseException, during: str) -> None:
+def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     """Record the exception as the bootstrap would, send it to the caller, and end with status 1."""
     strip(error)
     description = load_sibling("answer")["describe"](error)

@@ -18,28 +18,28 @@ from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.report import run_socket
 from ddplaunch.runs import client, find
-from ddplaunch.runs.client import Place, Replies
+from ddplaunch.runs.client import RunReplies, SocketPlace
 from tests.conftest import Job, until
 
 
-def place_of(job: Job) -> Place:
+def place_of(job: Job) -> SocketPlace:
     """Where the socket of the one job below this home is, as soon as it is there."""
-    place: Place = until(lambda: next(iter(own_places(job)), None), "a socket")
+    place: SocketPlace = until(lambda: next(iter(own_places(job)), None), "a socket")
     return place
 
 
-def own_places(job: Job) -> list[Place]:
+def own_places(job: Job) -> list[SocketPlace]:
     """Those below this home; others' are in the folder that all jobs of a user share."""
     return [place for place in find.places(job.env) if place.folder.startswith(str(job.home))]
 
 
-def status_of(place: Place, within: float = 10.0) -> Replies:
+def status_of(place: SocketPlace, within: float = 10.0) -> RunReplies:
     """Ask this run how it is."""
     [replies] = client.ask_all([place], AskStatus(), within)
     return replies
 
 
-def replies_to(place: Place, data: bytes) -> list[requests.Reply]:
+def replies_to(place: SocketPlace, data: bytes) -> list[requests.Reply]:
     """Send this, and nothing more; give all that comes back."""
     decoder, found = Decoder(LIMIT), []
     with client.connect(place) as sock:
@@ -60,7 +60,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     job.start("--nproc-per-node", 2, program("behave"))
     job.signs("ready", 2)
     place = place_of(job)
-    assert place == Place(str(job.folder), run_socket.NAME)
+    assert place == SocketPlace(str(job.folder), run_socket.NAME)
     assert stat.S_IMODE(os.stat(place.path).st_mode) == 0o600
     with ExitStack() as stack:
         silent = [stack.enter_context(client.connect(place)) for _ in range(3)]
@@ -70,10 +70,10 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
         numbers = random.Random(1)
         for size in (0, 1, 3, 4, 5, 40, 5000, 200_000):
             garbage = replies_to(place, numbers.randbytes(size))
-            assert not garbage or isinstance(garbage[0], requests.Refused)
+            assert not garbage or isinstance(garbage[0], requests.RequestRefused)
         for asked in (b"[]", b'{"protocol":2}', b'{"protocol":1,"asked":{"type":"dance"}}', b"{" * 4000):
             [refused] = replies_to(place, pack(asked))
-            assert isinstance(refused, requests.Refused)
+            assert isinstance(refused, requests.RequestRefused)
             assert "ddplaunch" in refused.reason
         found = status_of(place)
         assert found.problem == ""
@@ -89,9 +89,9 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     until(lambda: not status_of(place).problem, "the end of those that were too many")
     with client.connect(place) as sock:
         sock.settimeout(30)
-        run, ended = client.replies_of(sock, requests.Stop())
+        run, ended = client.replies_of(sock, requests.StopRun())
     assert isinstance(run, requests.Run)
-    assert isinstance(ended, requests.Ended)
+    assert isinstance(ended, requests.RunEnded)
     result = job.wait()
     assert (ended.status, ended.why) == (result.status, "signalled") == (130, "signalled")
     assert own_places(job) == []

@@ -15,7 +15,7 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.report import run_socket
 from ddplaunch.runs import find
-from ddplaunch.runs.client import Place, connect
+from ddplaunch.runs.client import SocketPlace, connect
 from tests.conftest import Job, Result, until
 
 
@@ -96,7 +96,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     with ExitStack() as waiting:
         with suppress(BlockingIOError):
             while True:
-                waiting.enter_context(connect(Place(str(job.folder), run_socket.NAME)))
+                waiting.enter_context(connect(SocketPlace(str(job.folder), run_socket.NAME)))
         assert f"{name}: does not answer" in verb("ps").out
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)

@@ -14,7 +14,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import OK
 from ddplaunch.record import record
 from ddplaunch.slurm.submit import args, output_paths, script, tail
-from ddplaunch.slurm.submit.args import Request, SbatchOption, split
+from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest, split
 from ddplaunch.slurm.submit.check import check, check_output
 from ddplaunch.slurm.submit.sbatch_options import KNOWN, SHORT
 from ddplaunch.spec import JobSpec
@@ -37,7 +37,7 @@ class Draft:
 
 
 def draft(
-    request: Request, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
+    request: SubmitRequest, env: Mapping[str, str], command: Sequence[str], parse_job: ParseJob, verbs: Sequence[str]
 ) -> Draft:
     """Check the request and write the script, in which `command` starts ddplaunch, which has these verbs.
 
@@ -66,7 +66,7 @@ def draft(
     return made
 
 
-def send(made: Draft, request: Request, env: Mapping[str, str], show: Callable[[str], int]) -> int:
+def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Callable[[str], int]) -> int:
     """Submit the job, print its id, wait if that is asked, and give the exit status; `show` prints to stdout.
 
     Raises:
@@ -100,7 +100,7 @@ def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
     return kept
 
 
-def _folder(request: Request) -> chdir[str] | nullcontext[None]:
+def _folder(request: SubmitRequest) -> chdir[str] | nullcontext[None]:
     """The working directory of the job, as a context."""
     folder = request.value("chdir")
     if folder is None:
@@ -110,7 +110,7 @@ def _folder(request: Request) -> chdir[str] | nullcontext[None]:
     return chdir(folder)
 
 
-def _given(name: str, asked: Sequence[SbatchOption], request: Request, env: Mapping[str, str]) -> str:
+def _given(name: str, asked: Sequence[SbatchOption], request: SubmitRequest, env: Mapping[str, str]) -> str:
     """The value that sbatch will use: the command line's, else its variable's, else the script's."""
     default = next((option.value for option in asked if option.name == name), None)
     return request.value(name) or env.get(f"SBATCH_{name.upper().replace('-', '_')}") or default or ""

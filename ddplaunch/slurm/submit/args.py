@@ -43,7 +43,7 @@ class SbatchOption:
 
 
 @record(kw_only=True)
-class Request:
+class SubmitRequest:
     """The parsed command line."""
 
     options: tuple[SbatchOption, ...] = ()
@@ -64,7 +64,7 @@ class Request:
         return next((option.value for option in reversed(self.options) if option.name == name), None)
 
 
-def split(argv: Sequence[str]) -> Request:
+def split(argv: Sequence[str]) -> SubmitRequest:
     """Split the command line into options of sbatch, our own, and the job.
 
     Raises:
@@ -83,7 +83,7 @@ def split(argv: Sequence[str]) -> Request:
     ours = {option.name for option in found} & set(_OURS)
     if at == len(argv) and not ours & {"help", "version"}:
         raise _no_separator(argv, None)
-    return Request(
+    return SubmitRequest(
         options=tuple(option for option in found if option.name not in _OURS),
         job=tuple(argv[at + 1 :]),
         **dict.fromkeys(ours, True),

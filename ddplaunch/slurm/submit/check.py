@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.process.program import check as check_program
 from ddplaunch.slurm.submit import output_paths
-from ddplaunch.slurm.submit.args import Request
+from ddplaunch.slurm.submit.args import SubmitRequest
 from ddplaunch.spec import JobSpec
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def check(request: Request, spec: JobSpec, env: Mapping[str, str]) -> None:
+def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None:
     """Check the job and the options of sbatch, in the working directory of the job.
 
     Raises:
@@ -63,7 +63,7 @@ def check_output(path: str, pattern: str) -> None:
         )
 
 
-def _together(request: Request) -> None:
+def _together(request: SubmitRequest) -> None:
     for first, second, hint in (
         ("follow", "parsable", "both write to stdout: leave one out"),
         ("follow", "print", "--print runs no job whose output could be shown: leave one out"),
@@ -80,7 +80,7 @@ def _together(request: Request) -> None:
         )
 
 
-def _nodes(request: Request, spec: JobSpec) -> None:
+def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
     found = _NODES.fullmatch(request.value("nodes") or "")
     if found is None:
         return

@@ -85,7 +85,7 @@ class _Watch:
         self._tails = {tail.path: tail for tail in tails}
         self._shown: Mapping[str, int] = NOTHING  # the job's output files, and the stream for each
         self._follow = follow
-        self._observed = job_state.Observed()
+        self._observed = job_state.Observation()
         self._responds = True
         self._ran = False  # then its output files appear soon
         self._mid_line = False

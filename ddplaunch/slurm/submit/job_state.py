@@ -49,7 +49,7 @@ _FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
 
 
 @record(kw_only=True)
-class End:
+class JobEnding:
     """The end of a job, or of an element of an array."""
 
     status: int
@@ -57,11 +57,11 @@ class End:
 
 
 @record(kw_only=True)
-class Observed:
+class Observation:
     """What was observed of a job so far."""
 
     line: str = ""  # the state that was reported last
-    ended: Mapping[str, End] = NOTHING  # by element
+    ended: Mapping[str, JobEnding] = NOTHING  # by element
     may_return: Mapping[str, float] = NOTHING  # by element: since when it is in a state from which it may be requeued
     over: bool = False
 
@@ -71,7 +71,7 @@ class Observed:
         return max((end.status for end in self.ended.values()), default=FAILED)
 
 
-def update(observed: Observed, jobs: Sequence[Mapping[str, str]], at: float) -> tuple[Observed, tuple[str, ...]]:
+def update(observed: Observation, jobs: Sequence[Mapping[str, str]], at: float) -> tuple[Observation, tuple[str, ...]]:
     """Take what scontrol shows now; give the lines to report, without the job's id."""
     ended, may_return, lines = dict(observed.ended), {}, []
     alive = []
@@ -93,14 +93,16 @@ def update(observed: Observed, jobs: Sequence[Mapping[str, str]], at: float) -> 
         lines.append(line)
     if ended and not alive:
         lines.append(_summary(ended))
-    return Observed(
+    return Observation(
         line=line or observed.line, ended=ended, may_return=may_return, over=bool(ended) and not alive
     ), tuple(lines)
 
 
-def forgotten(observed: Observed) -> Observed:
+def forgotten(observed: Observation) -> Observation:
     """Take that slurmctld knows the job no more: it forgets jobs some minutes after their end."""
-    return Observed(line=observed.line, ended={**observed.ended, "": End(status=FAILED, text=_FORGOTTEN)}, over=True)
+    return Observation(
+        line=observed.line, ended={**observed.ended, "": JobEnding(status=FAILED, text=_FORGOTTEN)}, over=True
+    )
 
 
 def has_run(job: Mapping[str, str]) -> bool:
@@ -108,16 +110,16 @@ def has_run(job: Mapping[str, str]) -> bool:
     return job.get("NodeList", "") not in ("", "(null)") and job.get("Reason") != _LAUNCH_FAILURE
 
 
-def end_of(job: Mapping[str, str]) -> End:
+def end_of(job: Mapping[str, str]) -> JobEnding:
     """Say how a job ended: with the exit status of its script, or one for the reason why it has none."""
     state = job["JobState"]
     if job.get("Reason") == _LAUNCH_FAILURE:
-        return End(status=FAILED, text="could not be started: the folder or the file of its output cannot be written, or the "
-                                        "node is broken")  # fmt: skip
+        text = "could not be started: the folder or the file of its output cannot be written, or the node is broken"
+        return JobEnding(status=FAILED, text=text)
     status = (_exit_code(job) if state in _WITH_A_STATUS else 0) or _ENDS.get(state, FAILED)
     text = _WORDS.get(state, f"failed with status {status}")
     took = job.get("RunTime", "00:00:00")
-    return End(status=status, text=text if took == "00:00:00" else f"{text} after {took}")
+    return JobEnding(status=status, text=text if took == "00:00:00" else f"{text} after {took}")
 
 
 def _exit_code(job: Mapping[str, str]) -> int:
@@ -155,7 +157,7 @@ def _state(jobs: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def _summary(ended: Mapping[str, End]) -> str:
+def _summary(ended: Mapping[str, JobEnding]) -> str:
     if "" in ended:
         return ended[""].text
     worst = max(end.status for end in ended.values())

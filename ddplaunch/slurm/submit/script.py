@@ -7,7 +7,7 @@ import shlex
 import string
 from collections.abc import Sequence
 
-from ddplaunch.slurm.submit.args import Request, SbatchOption
+from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest
 from ddplaunch.spec import JobSpec, ProgramKind
 
 WIDTH = 100  # columns; a command that is longer is broken where an option begins
@@ -21,7 +21,7 @@ _PLAIN = frozenset(string.ascii_letters + string.digits + "@%+=:,./_-[]*")
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
-def options(request: Request, spec: JobSpec) -> tuple[SbatchOption, ...]:
+def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
     """Give the options in the script: those that were typed, and defaults."""
     defaults = [
         SbatchOption("nodes", _nodes(spec)) if "nnodes" in spec.origins and not request.has("nodes") else None,
@@ -64,7 +64,7 @@ def _nodes(spec: JobSpec) -> str:
     return f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes}-{max_nodes}"
 
 
-def _not_in(request: Request, options: Sequence[SbatchOption]) -> list[SbatchOption]:
+def _not_in(request: SubmitRequest, options: Sequence[SbatchOption]) -> list[SbatchOption]:
     return [option for option in options if not request.has(option.name)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.shutdown import Shutdown
-from ddplaunch.agent.signals import SignalSource, Source
+from ddplaunch.agent.signals import SignalOrigin, SignalSource
 from ddplaunch.output.file_queue import PROGRESS, FileQueue
 from ddplaunch.supervise.node import Policy, begin
 
@@ -62,7 +62,7 @@ def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes
         )
 
         def interrupted() -> None:
-            signals.received(os.read(pipes.signals[0], 1)[0], Source.FRONT)
+            signals.received(os.read(pipes.signals[0], 1)[0], SignalOrigin.FRONT)
 
         selector.register(pipes.signals[0], selectors.EVENT_READ, interrupted)
         queue, reporter = OutputQueue(pipes.output[1]), Reporter()

@@ -6,13 +6,13 @@ from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 
 import pytest
 
-from ddplaunch.agent.signals import COPY_WINDOW, REPEAT_WINDOW, SignalDeduplicator, Source
+from ddplaunch.agent.signals import COPY_WINDOW, REPEAT_WINDOW, SignalDeduplicator, SignalOrigin
 
 STOPS = frozenset({SIGINT, SIGTERM, SIGHUP})
 SOON = REPEAT_WINDOW / 2
-FRONT, HOST, PROCESS, COORDINATOR = Source
+FRONT, HOST, PROCESS, COORDINATOR = SignalOrigin
 
-Came = tuple[float, int, Source]
+Came = tuple[float, int, SignalOrigin]
 
 
 def hurries(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[bool | None]:
@@ -24,7 +24,7 @@ def hurries(*history: Came, sent_again: frozenset[int] = frozenset()) -> list[bo
     return [None if event.is_copy else event.escalates for event in events]
 
 
-@pytest.mark.parametrize("source", Source)
+@pytest.mark.parametrize("source", SignalOrigin)
 def test_a_stop_signal_that_comes_twice_at_once_is_no_second_one(source):
     assert hurries((1.0, SIGTERM, source), (1.0 + SOON, SIGTERM, source)) == [source is FRONT, False]
 
@@ -60,9 +60,9 @@ def test_a_second_one_to_both_processes_is_a_second_one():
     assert hurries(*first, (1.1, SIGTERM, FRONT), (1.101, SIGTERM, PROCESS)) == [True, None, True, None]
 
 
-@pytest.mark.parametrize("first", Source)
+@pytest.mark.parametrize("first", SignalOrigin)
 def test_what_comes_to_all_processes_of_a_job_at_once_is_one_signal_in_any_order(first):
-    others = [(1.0 + SOON, SIGUSR1, source) for source in Source if source is not first]
+    others = [(1.0 + SOON, SIGUSR1, source) for source in SignalOrigin if source is not first]
     assert hurries((1.0, SIGUSR1, first), *others) == [first is FRONT, None, None, None]
 
 
@@ -74,7 +74,7 @@ def test_what_the_front_passes_on_without_haste_is_one_signal_with_what_comes_to
     assert (second.is_copy, second.escalates) == (False, True)
 
 
-@pytest.mark.parametrize("source", Source)
+@pytest.mark.parametrize("source", SignalOrigin)
 def test_a_notice_that_is_sent_again_is_another_one_however_soon(source):
     assert None not in hurries(*[(1.0 + number * SOON, SIGUSR1, source) for number in range(3)])
 

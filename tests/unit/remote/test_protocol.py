@@ -15,9 +15,9 @@ from ddplaunch.remote.protocol import (
     ORDER,
     PROTOCOL,
     TO_HOST,
-    Decoder,
     FrameError,
     GreetingDecoder,
+    PipeDecoder,
     greeting,
     pack,
 )
@@ -25,7 +25,7 @@ from ddplaunch.remote.protocol import (
 FRAMES = st.lists(st.tuples(st.sampled_from([bytes([tag]) for tag in FROM_HOST]), st.binary(max_size=300)), max_size=8)
 
 
-def decoded(decoder: Decoder, data: bytes, size: int) -> list[tuple[bytes, bytes]]:
+def decoded(decoder: PipeDecoder, data: bytes, size: int) -> list[tuple[bytes, bytes]]:
     """What comes out when the bytes arrive in pieces of this size."""
     frames = []
     for start in range(0, len(data), size):
@@ -39,12 +39,12 @@ def decoded(decoder: Decoder, data: bytes, size: int) -> list[tuple[bytes, bytes
 @given(frames=FRAMES)
 def test_frames_come_out_as_they_went_in_however_they_are_cut(frames, size):
     data = b"".join(pack(tag, content) for tag, content in frames)
-    assert decoded(Decoder(FROM_HOST), data, size) == frames
+    assert decoded(PipeDecoder(FROM_HOST), data, size) == frames
 
 
 @given(data=st.binary(max_size=200))
 def test_anything_else_is_refused_or_waited_for(data):
-    decoder = Decoder(TO_HOST)
+    decoder = PipeDecoder(TO_HOST)
     try:
         frames = decoded(decoder, data, 64)
     except FrameError:
@@ -53,14 +53,14 @@ def test_anything_else_is_refused_or_waited_for(data):
 
 
 def test_a_frame_that_is_too_long_is_refused_by_its_length():
-    decoder = Decoder(TO_HOST)
+    decoder = PipeDecoder(TO_HOST)
     decoder.feed(ORDER + (LIMIT + 1).to_bytes(4))
     with pytest.raises(FrameError, match=f"{LIMIT + 1} bytes"):
         decoder.take()
 
 
 def test_a_frame_of_the_other_direction_is_refused():
-    decoder = Decoder(FROM_HOST)
+    decoder = PipeDecoder(FROM_HOST)
     decoder.feed(pack(ORDER, b""))
     with pytest.raises(FrameError, match="no frame"):
         decoder.take()

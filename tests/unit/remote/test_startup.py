@@ -7,7 +7,7 @@ from typing import cast
 
 from ddplaunch.process import clock
 from ddplaunch.remote.connection import ConnectionHandler, HostConnection, HostPhase
-from ddplaunch.remote.job import AgentStart
+from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.startup import NOTICE_AFTER, Startup
 
 

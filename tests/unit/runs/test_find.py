@@ -13,7 +13,7 @@ from ddplaunch.control.requests import NodeReply, Run
 from ddplaunch.errors import LaunchError
 from ddplaunch.report import run_socket
 from ddplaunch.runs import find, ps
-from ddplaunch.runs.client import Place, Replies
+from ddplaunch.runs.client import RunReplies, SocketPlace
 
 WORKER = WorkerStatus(0, 0, 7, "cuda:0", "running", "", 100.0, 95.0, 3 << 30, 61.0)
 RUN = Run(
@@ -84,7 +84,7 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
         NodeReply(node_rank=2, host="gpu03", answer=NoAnswer("has not answered within 1 s")),
         NodeReply(node_rank=0, host="gpu01", answer=NodeStatus((WORKER, waiting))),
     )
-    assert ps.render(Replies(Place("/runs/run", "socket"), RUN, nodes, "")) == (
+    assert ps.render(RunReplies(SocketPlace("/runs/run", "socket"), RUN, nodes, "")) == (
         "run: running, 3 workers on 2 nodes, for 1 min 40 s, restart 1 of 3: train.py\n"
         "  rank  host   pid  device  state          cpu  memory      quiet\n"
         "  0     gpu01    7  cuda:0  running        95%   3 GiB  1 min 1 s\n"
@@ -95,7 +95,8 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(Place("/runs/a.b", "socket"), "a.b"), (Place("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")]
+    ("place", "name"),
+    [(SocketPlace("/runs/a.b", "socket"), "a.b"), (SocketPlace("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")],
 )
 def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
-    assert ps.render(Replies(place, None, (), "does not answer")) == f"{name}: does not answer"
+    assert ps.render(RunReplies(place, None, (), "does not answer")) == f"{name}: does not answer"

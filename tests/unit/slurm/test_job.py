@@ -9,9 +9,9 @@ import pytest
 
 from ddplaunch.record import replace
 from ddplaunch.slurm import job as slurmjob
-from ddplaunch.slurm import scontrol as slurmctld
 from ddplaunch.slurm.job import JobStatus
 from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue
+from ddplaunch.slurm.scontrol import ScontrolError
 
 
 def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
@@ -187,7 +187,7 @@ def test_sigterm_that_slurm_sends_to_all_of_the_job_does_not_keep_scontrol_from_
 def test_a_controller_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     way = scontrol(tmp_path)
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    with pytest.raises(slurmctld.ScontrolError, match=r"scontrol timed out after 0\.1 s"):
+    with pytest.raises(ScontrolError, match=r"scontrol timed out after 0\.1 s"):
         slurmjob.query_job(way.env, 0.1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddplaunch.cli import help_text
 from ddplaunch.errors import LaunchError
 from ddplaunch.slurm.submit import args
-from ddplaunch.slurm.submit.args import _OURS, _REFUSED, Request, SbatchOption, split
+from ddplaunch.slurm.submit.args import _OURS, _REFUSED, SbatchOption, SubmitRequest, split
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED
 
 UNDERSTOOD = [
@@ -50,7 +50,7 @@ def test_options_of_sbatch_are_read_as_sbatch_reads_them(line: str, meaning: str
 
 def test_what_is_ours_does_not_reach_sbatch() -> None:
     request = split(["--print", "-W", "--nodes", "2", "--follow", "--parsable", "--", "--nproc-per-node", "4", "a.py"])
-    assert request == Request(
+    assert request == SubmitRequest(
         options=(SbatchOption("nodes", "2"),), print=True, wait=True, follow=True, parsable=True,
         job=("--nproc-per-node", "4", "a.py"),
     )  # fmt: skip

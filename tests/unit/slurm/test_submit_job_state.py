@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ddplaunch.slurm.scontrol import parse
-from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Observed, end_of, forgotten, has_run, update
+from ddplaunch.slurm.scontrol import parse_records
+from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Observation, end_of, forgotten, has_run, update
 
 Job = Mapping[str, str]
 
@@ -23,8 +23,8 @@ def element(number: object, state: str, **fields: str) -> Job:
     return job(state, **{"ArrayJobId": "7", "ArrayTaskId": f"{number}", **fields})
 
 
-def reported(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Observed]:
-    observed, lines = Observed(), []
+def reported(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Observation]:
+    observed, lines = Observation(), []
     for number, jobs in enumerate(history):
         observed, said = update(observed, jobs, 100 + number * every)
         lines.append(said)
@@ -140,8 +140,8 @@ def test_what_scontrol_says_is_read() -> None:
         "ReqB:S:C:T=0:0:*:* StdOut=/a b/my job-9.out Power= \n"
         "JobId=10 ArrayJobId=9 NodeList= \n\n"
     )
-    first, second = parse(text)
+    first, second = parse_records(text)
     assert (first["JobName"], first["JobState"], first["StdOut"]) == ("my job", "PENDING", "/a b/my job-9.out")
     assert (first["CPUs/Task"], first["Power"]) == ("1", "")
     assert second == {"JobId": "10", "ArrayJobId": "9", "NodeList": ""}
-    assert parse("No jobs in the system\n") == ()
+    assert parse_records("No jobs in the system\n") == ()

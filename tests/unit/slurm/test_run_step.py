@@ -14,7 +14,7 @@ from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.record import replace
 from ddplaunch.slurm.quoting import escaped, unescaped
-from ddplaunch.slurm.step import argv, environment
+from ddplaunch.slurm.run_step import argv, environment
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 

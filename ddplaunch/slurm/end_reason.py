@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from ddplaunch.cluster import hostlist
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST
-from ddplaunch.slurm import scontrol as slurmctld
 from ddplaunch.slurm.job import JobStatus, query_job, restarts, status_of
-from ddplaunch.slurm.scontrol import ScontrolError, scontrol
+from ddplaunch.slurm.scontrol import ScontrolError, parse_records, scontrol
 from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding
 
 CONTROLLER_TIMEOUT = 5.0  # seconds for a reply of slurmctld while the other nodes of the job wait
@@ -62,7 +61,7 @@ def lost_nodes(given: str, left: str) -> tuple[str, ...]:
 
 def down_nodes(output: str) -> tuple[str, ...]:
     """Give the nodes that are down, from the output of `scontrol show nodes -o`."""
-    nodes = slurmctld.parse(output, "NodeName")
+    nodes = parse_records(output, "NodeName")
     return tuple(node["NodeName"] for node in nodes if "DOWN" in re.split(r"[^A-Z_]", node.get("State", "")))
 
 
