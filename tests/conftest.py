@@ -28,6 +28,7 @@ for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
 TESTS = Path(__file__).parent
+LIGHT_TORCH = str(TESTS / "torch" / "light")
 QUICK = ("cli", "unit")  # folders without a long test
 PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
 
@@ -283,6 +284,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def program() -> Callable[[str], Path]:
     """Find a worker that misbehaves on purpose."""
     return lambda name: PROGRAMS / f"{name}.py"
+
+
+@pytest.fixture
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have jobs import torch in half the time, where they do no more with it than meet, or train on CPUs."""
+    monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
 
 
 def let_the_echo_die() -> None:

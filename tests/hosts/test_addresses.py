@@ -24,7 +24,7 @@ def places(job, program):
 
 
 @pytest.fixture
-def train(job, program):
+def train(job, program, light_torch):
     """Train over gloo, one worker on each host; it ends well only if all come together and have the same result."""
 
     def train(address, **options):

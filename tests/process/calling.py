@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -21,7 +22,8 @@ class Program(Job):
     @property
     def env(self) -> dict[str, str]:
         """The tests' programs can be imported, and a home that is not the developer's."""
-        return {**super().env, "PYTHONPATH": str(PACKAGE), "HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
+        return {**super().env, "PYTHONPATH": path, "HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
 
     def write(self, text: str, name: str = "script.py") -> Path:
         """Write a script."""

@@ -15,6 +15,8 @@ from textwrap import dedent
 
 import pytest
 
+from tests.conftest import LIGHT_TORCH
+
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "ddplaunch" / "worker"
 PROGRAMS = ROOT / "tests" / "programs" / "bootstrap"
@@ -421,7 +423,7 @@ def test_its_classes_reach_the_processes_that_it_starts(kind: str, target: str, 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_its_data_set_reaches_the_data_loader(method: str, tmp_path: Path) -> None:
     script = shutil.copy(PROGRAMS / "loads.py", tmp_path / "loads.py")
-    ours = run(PYTHON, WORKER / "bootstrap.py", "script", script, method, cwd=tmp_path)
+    ours = run(PYTHON, WORKER / "bootstrap.py", "script", script, method, cwd=tmp_path, env={"PYTHONPATH": LIGHT_TORCH})
     assert ours == (0, "[[0, 1], [4, 9], [16, 25]] __main__\n", "")
 
 

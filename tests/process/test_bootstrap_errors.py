@@ -16,6 +16,7 @@ import pytest
 
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import Frame, WorkerError
+from tests.conftest import LIGHT_TORCH
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
@@ -42,14 +43,14 @@ class Worker:
         self.script.write_text(dedent(source))
         return self.start("script", str(self.script), *args, file=file)
 
-    def start(self, *argv: str, file: str | None = None) -> subprocess.CompletedProcess[str]:
+    def start(self, *argv: str, file: str | None = None, path: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*self._forks, PYTHON, str(BOOTSTRAP), *argv],
             cwd=self.folder,
             env={
                 **os.environ,
                 "TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file,
-                **({"PYTHONPATH": str(ROOT)} if self._forks else {}),
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT) if self._forks else "", path])),
             },
             capture_output=True,
             text=True,
@@ -206,7 +207,7 @@ def test_a_file_is_never_larger_than_what_is_read_of_it(letter: str, worker: Wor
 
 @TORCH
 def test_torchs_record_and_ours_agree(worker: Worker) -> None:
-    worker.start("script", str(PROGRAMS / "recorded.py"))
+    worker.start("script", str(PROGRAMS / "recorded.py"), path=LIGHT_TORCH)
     error = worker.error()
     assert (error.type, error.message) == ("Unusual", "watched")
     assert error.frames[0].source == "main()"
@@ -215,7 +216,7 @@ def test_torchs_record_and_ours_agree(worker: Worker) -> None:
 
 @TORCH
 def test_an_exception_that_was_survived_is_not_what_ended_the_program(worker: Worker) -> None:
-    worker.start("script", str(PROGRAMS / "recorded.py"), "elsewhere")
+    worker.start("script", str(PROGRAMS / "recorded.py"), "elsewhere", path=LIGHT_TORCH)
     assert worker.error().type == "KeyError"
 
 

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from tests.conftest import Job, Result
+from tests.conftest import LIGHT_TORCH, Job, Result
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIGHT = {"PYTHONPATH": str(Path(__file__).parent / "light")}  # two thirds of what an example computes is else imports
+LIGHT = {"PYTHONPATH": LIGHT_TORCH}  # two thirds of what an example computes is else imports
 QUICK = {**LIGHT, "DDPLAUNCH_START_METHOD": "forkserver"}  # and torch is imported once for all workers of a node
 LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
 

@@ -54,6 +54,7 @@ def needs(*packages):
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
     args = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer"]
     result = job.run(*args, program("variables"))
@@ -81,6 +82,7 @@ def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
     job.nothing_left()
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_the_threads_of_the_caller(job, program):
     threads = len(os.sched_getaffinity(0))  # torch takes no more than that
     args = ("--nproc-per-node", 2, "--init-method", "tcp", program("torch_facts"), "env://")
@@ -101,6 +103,7 @@ def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_t
     job.nothing_left()
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_failure_that_record_saw_is_in_the_error_file_and_reported_once(job, program):
     log_dir = job.home / "logs"
     result = job.run("--nproc-per-node", 2, "--log-dir", log_dir, program("torch_record"))

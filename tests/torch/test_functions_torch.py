@@ -10,7 +10,10 @@ import pytest
 from tests.conftest import PATIENCE
 from tests.process.calling import Program
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 
 @pytest.fixture

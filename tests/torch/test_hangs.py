@@ -12,7 +12,10 @@ import pytest
 from ddplaunch.cli import main
 from tests.conftest import until
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 EXPECTED = {
     "rank 0 waits in all_reduce #1 (float32 [4, 4]) of group 1 (ranks 0-1)",

@@ -15,7 +15,10 @@ import pytest
 from tests.conftest import PATIENCE
 from tests.torch.example import AFTER_EXCEPTION
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 TWO = ("--nproc-per-node", "2")
 FORKED = (*TWO, "--start-method", "forkserver", "--preload", "torch.distributed")  # torch is imported once

@@ -12,6 +12,7 @@ from tests.conftest import PROGRAMS, Job
 from tests.nodes import Nodes
 
 pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
     pytest.mark.slow,  # tests/hosts/test_training.py loses an agent, test_example_elastic_checkpoint.py a worker
 ]

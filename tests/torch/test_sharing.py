@@ -6,7 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 SHARES = """
 import torch

@@ -1,4 +1,4 @@
-"""Torch without its compiler, which optimizers and DDP import, and which takes a worker as long as torch itself."""
+"""Torch in half the time: without its compiler, which optimizers and DDP import, and without tensors that have no data."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -12,3 +12,18 @@ vars(compiler).update(
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"),
 )
 sys.modules[compiler.__name__] = compiler
+
+
+class Instead:
+    """Finds our file in the place of a module of torch's."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "torch._meta_registrations":
+            return None
+        from importlib.util import spec_from_file_location
+
+        return spec_from_file_location(name, __file__.replace("sitecustomize", "meta_registrations"))
+
+
+sys.meta_path.insert(0, Instead)
