@@ -59,8 +59,18 @@ def all_saved(job: SlurmJob, nodes: int, *signals: str) -> None:
     assert told(job, "got", nodes) == [list(signals)] * 2 * nodes
 
 
-@NODES
-@pytest.mark.parametrize("script", ["{}", "exec {}", "srun {}", "{} --nnodes 1"])
+@pytest.mark.parametrize(
+    ("script", "nodes"),
+    [
+        ("{}", 1),
+        ("{}", 3),
+        ("exec {}", 3),
+        ("srun {}", 3),
+        ("{} --nnodes 1", 3),
+        # one node, where the script is beside the workers as it is on the first of three
+        *(pytest.param(script, 1, marks=pytest.mark.slow) for script in ("exec {}", "srun {}", "{} --nnodes 1")),
+    ],
+)
 def test_each_worker_of_a_cancelled_job_is_told_once_and_saves(job: SlurmJob, script: str, nodes: int) -> None:
     workers_on = 1 if "--nnodes 1" in script else nodes
     line = script.format(f"{job.ddplaunch} --nproc-per-node 2") + f" {SAVES}"

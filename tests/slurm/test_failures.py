@@ -9,7 +9,6 @@ from signal import SIGKILL
 import pytest
 
 from tests.conftest import until
-from tests.slurm.cluster import NODES as NAMES
 from tests.slurm.job import SlurmJob
 from tests.slurm.started import BEHAVE, EVERY_WAY, NODES, RANKS, agent, batch, front, one_cluster, ready
 
@@ -53,10 +52,10 @@ def test_an_srun_that_is_killed_takes_the_workers_with_it(job: SlurmJob) -> None
 def test_a_node_that_is_lost_ends_the_others_and_is_named(job: SlurmJob, way: str) -> None:
     running = batch(job, way, BEHAVE, "all=polite", flags="--heartbeat-timeout 2", options=("--no-kill",))
     ready(job, running)
-    job.cluster.bed.power_cut("node3")
+    job.cluster.bed.power_cut("node2")
     until(lambda: "is lost" in running.output(), "the loss to be told", 20)
-    assert "node3" in running.output()
-    until(lambda: not [p for host in NAMES[:2] for p in job.cluster.bed.processes(host) if p.command.endswith("all=polite")
+    assert "node2" in running.output()
+    until(lambda: not [p for p in job.cluster.bed.processes("node1") if p.command.endswith("all=polite")
                        and "bootstrap" in p.command], "the workers to be gone", 20)  # fmt: skip
     if way == "a step of its own":
         # the job itself has not ended before Slurm has missed the node
@@ -64,7 +63,7 @@ def test_a_node_that_is_lost_ends_the_others_and_is_named(job: SlurmJob, way: st
         assert running.exit_code() == 122, running.output()
     else:
         running.cancel()
-    job.cluster.bed.boot("node3")
+    job.cluster.bed.boot("node2")
 
 
 def test_a_node_on_which_everything_is_killed_ends_the_step_though_srun_waits_for_it(job: SlurmJob) -> None:

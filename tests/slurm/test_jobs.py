@@ -126,12 +126,12 @@ def test_options_of_the_script_that_are_for_other_things_change_nothing(
     job: SlurmJob, options: tuple[str, ...]
 ) -> None:
     done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3", *options))
-    assert seats(job) == expected()
+    assert seats(job) == expected(3)
     job.nothing_left()
 
 
 def test_tasks_per_node_are_workers_where_there_is_no_gpu(job: SlurmJob) -> None:
-    done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=3", "--ntasks-per-node=2"))
+    done(job.sbatch(f"{job.ddplaunch} {PLACE}", f"--nodes={NODES}", "--ntasks-per-node=2"))
     assert seats(job) == expected()
     assert not any(name.startswith("DDPLAUNCH_TASKS") for place in places(job) for name in place)
     job.nothing_left()
@@ -142,7 +142,7 @@ def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
     tools.mkdir()
     (tools / "srun").symlink_to("/usr/bin/srun")
     ddplaunch, path = job.ddplaunch, shlex.quote(str(tools))
-    done(job.sbatch(f"PATH={path} {ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3"))
+    done(job.sbatch(f"PATH={path} {ddplaunch} --nproc-per-node 2 {PLACE}", f"--nodes={NODES}"))
     assert seats(job) == expected()
     job.nothing_left()
 
@@ -158,7 +158,7 @@ def test_commands_that_srun_starts_in_containers_need_nothing_of_slurm_but_varia
 ) -> None:
     command = shlex.quote(f"{CONTAINED} {job.ddplaunch} {after} {PLACE}")
     script = f"srun --ntasks-per-node={each} unshare --mount sh -c {command}"
-    done(job.sbatch(script, "--nodes=3", f"--ntasks-per-node={each}", "--job-name=bash"))
+    done(job.sbatch(script, f"--nodes={NODES}", f"--ntasks-per-node={each}", "--job-name=bash"))
     assert seats(job) == expected()
     job.nothing_left()
 

@@ -52,9 +52,8 @@ def test_a_signal_for_the_tasks_reaches_each_worker_once_and_the_job_goes_on(job
     assert got(job) == [["SIGUSR1", "SIGUSR2", "SIGTERM"]] * RANKS
 
 
-@EVERY_WAY
-def test_workers_of_a_cancelled_job_may_save(job: SlurmJob, way: str) -> None:
-    running = batch(job, way, SAVES)
+def test_workers_of_a_cancelled_job_may_save(job: SlurmJob) -> None:
+    running = batch(job, "a task for each rank", SAVES)  # the other ways: test_ended.py
     ready(job, running)
     running.cancel()
     assert running.wait() == "CANCELLED"
@@ -75,8 +74,17 @@ def test_a_signal_for_the_script_alone_is_passed_on_by_whoever_hears_it(job: Slu
     job.nothing_left(10)
 
 
-@EVERY_WAY
-@pytest.mark.parametrize("to", ["the tasks", "the script"])
+@pytest.mark.parametrize(
+    ("way", "to"),
+    [  # in the other ways Slurm sends to tasks what scancel does above
+        ("a step of its own", "the tasks"),
+        ("a step of its own", "the script"),
+        ("a task for each node", "the script"),
+        pytest.param("a task for each node", "the tasks", marks=pytest.mark.slow),
+        pytest.param("a task for each rank", "the tasks", marks=pytest.mark.slow),
+        pytest.param("a task for each rank", "the script", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_before_the_time_limit_reaches_each_worker_once(job: SlurmJob, way: str, to: str) -> None:
     """The script passes on what is for it alone; srun, to its tasks."""
     before, after, tasks = WAYS[way]
