@@ -131,6 +131,7 @@ class JobSpec:
     max_restarts: int = 0
     timeout: float | None = None  # seconds the whole job may take
     hang_timeout: float | None = None  # seconds without any movement after which the job hangs
+    straggler_check: float = 30.0  # seconds from one look at which rank comes last to the next; 0: never
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued

@@ -49,6 +49,7 @@ _EVENTS = {
     "front_lost": "the process that the user started was killed",
     "output_dropped": "output was not shown, because nobody read the command's stdout for seconds",
     "notice": "something that `ddplaunch` also said on stderr",
+    "straggler": "node 0 only: most steps wait for one rank, by `--straggler-check`; said at most once in five minutes",
     "generation_failed": "a worker failed, and all workers will be started again",
     "node_joined": "node 0 only: an agent has come, of this node or another",
     "node_stopping": "node 0 only: a node has begun to stop its workers",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
+from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
 from ddplaunch.control.fields import line
 from ddplaunch.control.frames import LIMIT
 from ddplaunch.control.questions import MAX_WORKERS, Answer, AskStatus, NoAnswer, NodeStatus, Question, WorkerStatus
@@ -22,6 +23,7 @@ from ddplaunch.stacks import Sample
 from ddplaunch.stacks.sent import sent
 
 _ROOM = 4096  # bytes of a frame for what is around an answer
+_NO_ROOM = NoAnswer("could not create the process that asks the workers")
 
 
 def answer(
@@ -34,11 +36,17 @@ def answer(
         case AskStacks(within, threads, native):
             running = workers.running.values() if workers is not None else ()
             taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native)
+        case AskArrivals(within, every):
+            recorders = {} if workers is None else workers.recorders
+            if recorders:
+                taker.read_arrivals(recorders, within, every, lambda found: reply(_bounded(found or _NO_ROOM)))
+            else:
+                reply(NodeArrivals(wall=0, members=(), series=()))
 
 
 def _stacks(samples: Sequence[Sample] | None, threads: bool) -> Answer:
     if samples is None:
-        return NoAnswer("could not create the process that takes stacks")
+        return _NO_ROOM
     answer = _bounded(sent(samples, threads=threads))
     # the main threads of all workers are worth more than all threads of none
     return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer

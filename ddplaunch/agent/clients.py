@@ -98,6 +98,7 @@ class Clients:
 
     def _run(self) -> requests.Run:
         state, inputs = self._coordinator.state, self._setup.inputs
+        stragglers = self._coordinator.stragglers
         program, members = inputs.spec.program, state.taking_part
         folder = self._setup.folder
         return requests.Run(
@@ -114,6 +115,8 @@ class Clients:
             restarts=state.restarts,
             max_restarts=state.policy.max_restarts,
             ddplaunch=line(__version__),
+            steps_per_second=stragglers.pace if stragglers is not None else None,
+            straggler=piece(str((stragglers and stragglers.straggler) or "")),
         )
 
     def ended(self, end: JobEnd) -> None:

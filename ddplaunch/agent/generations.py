@@ -48,7 +48,9 @@ class Generations:
         feed: Callable[[node.Event], None],
         ended: Callable[[int], None],
         ask_apart: AskApart,
+        joined: Callable[[], None] | None,
     ) -> None:
+        """`joined` is called once in a generation, when a worker has made a process group; None: nobody wants to know."""
         self._setup = setup
         self._queue = queue
         self._selector = selector
@@ -65,9 +67,10 @@ class Generations:
         self._observer: Observer | None = None
         self._debuggers: Debuggers | None = None
         self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self._joined = joined
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
-            selector.register(self._errors.fd, selectors.EVENT_READ, self._error_recorded)
+            selector.register(self._errors.fd, selectors.EVENT_READ, self._file_written)
 
     # --- its start
 
@@ -91,6 +94,8 @@ class Generations:
             self._reporter.use(setup.plan, setup.folder)
             self._starter.prepare(setup.plan, setup.env)
             self._errors.begin(setup.error_files.folder)
+            if self._joined is not None:
+                self._errors.begin(setup.error_files.recorders, once=True)
             self._ready = generation, setup
         if self._setup.inputs.spec.debug_on_error:
             self._open_debuggers()
@@ -156,8 +161,12 @@ class Generations:
 
     # --- while it lives
 
-    def _error_recorded(self) -> None:
-        self._errors.drain()
+    def _file_written(self) -> None:
+        folders = self._errors.drain()
+        if self._setup.error_files.recorders in folders and self._joined is not None:
+            self._joined()
+        if self._setup.error_files.folder not in folders:
+            return
         if self._setup.error_files.takes_request():
             self._feed(node.StoreWanted(clock.now()))
         self._feed(node.ErrorRecorded(clock.now()))

@@ -84,6 +84,7 @@ class Agent:
             feed=self._events.append,
             ended=self._worker_ended,
             ask_apart=self._ask_apart,
+            joined=self._joined if job.setup.inputs.spec.straggler_check else None,
         )
         self._orders = Orders(
             self._queue,
@@ -132,7 +133,7 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         still = self._selector.get_map()
-        ready = clock.select(self._selector, self._deadline)
+        ready = clock.select(self._selector, self._deadline, self._link.rest_until)
         self._reporter.paused(clock.OWN.pause)
         for key, _ in ready:
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
@@ -207,6 +208,10 @@ class Agent:
         """End the job as Ctrl-C does: with another signal if that is ignored here, as after nohup."""
         signum = SIGINT if SIGINT in self._job.signals else SIGTERM
         self._signals.received(signum, SignalOrigin.FRONT)
+
+    def _joined(self) -> None:
+        if self._link.coordinator is not None:
+            self._link.coordinator.joined()
 
     def _expect_one_fewer(self) -> None:
         if self._own_link is not None:

@@ -1,14 +1,23 @@
-"""Has the stacks of this node's workers taken by a child, while the loop goes on. Waits for nothing; knows no reason why."""
+"""Has this node's workers asked by a child, while the loop goes on: for stacks, and when they came to their collectives.
+
+Waits for nothing; knows no reason why.
+"""
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.process.ask import FIRST, Asked
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
+
+if TYPE_CHECKING:
+    from ddplaunch.control.arrival_answers import NodeArrivals
+
+T = TypeVar("T")
 
 
 class StackTaker:
@@ -17,7 +26,7 @@ class StackTaker:
     def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
         self._selector = selector
         self._host = host
-        self._asked: list[Asked[Sequence[Sample] | None]] = []
+        self._asked: list[Asked[Any]] = []
 
     @property
     def pids(self) -> frozenset[int]:
@@ -40,7 +49,7 @@ class StackTaker:
         files = [worker.stacks for worker in found if worker.stacks is not None]
         until, host = time.monotonic() + within, self._host
 
-        def question() -> Sequence[Sample] | None:
+        def question() -> Sequence[Sample]:
             from ddplaunch.stacks.take import Target, take  # the loop does not wait for an import
 
             left = iter(range(FIRST, FIRST + len(files)))
@@ -48,12 +57,33 @@ class StackTaker:
                 Target(worker.rank, worker.pid, None if worker.stacks is None else next(left), worker.recorder)
                 for worker in found
             ]
+            return take(targets, until=until, host=host, native=native)
+
+        self._ask(question, reply, files)
+
+    def read_arrivals(
+        self, recorders: Mapping[int, str], within: float, every: int, reply: Callable[[NodeArrivals | None], None]
+    ) -> None:
+        """Have the recorders of these ranks asked; None: there is no room to."""
+        until = time.monotonic() + within
+
+        def question() -> NodeArrivals:
+            from ddplaunch.stacks.read_arrivals import read
+
+            return read(recorders, until=until, every=every)
+
+        self._ask(question, reply)
+
+    def _ask(
+        self, question: Callable[[], T], reply: Callable[[T | None], None], descriptors: Sequence[int] = ()
+    ) -> None:
+        def guarded() -> T | None:
             try:
-                return take(targets, until=until, host=host, native=native)
+                return question()
             except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
                 return None
 
-        asked: Asked[Sequence[Sample] | None] = Asked(question, None, self._selector, reply, files)
+        asked: Asked[T | None] = Asked(guarded, None, self._selector, reply, descriptors)
         self._asked = [*(one for one in self._asked if one.pid), asked]
 
     def close(self) -> None:

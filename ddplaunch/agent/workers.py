@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 from collections import deque
@@ -100,6 +101,12 @@ class Workers:
     def may_have_joined(self) -> bool:
         """Whether any has a process group, as far as that is known: torch's recorder is there from then on."""
         return not self._setup.has_recorder or self._setup.error_files.has_recorder(self._setup.generation)
+
+    @property
+    def recorders(self) -> Mapping[int, str]:
+        """Where torch tells of the collectives of each worker that has a process group, by rank."""
+        paths = {rank: worker.recorder for rank, worker in self._running.items()}
+        return {rank: path for rank, path in paths.items() if path and os.path.exists(path)}
 
     @property
     def may_start(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
 from ddplaunch.control.fields import Duration, Keyword, Line, Number, Size
 from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 
@@ -46,5 +47,5 @@ class NoAnswer(Struct, frozen=True, tag="none"):
     reason: Line
 
 
-Question = AskStatus | AskStacks
-Answer = NodeStatus | NodeStacks | NoAnswer
+Question = AskStatus | AskStacks | AskArrivals
+Answer = NodeStatus | NodeStacks | NodeArrivals | NoAnswer

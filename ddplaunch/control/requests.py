@@ -47,6 +47,8 @@ class Run(Struct, frozen=True, tag="run"):
     restarts: Number
     max_restarts: Number
     ddplaunch: Line  # the version
+    steps_per_second: float | None = None
+    straggler: Piece = ""  # in a sentence
 
 
 class NodeReply(Struct, frozen=True, tag="node"):

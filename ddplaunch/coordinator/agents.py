@@ -233,6 +233,10 @@ class Agents:
         """Those that are connected."""
         return self._connections.ids
 
+    def offset(self, id: int) -> tuple[float, float]:
+        """What has to be added to the times of this agent's host to get ours, in seconds, and how wrong that may be."""
+        return self._connections.offset(id), self._connections.offset_error(id)
+
     @property
     def are_watched(self) -> bool:
         """Whether the command that has started the agents is connected."""

@@ -98,6 +98,10 @@ class Connections:
         """What has to be added to this peer's times to get ours, in seconds."""
         return self._connections[id].heartbeat.offset if id in self._connections else 0.0
 
+    def offset_error(self, id: int) -> float:
+        """How many seconds the offset may be wrong by."""
+        return self._connections[id].heartbeat.error if id in self._connections else 0.0
+
     @property
     def reached_at(self) -> str | None:
         """The address of this node that most of the others reach."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.control.questions import Question
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.questions import Asker, Questions
+    from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.ask import Asked
     from ddplaunch.stacks import Sample
@@ -61,6 +62,7 @@ class Coordinator:
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._over_at: float | None = None
         self._questions: Questions | None = None
+        self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
         """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
@@ -125,6 +127,21 @@ class Coordinator:
             self._questions = Questions(self._order, self._clock)
         self._questions.ask(self._state.members, question, within, asker)
 
+    def joined(self) -> None:
+        """Take note that a worker of this generation has a process group."""
+        if self.stragglers is None:
+            from ddplaunch.coordinator.straggler_check import StragglerCheck  # many jobs have none
+
+            self.stragglers = StragglerCheck(
+                self._state.policy.straggler_check,
+                ask=self.ask,
+                ask_apart=self._ask_apart,
+                offset=lambda id: (0.0, 0.0) if id == OWN or self._agents is None else self._agents.offset(id),
+                report=self._reporter.straggler,
+                warn=self._reporter.print,
+            )
+        self.stragglers.begin(self._clock())
+
     def forget(self, asker: Asker) -> None:
         """Answer this one no more."""
         if self._questions is not None:
@@ -145,8 +162,16 @@ class Coordinator:
         asked = self._questions.deadline if self._questions is not None else None
         return soonest(self._state.deadline, others, self._over_at, asked)
 
+    @property
+    def rest_until(self) -> float | None:
+        """When `expire` should be called, give or take."""
+        return self.stragglers.at if self.stragglers is not None else None
+
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
+        if self.stragglers is not None:
+            going = self._state.phase is job.Phase.RUNNING and self._state.suspended_at is None
+            self.stragglers.expire(now, self._state.members, may_read=going)
         if self._agents is not None:
             self._agents.expire(now)
         if self._questions is not None:
@@ -186,6 +211,8 @@ class Coordinator:
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         self._traces, self._samples = {}, []
+        if self.stragglers is not None:
+            self.stragglers.end()
         try:
             port = self._reserve()
         except LaunchError as error:
@@ -238,6 +265,10 @@ class Coordinator:
             self._asked = self._ask_apart(question, ClusterEnding(), report)
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
+        if self.stragglers is not None:
+            self.stragglers.end()
+            self._reporter.pace = self.stragglers.last_pace
+            self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self._state, self._traces, error, ending)
         why = self._state.why.name.lower() if self._state.why is not None else "failed"
         status, why = outcome or (status, why)

@@ -34,3 +34,8 @@ class Heartbeat:
             return 0.0
         trip, offset = min(self._samples)
         return 0.0 if abs(offset) <= trip / 2 else offset  # if they may be one clock, as on one host, they are
+
+    @property
+    def error(self) -> float:
+        """How many seconds the offset may be wrong by; 0.0 if it is taken for one clock."""
+        return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0

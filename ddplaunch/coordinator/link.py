@@ -154,6 +154,11 @@ class Link(ABC):
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
 
+    @property
+    def rest_until(self) -> float | None:
+        """When `expire` should be called, give or take: no reason to look for pauses until then."""
+        return None
+
     @abstractmethod
     def expire(self, now: float) -> None:
         """Do what the time asks for."""

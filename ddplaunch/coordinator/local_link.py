@@ -47,6 +47,11 @@ class LocalLink(Link):
         """When the coordinator wants to be called."""
         return self.coordinator.deadline
 
+    @property
+    def rest_until(self) -> float | None:
+        """When the coordinator would like to be called."""
+        return self.coordinator.rest_until
+
     def expire(self, now: float) -> None:
         """Have the coordinator do what the time asks for."""
         self.coordinator.expire(now)
@@ -71,6 +76,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         last_call=spec.last_call,
         timeout=spec.timeout,
         hang_timeout=spec.hang_timeout,
+        straggler_check=spec.straggler_check,
         notices=frozenset(spec.requeue_on),
     )
 

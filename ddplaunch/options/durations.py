@@ -44,6 +44,16 @@ def duration_from_1s(value: str) -> float:
     return seconds
 
 
+def duration_or_off(value: str) -> float:
+    """Read a time of at least a second as seconds, and "off" as 0."""
+    return 0.0 if value == "off" else duration_from_1s(value)
+
+
+def write_duration_or_off(seconds: float) -> str:
+    """Write seconds so that `duration_or_off` reads the same."""
+    return write_duration(seconds) if seconds else "off"
+
+
 def write_duration(seconds: float) -> str:
     """Write seconds so that `duration` reads the same."""
     return f"{repr(seconds).removesuffix('.0')}s"

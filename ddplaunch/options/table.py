@@ -107,6 +107,10 @@ OPTIONS: tuple[Option, ...] = (
            write=durations.write_duration, example="5m",
            help="Stop the workers once none of them has moved for this time, and say who waits for whom: a failure, with "
                 "exit status 123."),
+    Option(name="straggler_check", group=_SUPERVISION, metavar="TIME|off", parse=durations.duration_or_off,
+           write=durations.write_duration_or_off, example="2m",
+           help="How often it is looked which rank comes last to the collectives, in a job with a process group: 30s, if it "
+                "is not given; off: never. A rank that costs 5% of a step is named."),
     Option(name="forward_signals", group=_SUPERVISION, metavar="LIST", parse=parsers.signals, listed=True,
            write=parsers.write_signals, example="SIGWINCH",
            help="Signals that are passed on while the job goes on, besides SIGUSR1, SIGUSR2 and SIGCONT."),

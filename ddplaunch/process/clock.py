@@ -45,14 +45,17 @@ class Clock:
         self._beat = min(self._beat, timeout / 4)
 
     def select(
-        self, selector: selectors.BaseSelector, deadline: float | None
+        self, selector: selectors.BaseSelector, deadline: float | None, rest_until: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, until the deadline and for a beat at most; without a deadline, as long as it takes."""
+        """Wait for events, until the deadline and for a beat at most; without a deadline, as long as it takes.
+
+        `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time.
+        """
         if deadline is None or deadline == inf:
-            ready = selector.select()
+            ready = selector.select(None if rest_until is None else max(0.0, rest_until - self.now()))
             self._pass(inf)
             return ready
-        sleep = min(max(0.0, deadline - self.now()), self._beat)
+        sleep = min(max(0.0, min(deadline, rest_until or inf) - self.now()), self._beat)
         began = self._seen
         ready = selector.select(sleep)
         now = self._pass(sleep)

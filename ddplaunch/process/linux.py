@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import signal
+import struct
 import sys
 import termios
 
@@ -24,7 +25,8 @@ OPEN_FILES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
-_IN_CLOSE_WRITE, _IN_MOVED_TO = 0x8, 0x80  # sys/inotify.h
+_IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_ONESHOT = 0x8, 0x80, 0x80000000  # sys/inotify.h
+_INOTIFY_EVENT = struct.Struct("iIII")  # watch, mask, cookie, and the length of the name that follows
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
@@ -79,18 +81,27 @@ class FolderWatch:
 
     def __init__(self) -> None:
         self.fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._folders: dict[int, str] = {}  # by the number of the watch
 
-    def begin(self, folder: str) -> None:
-        """Watch this folder; a second time changes nothing."""
+    def begin(self, folder: str, *, once: bool = False) -> None:
+        """Watch this folder, or only until it is written to; a second time changes nothing."""
         if self.fd >= 0:
-            _libc.inotify_add_watch(self.fd, os.fsencode(folder), _IN_CLOSE_WRITE | _IN_MOVED_TO)
+            mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | (_IN_ONESHOT if once else 0)
+            self._folders[_libc.inotify_add_watch(self.fd, os.fsencode(folder), mask)] = folder
 
-    def drain(self) -> None:
-        """Take note of what was written."""
+    def drain(self) -> set[str]:
+        """Give the folders that were written to."""
         try:
-            os.read(self.fd, 1 << 16)
+            data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
-            pass
+            return set()
+        written, at = set(), 0
+        while at < len(data):
+            watch, mask, _, length = _INOTIFY_EVENT.unpack_from(data, at)
+            at += _INOTIFY_EVENT.size + length
+            if mask & (_IN_CLOSE_WRITE | _IN_MOVED_TO):
+                written.add(self._folders.get(watch, ""))
+        return written
 
 
 def grow_pipe(fd: int, size: int) -> None:

@@ -58,7 +58,12 @@ class ErrorFiles:
 
         It lies in a folder of its own: what is written beside exceptions would be taken for one.
         """
-        return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
+        return f"{self.recorders}/{generation}-{rank}" if self.folder else ""
+
+    @property
+    def recorders(self) -> str:
+        """The folder of these sockets; "" if there is no place for them."""
+        return f"{self.folder}/{_TORCH}" if self.folder else ""
 
     def has_recorder(self, generation: int) -> bool:
         """Whether there is any such socket."""

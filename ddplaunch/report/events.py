@@ -52,6 +52,15 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     "front_lost": {},
     "output_dropped": {"bytes": "integer: not shown because the command's stdout was not read; the logs have them"},
     "notice": {"text": "string"},
+    "straggler": {
+        "rank": "integer",
+        "host": "string, empty in a job of one node",
+        "last_in": "number: share of the steps in which it came last to a collective",
+        "steps": "integer: how many were compared",
+        "seconds": "number: how long after the median of the other ranks it came",
+        "share": "number: that as a share of a step",
+        "steps_per_second": "number or null",
+    },
     "generation_failed": {"generation": "integer", "rank": "integer or null", "wait": "number: seconds to the next"},
     "node_joined": {
         "host": "string",

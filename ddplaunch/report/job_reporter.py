@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from signal import SIGINT, SIGKILL, SIGTERM
+from typing import Any
 
 from ddplaunch.errors import below
 from ddplaunch.report.closing import (
@@ -38,6 +39,8 @@ class JobReporter:
         self.cwd = reporter.cwd
         self.places: list[str] = []  # where workers were when they had to end, in sentences
         self.hang = ""  # what is wrong with a job that hangs, in a sentence
+        self.came_last: tuple[str, Mapping[str, Any]] | None = None  # the rank that the others waited for until the end
+        self.pace: float | None = None  # steps in a second
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -68,6 +71,11 @@ class JobReporter:
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
 
+    def straggler(self, text: str, facts: Mapping[str, Any], pace: float | None) -> None:
+        """Report that most steps wait for a rank: in a sentence, and as data."""
+        self._reporter.emit("straggler", **facts, steps_per_second=pace)
+        self.print(text)
+
     def question(self, state: State) -> Callable[[], ClusterEnding] | None:
         """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
         return self._reporter.why_ending if ended_with(state) in (SIGTERM, SIGKILL) else None
@@ -96,6 +104,10 @@ class JobReporter:
         if error:
             self._reporter.report(error)
             return error, None
+        self._reporter.pace = self.pace
+        if self.came_last is not None:
+            text, self._reporter.came_last = self.came_last
+            self.print(text)
         if state.requeue:  # the status speaks of the notice
             ending = ClusterEnding(ending.text)
         closing = self._closing(state, ending)

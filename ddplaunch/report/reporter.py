@@ -77,6 +77,8 @@ class Reporter:
             None  # of a job of several nodes, as the coordinator knows it
         )
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
+        self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
+        self.pace: float | None = None  # steps in a second
         self._is_announced = False
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
@@ -241,7 +243,8 @@ class Reporter:
             self._reply({"type": "outcome", **ending, "workers": ()})
         if self._folder is not None:
             dropped = self._folder.files.dropped_lines
-            self._folder.write("summary.json", {**ending, "dropped_log_lines": dropped})
+            steps = {"steps_per_second": self.pace, "straggler": self.came_last}
+            self._folder.write("summary.json", {**ending, **steps, "dropped_log_lines": dropped})
 
     def print_end(self, why: str, text: str) -> None:
         """Print the coordinator's text about the end; on its own node it has printed more."""

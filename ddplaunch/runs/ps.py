@@ -38,10 +38,13 @@ def render(replies: RunReplies) -> str:
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
-    head = f"{run.run_id}: {phase}{workers}, for {duration(run.seconds)}{restarts}"
+    pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
+    head = f"{run.run_id}: {phase}{workers}, for {duration(run.seconds)}{restarts}{pace}"
     lines = [f"{head}: {below(run.command)}"]
     rows = [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]
     lines += _table([dict(zip(_COLUMNS, _COLUMNS, strict=True)), *rows]) if rows else []
+    if run.straggler:
+        lines.append(f"  {below(run.straggler)}")
     lines += [f"  {_name(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
     if replies.problem:
         lines.append(f"  {below(replies.problem)}")
@@ -120,6 +123,11 @@ def _workers(node: NodeReply) -> tuple[WorkerStatus, ...]:
 
 def _name(node: NodeReply) -> str:
     return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
+
+
+def _pace(steps_per_second: float) -> str:
+    """Write how fast it steps: "3.2 steps/s", "14 s a step"."""
+    return f"{steps_per_second:.3g} steps/s" if steps_per_second >= 1 else f"{duration(1 / steps_per_second)} a step"
 
 
 def _cpu_percent(worker: WorkerStatus) -> float:

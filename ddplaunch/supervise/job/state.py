@@ -35,6 +35,7 @@ class Policy:
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
     hang_timeout: float | None = None  # seconds in which no worker moves
+    straggler_check: float = 0.0  # seconds from one look at who comes last to the next; 0: that is not done
     replaceable: bool = False  # whether a lost node's agent may be started anew
     may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
     called: bool = False  # whether the agents are on hosts where a command elsewhere has started them

@@ -30,7 +30,8 @@ def test_without_an_answer_the_clocks_are_taken_for_one() -> None:
 def test_the_offset_is_right_to_half_a_round_trip(ahead: float, there: float, back: float) -> None:
     heartbeat = Heartbeat()
     heartbeat.pong_received(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)
-    assert heartbeat.offset == pytest.approx(-ahead, abs=(there + back) / 2 + 1e-6)
+    assert heartbeat.offset == pytest.approx(-ahead, abs=heartbeat.error + 1e-6)
+    assert heartbeat.error == pytest.approx((there + back) / 2)
 
 
 @given(sent=st.floats(0, 1e6), there=st.floats(1e-6, 5), back=st.floats(1e-6, 5))

@@ -26,9 +26,9 @@ class Machine(selectors.DefaultSelector):
         self.pause = 0.0
         return []
 
-    def wait(self, deadline: float | None) -> float:
+    def wait(self, deadline: float | None, rest_until: float | None = None) -> float:
         """Sleep as a loop does, and give the time then."""
-        self.clock.select(self, deadline)
+        self.clock.select(self, deadline, rest_until)
         return self.clock.now()
 
     def pass_time(self, seconds: float) -> float:
@@ -110,3 +110,10 @@ def test_it_is_said_for_a_while_how_long_the_pause_was(machine):
     while machine.wait(deadline) < deadline:
         pass
     assert not machine.clock.paused(10)
+
+
+def test_a_time_that_is_no_deadline_is_reached_in_one_sleep(machine):
+    now = machine.clock.now()
+    assert machine.wait(None, now + 30) == now + 30
+    assert machine.wait(None, now) == now + 30
+    assert machine.wait(now + 300, now + 30.5) == now + 30.5

@@ -1,0 +1,45 @@
+"""When the workers of a node came to their collectives, as it is sent: numbers and times as differences. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ddplaunch.control.fields import Duration, Number, Piece, Size
+
+_MAX_CALLS = 100_000
+_MAX_RANKS = 65536
+_MAX_SERIES = 100_000  # workers and groups
+
+Gaps = Annotated[tuple[Size, ...], Meta(max_length=_MAX_CALLS)]  # each from the one before, the first one from zero
+
+
+class AskArrivals(Struct, frozen=True, tag="arrivals"):
+    """When the workers came to their last collectives."""
+
+    within: Annotated[float, Meta(ge=0, le=30)] = 2.0  # seconds that they have to say so
+    every: Annotated[int, Meta(ge=1, le=_MAX_RANKS)] = 1  # of the blocks of numbers only every so many
+
+
+class SentArrivals(Struct, frozen=True, array_like=True):
+    """The collectives of one worker in one group."""
+
+    rank: Number
+    group: Piece
+    members: Number  # their place among the sets of ranks
+    numbers: Gaps
+    times: Gaps  # nanoseconds
+    newest: Size
+    length: Number
+    period: Duration
+
+
+class NodeArrivals(Struct, frozen=True, tag="arrivals"):
+    """All workers of a node that tell."""
+
+    wall: Annotated[
+        int, Meta(ge=-(2**63), le=2**63 - 1)
+    ]  # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
+    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=_MAX_RANKS)], ...], Meta(max_length=4096)]
+    series: Annotated[tuple[SentArrivals, ...], Meta(max_length=_MAX_SERIES)]

@@ -1,0 +1,187 @@
+"""Has all nodes asked from time to time when their workers came to their collectives, and says who comes last. Opens nothing.
+
+It begins once a worker has a process group. What is compared is compared in a child: of many ranks that takes its time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.record import fields_of, replace
+from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
+
+if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
+    from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
+    from ddplaunch.control.questions import Answer
+    from ddplaunch.coordinator.questions import Asker
+    from ddplaunch.process.apart import AskApart
+    from ddplaunch.supervise.job import Member
+
+WITHIN = 2.0  # seconds that workers have
+ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
+_AGAIN = 300.0  # seconds from one word to the next, and twice as long each time that it is the same
+_JUMP = 2_000_000  # nanoseconds by which a clock was set
+_COMPARED = 128  # ranks of which all is compared; of more, less each
+
+
+class StragglerCheck:
+    """What readings have shown of the generation that runs."""
+
+    def __init__(
+        self,
+        every: float,
+        *,
+        ask: Callable[[AskArrivals, float, Asker], None],
+        ask_apart: AskApart,
+        offset: Callable[[int], tuple[float, float]],
+        report: Callable[[str, Mapping[str, Any], float | None], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`every`: seconds; `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be."""
+        self._warn = warn
+        self._every = every
+        self._ask = ask
+        self._ask_apart = ask_apart
+        self._offset = offset
+        self._report = report
+        self._history = History()
+        self._hosts: dict[int, str] = {}  # by rank, where there are several
+        self._walls: dict[int, int] = {}  # by node
+        self._reads = False
+        self._said: tuple[int, float, float] | None = None  # the rank, when it was named, and how long that is enough
+        self.last_pace: float | None = None  # also of a job that has made its last step
+        self.at: float | None = None  # when the next reading is due, give or take
+
+    def begin(self, now: float) -> None:
+        """Begin: a worker of this generation has a process group."""
+        self._history = History()
+        self.at = now + self._every
+
+    def end(self) -> None:
+        """Read no more; what was found is kept."""
+        self.at = None
+
+    def expire(self, now: float, members: Mapping[int, Member], *, may_read: bool) -> None:
+        """Read, if it is due."""
+        if self.at is None or now < self.at:
+            return
+        self.at = now + self._every
+        if may_read and not self._reads:
+            self._reads = True
+            self._guard(lambda: self._read(members))
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Call this; whatever fails in it, such as files of another version, is no reason to end a job."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            self.end()
+            self._warn(f"warning: it is not looked for stragglers any more: {type(error).__name__}: {error}")
+
+    def _read(self, members: Mapping[int, Member]) -> None:
+        from ddplaunch.control.arrival_answers import AskArrivals
+        from ddplaunch.coordinator.questions import Asker
+
+        reading, history = _Reading(self._clock), self._history
+
+        def compared(steps: list[Steps]) -> None:
+            self._reads = False
+            if history is self._history and self.at is not None:
+                history.add(steps, time.monotonic())
+                self.last_pace = self.pace or self.last_pace
+                self._hosts = reading.hosts if len(members) > 1 else {}
+                self._say()
+
+        def done() -> None:
+            if reading.is_empty:
+                compared([])
+            else:
+                nothing: list[Steps] = []
+                self._ask_apart(reading.compare, nothing, lambda steps: self._guard(lambda: compared(steps)))
+
+        ranks = sum(member.workers for member in members.values())
+        question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))
+        taken = Asker(
+            answered=lambda member, answer: self._guard(lambda: reading.take(member, answer)),
+            done=lambda: self._guard(done),
+        )
+        self._ask(question, WITHIN + ON_THE_WAY, taken)
+
+    def _clock(self, member: Member, wall: int) -> Clock | None:
+        """How the times of a node come to our clock; None where its own was set since the last reading."""
+        before, self._walls[member.id] = self._walls.get(member.id, wall), wall
+        if abs(wall - before) > _JUMP:
+            return None
+        offset, error = self._offset(member.id)
+        return Clock(ahead=wall - round(offset * 1e9), error=round(error * 1e9))
+
+    def _say(self) -> None:
+        straggler, now = self.straggler, time.monotonic()
+        if straggler is None:
+            return
+        rank, at, enough = self._said or (-1, 0.0, 0.0)
+        if now - at < (enough if rank == straggler.rank else min(enough, _AGAIN)):
+            return
+        self._said = (straggler.rank, now, 2 * enough if rank == straggler.rank else _AGAIN)
+        self._report(str(straggler), facts(straggler), self.pace)
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The rank that the last readings have shown to come last."""
+        found = self._history.straggler
+        return None if found is None else replace(found, host=self._hosts.get(found.rank, ""))
+
+    @property
+    def last_word(self) -> tuple[str, dict[str, Any]] | None:
+        """The same in a sentence and as data."""
+        found = self.straggler
+        return None if found is None else (str(found), facts(found))
+
+    @property
+    def pace(self) -> float | None:
+        """Steps in a second."""
+        return self._history.pace
+
+
+def facts(found: Straggler) -> dict[str, Any]:
+    """A straggler as the record of the job has it."""
+    return {name: getattr(found, name) for name in fields_of(Straggler)}
+
+
+class _Reading:
+    """What the nodes answer to one question."""
+
+    def __init__(self, clock: Callable[[Member, int], Clock | None]) -> None:
+        self._clock = clock
+        self._answers: list[tuple[NodeArrivals, Clock]] = []
+        self.hosts: dict[int, str] = {}
+
+    def take(self, member: Member, answer: Answer) -> None:
+        """Take the answer of a node."""
+        from ddplaunch.control.arrival_answers import NodeArrivals
+
+        if isinstance(answer, NodeArrivals) and (clock := self._clock(member, answer.wall)) is not None:
+            self._answers.append((answer, clock))
+            self.hosts |= {each.rank: member.host for each in answer.series}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker has told anything."""
+        return not self.hosts
+
+    def compare(self) -> list[Steps]:
+        """Compare all that was answered; runs in a child."""
+        from ddplaunch.stacks.read_arrivals import received
+        from ddplaunch.stacks.stragglers import compare
+
+        found, clocks = {}, {}
+        for answer, clock in self._answers:
+            of_node = received(answer)
+            found.update(of_node)
+            clocks.update(dict.fromkeys(of_node, clock))
+        try:
+            return compare(found, clocks)
+        except Exception:  # noqa: BLE001 - it would be raised in the agent, where it is no reason to end a job
+            return []

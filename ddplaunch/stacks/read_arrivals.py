@@ -1,0 +1,80 @@
+"""Asks the recorders of a node's workers when they came to their collectives, all at once, in a child of the agent.
+
+What is sent of it to the coordinator and what that receives are pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from ddplaunch.control.arrival_answers import NodeArrivals, SentArrivals
+from ddplaunch.control.fields import number, piece
+from ddplaunch.stacks.arrivals import Arrivals, arrivals
+from ddplaunch.stacks.recorder import answers, members_of
+
+_PACE = 0.005  # seconds between two looks
+_LOOKS = 5  # at both clocks: the quickest counts
+
+
+def read(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArrivals:
+    """Ask the recorders of these ranks, until this time (CLOCK_MONOTONIC) at the latest."""
+    bodies: dict[int, list[bytes]] = {rank: [] for rank in recorders}
+    pending = [answers(path, bodies[rank].append) for rank, path in recorders.items()]
+    while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
+        time.sleep(_PACE)
+    found = {rank: arrivals(bodies[rank], members_of(path), every) for rank, path in recorders.items()}
+    return sent(found, _wall())
+
+
+def _wall() -> int:
+    """Nanoseconds that the time of day is ahead of CLOCK_MONOTONIC."""
+    looks = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_LOOKS))
+    before, wall, after = min(looks, key=lambda look: look[2] - look[0])
+    return wall - (before + after) // 2
+
+
+def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
+    """Give what was read as it is sent."""
+    members: dict[tuple[int, ...], int] = {}  # and their places
+    series = tuple(
+        SentArrivals(
+            rank=rank,
+            group=piece(each.group),
+            members=members.setdefault(each.members, len(members)),
+            numbers=_gaps(each.numbers),
+            times=_gaps(each.times),
+            newest=each.newest,
+            length=number(each.length),
+            period=max(0.0, each.period),
+        )
+        for rank, of_rank in found.items()
+        for each in of_rank
+    )
+    return NodeArrivals(wall=wall, members=tuple(members), series=series)
+
+
+def _gaps(values: Sequence[int]) -> tuple[int, ...]:
+    # a clock that was set back would make a gap that cannot be sent
+    return tuple(max(0, after - before) for before, after in pairwise((0, *values)))
+
+
+def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:
+    """Give what a node has sent, by rank."""
+    found: dict[int, list[Arrivals]] = {}
+    for each in node.series:
+        numbers, times = tuple(accumulate(each.numbers)), tuple(accumulate(each.times))
+        if len(numbers) == len(times):
+            found.setdefault(each.rank, []).append(
+                Arrivals(
+                    group=each.group,
+                    members=node.members[each.members] if each.members < len(node.members) else (),
+                    numbers=numbers,
+                    times=times,
+                    newest=each.newest,
+                    length=each.length,
+                    period=each.period,
+                )
+            )
+    return found

@@ -1,0 +1,156 @@
+"""When it is looked who comes last, and what is said of it; the nodes' answers and the children are played by functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
+from ddplaunch.control.messages import Answered, encode, for_coordinator
+from ddplaunch.control.questions import NoAnswer
+from ddplaunch.coordinator.questions import Asker
+from ddplaunch.coordinator.straggler_check import StragglerCheck
+from ddplaunch.stacks.arrivals import Arrivals
+from ddplaunch.stacks.read_arrivals import received, sent
+from ddplaunch.supervise.job import Member
+
+MS = 1_000_000
+EVERY = 30.0
+MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=2, wanted=None) for id in range(2)}
+
+
+def arrivals(late: int, ahead: int, first: int) -> Arrivals:
+    numbers = tuple(range(first, first + 60))
+    times = tuple(ahead + number * 100 * MS + late for number in numbers)
+    return Arrivals(
+        group="gloo 0",
+        members=(0, 1, 2, 3),
+        numbers=numbers,
+        times=times,
+        newest=times[-1],
+        length=1,
+        period=0.1,
+    )
+
+
+class Bed:
+    """Two nodes of two ranks; node 1's time of day and its other clock are both ahead of ours."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[AskArrivals, Asker]] = []
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.monotonic = 0.0
+        self.check = StragglerCheck(
+            EVERY,
+            ask=lambda question, within, asker: self.asked.append((question, asker)),
+            ask_apart=self._compare,  # type: ignore[arg-type]  # a child, which this test does without
+            offset=lambda id: (-5.0, 0.0) if id else (0.0, 0.0),
+            report=lambda text, facts, pace: self.said.append(text),
+            warn=self.warned.append,
+        )
+
+    def _compare(self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], None]) -> None:
+        answered(question())
+
+    def expire(self, now: float, *, may_read: bool = True) -> bool:
+        """Let the time be `now`; whether the nodes were asked."""
+        before = len(self.asked)
+        self.check.expire(now, MEMBERS, may_read=may_read)
+        return len(self.asked) > before
+
+    def answer(self, late: dict[int, int], *, first: int = 1, set_by: int = 0) -> None:
+        """Have both nodes answer."""
+        _, asker = self.asked[-1]
+        for id, member in MEMBERS.items():
+            wall = 7000 * MS * id + (set_by if id else 0)
+            ahead = wall + 5000 * MS * id
+            ranks = {rank: [arrivals(late.get(rank, 0), ahead, first)] for rank in (2 * id, 2 * id + 1)}
+            asker.answered(member, sent(ranks, wall))
+        asker.done()
+
+
+def test_nobody_is_asked_before_a_worker_has_a_process_group_and_then_now_and_again():
+    bed = Bed()
+    assert bed.check.at is None
+    assert not bed.expire(1e6)
+    bed.check.begin(100.0)
+    assert bed.check.at == 130.0
+    assert not bed.expire(129.9)
+    assert bed.expire(130.5)
+    assert bed.check.at == 160.5
+
+
+def test_who_comes_last_is_named_with_the_host_by_one_clock():
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    bed.answer({3: 20 * MS})
+    assert bed.said == [
+        "rank 3 on host-1 came last to the collectives in 100% of the last 60 steps, 20 ms after the median rank: "
+        "20% of a step"
+    ]
+    bed.expire(60.0)
+    bed.answer({3: 20 * MS}, first=61)
+    assert len(bed.said) == 1
+    assert bed.check.last_word is not None
+
+
+def test_a_node_whose_clock_was_set_does_not_count_that_time():
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    bed.answer({})
+    bed.expire(60.0)
+    bed.answer({}, first=61, set_by=40 * MS)
+    assert bed.said == []
+    assert bed.check.straggler is None
+    bed.expire(90.0)
+    bed.answer({}, first=121, set_by=40 * MS)
+    assert bed.check.straggler is None
+
+
+def test_the_next_reading_waits_for_the_last_and_no_suspended_job_is_read():
+    bed = Bed()
+    bed.check.begin(0.0)
+    assert not bed.expire(30.0, may_read=False)
+    assert bed.expire(60.0)
+    assert not bed.expire(90.0)
+    _, asker = bed.asked[-1]
+    asker.answered(MEMBERS[0], NoAnswer("was lost before it had answered"))
+    asker.done()
+    assert bed.expire(120.0)
+
+
+def test_what_is_left_of_the_generation_before_counts_no_more():
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    bed.check.end()
+    assert bed.check.at is None
+    bed.check.begin(40.0)
+    bed.answer({3: 20 * MS})
+    assert bed.check.straggler is None
+    assert bed.expire(70.0)
+
+
+def test_what_fails_in_it_ends_the_readings_and_nothing_else():
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    _, asker = bed.asked[-1]
+    asker.answered(MEMBERS[0], object())
+    asker.answered(None, sent({0: []}, 0))
+    assert bed.warned[0].startswith("warning: it is not looked for stragglers any more: AttributeError")
+    assert bed.check.at is None
+
+
+@pytest.mark.parametrize("late", [0, -500 * MS])
+def test_what_is_sent_of_arrivals_arrives(late):
+    found = {0: [arrivals(0, 10**18, 1)], 1: [arrivals(late, 10**18, 1), arrivals(0, 10**18, 5)]}
+    message = for_coordinator(encode(Answered(1, sent(found, -7))))
+    assert isinstance(message, Answered)
+    assert isinstance(message.answer, NodeArrivals)
+    assert received(message.answer) == found
