@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 from collections import deque
@@ -104,9 +103,8 @@ class Workers:
 
     @property
     def recorders(self) -> Mapping[int, str]:
-        """Where torch tells of the collectives of each worker that has a process group, by rank."""
-        paths = {rank: worker.recorder for rank, worker in self._running.items()}
-        return {rank: path for rank, path in paths.items() if path and os.path.exists(path)}
+        """Where torch tells of the collectives of each worker, by rank; nothing is there before it has a process group."""
+        return {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
 
     @property
     def may_start(self) -> bool:

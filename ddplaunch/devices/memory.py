@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from ddplaunch.devices.cgroup import groups
 from ddplaunch.devices.sysfs import Root, number, read
+from ddplaunch.record import record
 
 SHM = "/dev/shm"
 
 
-class OomKills(NamedTuple):
+@record
+class OomKills:
     """How many processes the kernel has killed for memory since it began to count."""
 
     number: int

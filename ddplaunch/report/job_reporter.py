@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import Any
 
 from ddplaunch.errors import below
 from ddplaunch.report.closing import (
@@ -39,7 +38,9 @@ class JobReporter:
         self.cwd = reporter.cwd
         self.places: list[str] = []  # where workers were when they had to end, in sentences
         self.hang = ""  # what is wrong with a job that hangs, in a sentence
-        self.came_last: tuple[str, Mapping[str, Any]] | None = None  # the rank that the others waited for until the end
+        self.came_last: tuple[str, Mapping[str, object]] | None = (
+            None  # the rank that the others waited for until the end
+        )
         self.pace: float | None = None  # steps in a second
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
@@ -71,7 +72,7 @@ class JobReporter:
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
 
-    def straggler(self, text: str, facts: Mapping[str, Any], pace: float | None) -> None:
+    def straggler(self, text: str, facts: Mapping[str, object], pace: float | None) -> None:
         """Report that most steps wait for a rank: in a sentence, and as data."""
         self._reporter.emit("straggler", **facts, steps_per_second=pace)
         self.print(text)

@@ -5,6 +5,7 @@ What is sent of it to the coordinator and what that receives are pure.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -19,7 +20,8 @@ _LOOKS = 5  # at both clocks: the quickest counts
 
 
 def read(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArrivals:
-    """Ask the recorders of these ranks, until this time (CLOCK_MONOTONIC) at the latest."""
+    """Ask those of these recorders that are there, until this time (CLOCK_MONOTONIC) at the latest."""
+    recorders = {rank: path for rank, path in recorders.items() if os.path.exists(path)}
     bodies: dict[int, list[bytes]] = {rank: [] for rank in recorders}
     pending = [answers(path, bodies[rank].append) for rank, path in recorders.items()]
     while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:

@@ -29,6 +29,8 @@ RUN = {
     "restarts": 1,
     "max_restarts": 3,
     "ddplaunch": "0.1.0",
+    "steps_per_second": 2.5,
+    "straggler": "rank 3 comes last",
 }
 TO_AGENT: list[dict[str, Any]] = [
     {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
