@@ -33,7 +33,7 @@ def destroy_at_exit(distributed: "Any", has_failed: "Callable[[], bool]") -> Non
             thread = threading.Thread(target=destroy, daemon=True)
             thread.start()
             thread.join(LIMIT)
-        except Exception:  # noqa: BLE001, S110 - a torch without process groups; Python 3.12.0 starts no thread any more
+        except Exception:  # noqa: BLE001, S110 - a torch without process groups; 3.12.0 and 3.12.1 start no thread any more
             pass
 
     atexit.register(at_exit)

@@ -12,6 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's interpreter; it may be older than ours
 
+# 3.12.0 and 3.12.1 start no thread at the end, in which the destruction could be left behind (python/cpython#113964)
+DESTROYED = [] if sys.version_info[:2] == (3, 12) and sys.version_info < (3, 12, 2) else ["destroyed"]
+
 # as much of torch as the bootstrap knows of
 TORCH = """
 initialized = True
@@ -38,7 +41,7 @@ def run(folder: Path, source: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("end", ["pass", "sys.exit()", "sys.exit(0)", "1 if os.fork() else sys.exit()\nos.wait()"])
 def test_after_a_good_end_it_is_destroyed_once(tmp_path: Path, end: str) -> None:
-    assert run(tmp_path, end) == (0, ["destroyed"])
+    assert run(tmp_path, end) == (0, DESTROYED)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ threading.Thread(target=work).start()
 atexit.register(lambda: print("atexit", torch.distributed.is_initialized(), flush=True))
 go.set()
 """
-    assert run(tmp_path, source) == (0, ["thread True", "atexit True", "destroyed"])
+    assert run(tmp_path, source) == (0, ["thread True", "atexit True", *DESTROYED])
 
 
 @pytest.mark.parametrize("broken", ["threading.Event().wait", "lambda: 1 / 0"])

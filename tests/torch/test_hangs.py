@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
@@ -17,12 +18,15 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
 ]
 
-EXPECTED = {
+# before, gloo's collectives are not recorded, and stacks alone tell
+IS_RECORDED = find_spec("torch") is None or tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)
+RECORDED = {
     "rank 0 waits in all_reduce #1 (float32 [4, 4]) of group 1 (ranks 0-1)",
     "  rank 1 has not reached it: it has called none of this group; it is in torch_hangs.py:24 in step",
     "the ranks disagree about collective #1 of group 2 (pipeline, ranks 2-3): "
     "rank 2 called all_reduce (float32 [4, 4]); rank 3 called broadcast (float32 [4, 4])",
 }
+EXPECTED = RECORDED if IS_RECORDED else set()
 
 
 def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job, program, monkeypatch, capsys):
@@ -54,7 +58,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     os.kill(job.pids()[1], signal.SIGKILL)
     result = job.wait()
     assert result.status == 137
-    assert "the ranks disagree about collective #1 of group 2" in result.err
+    assert ("the ranks disagree about collective #1 of group 2" in result.err) is IS_RECORDED
     assert "rank 3: broadcast, " in (job.folder / "stacks" / "0.txt").read_text()
     assert "Server" not in result.err
     job.nothing_left()
@@ -70,6 +74,8 @@ def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates
     head = next(number for number, line in enumerate(lines) if line.startswith("error: "))
     assert lines[head].startswith(
         "error: the job hangs: rank 1 has not reached all_reduce #2 (float32 [4]) of group 0, in which"
+        if IS_RECORDED
+        else "error: the job hangs: rank 1 is in no collective, rank 0 waits in one"
     )
     assert lines[head + 2].startswith(f"  rank 1: {still}:")
     assert lines[head + 3].startswith(f"  rank 0: all_reduce, {still}:")
