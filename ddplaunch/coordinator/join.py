@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from platform import python_version
 from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
@@ -74,7 +73,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
         key=key(env.get(token.VARIABLE, "").strip() or None, name),
         facts=messages.NodeFacts(
             ddplaunch=__version__,
-            python=python_version(),
+            python=sys.version.partition(" ")[0],
             torch=line(torch),
             script=line(_digest(spec)),
             nnodes=_nnodes(spec),

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from ddplaunch.record import record
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_AT = {
+    socket.AF_INET: (4, 4),
+    socket.AF_INET6: (8, 16),
+}  # where a sockaddr has its address, and of how many bytes: ip(7), ipv6(7)
+_RUNNING = 0x40  # IFF_RUNNING: it is up, and has a carrier; netdevice(7)
 _LOOPBACK6 = socket.inet_pton(socket.AF_INET6, "::1")
 _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so: ::ffff:a.b.c.d
 # RFC 5737 and RFC 3849 keep these for documentation, so that only the default route leads there
 _FAR_AWAY = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
-class _Own(NamedTuple):
+@record
+class _Own:
     """An address of this host."""
 
-    interface: str
+    interface: str  # eth0:1 is the label of a further address of eth0
     text: str
     packed: bytes
+    is_up: bool
+
+
+class _Entry(ctypes.Structure):
+    """What getifaddrs(3) gives a list of, as far as it is read."""
+
+    _fields_ = (
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def interface_of(address: str) -> str | None:
@@ -57,15 +77,7 @@ def usable_addresses() -> tuple[str, ...]:
     then those of bridges, which mostly lead to containers of this host. Loopback and link-local addresses are left out,
     and those of interfaces that are down.
     """
-    import psutil  # slow, as below
-
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    usable = [
-        own
-        for own in _own()
-        # eth0:1 is the label of a further address of eth0
-        if own.interface.partition(":")[0] in up and not is_loopback(own.text) and not _is_link_local(own.packed)
-    ]
+    usable = [own for own in _own() if own.is_up and not is_loopback(own.text) and not _is_link_local(own.packed)]
     preferred = [*_of_default_routes()]
 
     def place(own: _Own) -> tuple[int, bool]:
@@ -77,14 +89,24 @@ def usable_addresses() -> tuple[str, ...]:
 
 def _own() -> Iterator[_Own]:
     """All addresses in the kernel's order: an interface's IPv4 ones come first."""
-    import psutil  # 15 ms, and one node alone does not need it
-
-    for interface, addresses in psutil.net_if_addrs().items():
-        for address in addresses:
-            # a link's own address may look like one of IPv6
-            packed, _ = _pack(address.address) if address.family in _FAMILIES else (None, "")
-            if packed is not None:
-                yield _Own(interface, address.address.partition("%")[0], packed)
+    libc = ctypes.CDLL(None)  # psutil has them, too, and takes longer to import than to start a worker
+    first = ctypes.c_void_p()
+    if libc.getifaddrs(ctypes.byref(first)) != 0:
+        return
+    found: dict[str, list[_Own]] = {}
+    at = first.value
+    while at:
+        entry = _Entry.from_address(at)
+        at = entry.next
+        family = ctypes.c_ushort.from_address(entry.address).value if entry.address else socket.AF_UNSPEC
+        if family in _AT:
+            offset, length = _AT[socket.AddressFamily(family)]
+            packed = ctypes.string_at(entry.address + offset, length)
+            text, name = socket.inet_ntop(family, packed), os.fsdecode(entry.name)
+            found.setdefault(name, []).append(_Own(name, text, packed, bool(entry.flags & _RUNNING)))
+    libc.freeifaddrs(first)
+    for addresses in found.values():
+        yield from addresses
 
 
 def _pack(address: str) -> tuple[bytes | None, str]:

@@ -95,6 +95,13 @@ def test_what_few_jobs_need_is_imported_by_those(imported):
     assert not LATER & imported.keys()
 
 
+def test_an_agent_that_joins_others_imports_nothing_that_takes_longer_than_the_channel(tmp_path):
+    joined = imports(tmp_path, "-c", "import ddplaunch.coordinator.join")
+    assert "msgspec" in joined
+    heavy = {"asyncio", "dataclasses", "inspect", "psutil", "subprocess"}
+    assert not heavy & joined.keys()
+
+
 def test_modules_of_ours_stay_few(imported):
     ours = {name: took for name, took in imported.items() if name.partition(".")[0] == "ddplaunch"}
     assert len(ours) <= LIMIT, f"{len(ours)} modules at {sum(ours.values())} us in all: {', '.join(sorted(ours))}"
