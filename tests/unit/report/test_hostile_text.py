@@ -21,9 +21,10 @@ from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
 from ddplaunch.supervise.outcome import Traces, WorkerError, WorkerExit
 
-SIZES = (1 << 14, 1 << 16, 1 << 20)  # characters; the small one first, which shows even a cubic search within a minute
-LIMIT = 0.2  # seconds of processor time for one search
-READING = 1.0  # seconds of processor time for what reads all of a text, once
+# characters; the small one first, which shows even a cubic search within a minute; a square one takes many seconds with the other
+SIZES = (1 << 14, 1 << 18)
+LIMIT = 0.1  # seconds of processor time for one search
+READING = 0.5  # seconds of processor time for what reads all of a text, once
 PLAIN = (
     *(" ", "a", "a.", "1", "\n", "\r", "[", "\x1b[", "/", "lib/python3", "[rank0]: ", "[enforce fail at a.cc:1"),
     *('  File "', '  File "a", line 1, in f\n', "Traceback (most recent call last):\n", "Fatal Python error:\n"),
