@@ -125,6 +125,9 @@ class JobSpec:
     preload: tuple[str, ...] | None = (
         None  # modules that the fork server imports; None: torch and what its steps import
     )
+    keep_warm: int | None = (
+        None  # minutes for which the fork server stays for the next run; None: it ends with this one
+    )
 
     # supervision
     grace_period: float = 30.0  # seconds from stop to kill

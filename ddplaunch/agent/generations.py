@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.stack_taker import StackTaker
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
+    from ddplaunch.process.tree import Process
     from ddplaunch.process.worker import RunningWorker
     from ddplaunch.stacks import Sample
 
@@ -47,6 +48,7 @@ class Generations:
         *,
         feed: Callable[[node.Event], None],
         ended: Callable[[int], None],
+        child_ended: Callable[[], None],
         ask_apart: AskApart,
         joined: Callable[[], None] | None,
     ) -> None:
@@ -62,7 +64,8 @@ class Generations:
         self._ready: tuple[Generation, WorkerSetup] | None = None  # but for the folder
         self.output = setup.output(queue, setup.draft)
         self.workers: Workers | None = None
-        self._starter = Starter(selector, reporter.print)
+        warm, why_cold = setup.inputs.warm, setup.inputs.why_cold
+        self._starter = Starter(selector, reporter.print, child_ended, warm, why_cold, queue.fileno())
         self._taker: StackTaker | None = None
         self._observer: Observer | None = None
         self._debuggers: Debuggers | None = None
@@ -151,7 +154,7 @@ class Generations:
             self._reporter.worker_started(rank, pid)
             self._feed(node.WorkerStarted(rank, clock.now()))
         if not self.workers.waiting and self._setup.is_last_generation:
-            self._starter.close()
+            self._starter.fork_no_more()
 
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""
@@ -276,6 +279,10 @@ class Generations:
     def server_pids(self) -> frozenset[int]:
         """Our children that serve the workers, and are none themselves."""
         return self._starter.pids | (self._taker.pids if self._taker is not None else frozenset())
+
+    def left(self) -> list[Process]:
+        """Give what descends from workers that are no descendants of ours."""
+        return self._starter.left()
 
     # --- its end
 

@@ -83,6 +83,7 @@ class Agent:
             self._reporter,
             feed=self._events.append,
             ended=self._worker_ended,
+            child_ended=self._child_ended,
             ask_apart=self._ask_apart,
             joined=self._joined if job.setup.inputs.spec.straggler_check else None,
         )
@@ -182,7 +183,7 @@ class Agent:
 
     def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
         """Find what workers left behind, signal it if `signum` is one, and report what there is."""
-        left = list(descendants(os.getpid(), but_for=self._others))
+        left = [*descendants(os.getpid(), but_for=self._others), *self._generations.left()]
         if signum:
             signal_left(signum, left, sparing=sparing)
         self._events.append(node.Swept(tuple(map(str, left)), clock.now()))

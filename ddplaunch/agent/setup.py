@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.shutdown import Requeue
     from ddplaunch.coordinator.link import Link, LinkHandler
+    from ddplaunch.warm.find import Place
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -81,6 +82,8 @@ class JobInputs:
     notifies_starter: bool = False  # of each worker's pid: the command that started this agent
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
+    warm: Place | None = None  # the interpreter that was kept, or is to be
+    why_cold: str = ""  # why one that was asked for is not used, or another is
 
 
 class AgentSetup:

@@ -7,6 +7,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -18,12 +19,16 @@ from ddplaunch.plan.variables import environment, of_fork_server
 from ddplaunch.process import clock
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.pump import Pump
-from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Child, StartError, Stdio, handled_signals, start
+from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ddplaunch.process.child import Child
     from ddplaunch.process.fork_server import ForkServer
+    from ddplaunch.process.guard import Guard, GuardedChild
+    from ddplaunch.process.tree import Process
+    from ddplaunch.warm.find import Place
 
 SLOW = 10.0  # seconds of imports that are worth a word
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
@@ -44,15 +49,34 @@ class CannotStart(Exception):
 
 
 class Starter:
-    """Starts workers; `note` prints a sentence for the user. The fork server lives on, for the next generation, until `close`."""
+    """Starts workers; `note` prints a sentence for the user. What forks them lives on, for the next generation, until `close`."""
 
-    def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        child_ended: Callable[[], None] = lambda: None,
+        warm: Place | None = None,
+        why_cold: str = "",
+        output: int = -1,
+    ) -> None:
+        """`warm` is the interpreter that is kept warm, `why_cold` a sentence about it; a guard keeps `output` open.
+
+        `child_ended` is called when nothing is left any more of what a guard that was killed has left.
+        """
+        if why_cold:
+            note(why_cold)
         self._selector = selector
         self._note = note
+        self._child_ended = child_ended
+        self._warm = warm  # until it is not to be used any more
+        self._output = output
         self._is_asked = True
         self._handled: tuple[int, ...] = ()
-        self._server: ForkServer | None = None
+        self._server: ForkServer | Guard | None = None
+        self._guard: Guard | None = None  # the parent of workers, even where it forks no more
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
+        self._start_server: Callable[[], ForkServer]
         self._why_lost = ""  # while no worker has had to do without it
         self.deadline: float | None = None  # when `expire` is to be called at the latest
 
@@ -66,25 +90,47 @@ class Starter:
         wanted = (argv[0], plan.preload, env)
         if wanted == self._wanted:
             return None
+        if self._wanted is not None:
+            self._warm = None  # it was found for the first generation
         self.close()
         self._wanted = wanted
         from ddplaunch.process.fork_server import ForkServer  # most jobs need none
 
+        self._start_server = partial(ForkServer, argv, env, plan.preload, handled=self._handled)
+        return self._begin()
+
+    def _begin(self) -> None:
+        """Have what is to fork the workers made ready."""
+        from ddplaunch.process.fork_requests import ServerLost
+
+        within = SLOW
         try:
-            self._server = ForkServer(argv, env, plan.preload, handled=self._handled)
-        except StartError as error:
-            return self._give_up(str(error))
-        self._selector.register(self._server, selectors.EVENT_READ, self._readable)
-        self.deadline = clock.now() + SLOW
+            if self._warm is None:
+                self._server = self._start_server()
+            else:
+                from ddplaunch.warm import find
+
+                self._server = find.guard_at(self._warm, self._output)
+                within = SLOW if self._warm.is_new else find.ANSWER_WITHIN
+        except (StartError, ServerLost) as error:
+            return self._lose(str(error))
+        self._selector.register(self._server, selectors.EVENT_READ, partial(self._readable, self._server))
+        self.deadline = clock.now() + within
         return None
 
     def expire(self, now: float) -> None:
-        """Say, once, that the imports take long: without them no worker is started."""
+        """Say, once, that the imports take long: without them no worker is started. What is warm already has them."""
         if self.deadline is not None and now >= self.deadline:
             self.deadline = None
-            if self._server is not None and not self._server.is_ready:
-                imports = f"the fork server (pid {self._server.pid})"
-                self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
+            if self._server is None or self._server.is_ready:
+                return
+            if self._warm is not None and not self._warm.is_new:
+                self._lose("it does not answer")
+                return
+            imports = (
+                f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
+            )
+            self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
 
     @property
     def is_ready(self) -> bool:
@@ -95,6 +141,10 @@ class Starter:
     def pids(self) -> frozenset[int]:
         """The process of the server, which is no leftover of a worker."""
         return frozenset(() if self._server is None else (self._server.pid,))
+
+    def left(self) -> list[Process]:
+        """Give what is below a guard, which is not below us."""
+        return self._guard.left() if self._guard is not None else []
 
     def start(
         self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, output: Output, of_mps: Mapping[str, str]
@@ -149,9 +199,9 @@ class Starter:
             worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks, recorder=recorder
         )
 
-    def _make_process(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child:
+    def _make_process(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child | GuardedChild:
         if self._server is not None:
-            from ddplaunch.process.fork_server import ServerLost
+            from ddplaunch.process.fork_requests import ServerLost
 
             try:
                 return self._server.fork(worker.argv, env, stdio, cpus=worker.cpus)
@@ -162,31 +212,57 @@ class Starter:
         self._why_lost = ""
         return start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
 
-    def _readable(self) -> None:
-        from ddplaunch.process.fork_server import ServerLost
+    def _readable(self, server: ForkServer | Guard) -> None:
+        from ddplaunch.process.fork_requests import ServerLost
 
-        assert self._server is not None
         try:
-            self._server.read()
+            server.read()
         except ServerLost as error:
-            self._give_up(str(error))
+            if server is self._guard:
+                self._selector.unregister(server)
+                self._guard.is_over = True
+                self._give_up(str(error))
+                self._child_ended()
+            else:
+                self._lose(str(error))
             return
-        if self._server.is_ready:
+        if server.is_ready:
             self.deadline = None
-        while self._server.notes and self._is_asked:
-            self._note(f"not imported by the fork server: {self._server.notes.pop(0)}")
+            if self._warm is not None:
+                self._guard = server  # type: ignore[assignment]  # what is warm has no other
+        while server.notes and self._is_asked:
+            self._note(f"not imported by the fork server: {server.notes.pop(0)}")
+
+    def _lose(self, why: str) -> None:
+        """Do without what was to fork the workers: without what is warm by a server, without that by fresh processes."""
+        self._give_up(why)
+        if self._warm is not None:
+            self._warm = None
+            self._why_lost = ""
+            self._note(f"the interpreter that is kept warm is not used, and another one imports anew: {why}")
+            self._begin()
 
     def _give_up(self, why: str) -> None:
         self._why_lost = why
         self._end()
 
+    def fork_no_more(self) -> None:
+        """End what forks the workers if it is not their parent."""
+        if self._guard is None:
+            self.close()
+
     def close(self) -> None:
-        """End the server, if there is one, for good."""
+        """End what forks the workers, if there is anything, for good."""
         self._wanted = None
         self._end()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            if not guard.is_over:
+                self._selector.unregister(guard)
+            guard.close()
 
     def _end(self) -> None:
         server, self._server, self.deadline = self._server, None, None
-        if server is not None:
+        if server is not None and server is not self._guard:
             self._selector.unregister(server)
             server.close()

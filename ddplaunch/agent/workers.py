@@ -128,7 +128,7 @@ class Workers:
         except OSError as error:
             raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE) from None
         self._running[rank] = running
-        self._selector.register(running.pidfd, selectors.EVENT_READ, lambda: self._ended(rank))
+        self._selector.register(running.ended, selectors.EVENT_READ, lambda: self._ended(rank))
         return running.pid
 
     def pause_output(self, paused: bool) -> None:
@@ -158,7 +158,7 @@ class Workers:
         end = running.look()
         if end is None:
             return None
-        self._selector.unregister(running.pidfd)
+        self._selector.unregister(running.ended)
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise CannotStart.of(never)
         self._pipes.drain(rank)
@@ -245,8 +245,8 @@ class Workers:
         ends = {exit.rank: exit for exit in exits}
         self._pipes.close(at)
         for rank, running in self._running.items():
-            if running.pidfd in self._selector.get_map():
-                self._selector.unregister(running.pidfd)  # it could not be killed
+            if running.ended in self._selector.get_map():
+                self._selector.unregister(running.ended)  # it could not be killed
             usage = running.reap()
             if rank in ends:
                 ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)

@@ -22,6 +22,7 @@ USAGE = {
     "logs": "ddplaunch logs [-r LIST] [-f] [--grep RE] [--since TIME] [RUN]",
     "stacks": "ddplaunch stacks [-r LIST] [--threads] [--native] [--json] [RUN]",
     "stop": "ddplaunch stop [RUN]",
+    "warm": "ddplaunch warm [--stop]",
     "shim": "ddplaunch shim FOLDER",
     "completion": "ddplaunch completion [bash|zsh|fish|tcsh]",
 }
@@ -46,11 +47,14 @@ _ABOUT = {
     "which others. The workers are interrupted for a millisecond and go on. " + _RUN,
     "stop": "Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
     "the second Ctrl-C does. " + _RUN,
+    "warm": "Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many "
+    "runs it has served, and when it ends.",
     "shim": "Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m "
     "torch.distributed.run, themselves, and prints the line that puts FOLDER first in PATH and PYTHONPATH of your shell. "
     "Nothing else is changed: without that line, torchrun stays torch's.",
     "completion": "Prints the script that makes a shell complete our options. Put the line of your shell into its file.",
 }
+_OF_RUNS = [verb for verb in RUN_OPTIONS if verb != "warm"]
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 _EXAMPLES = (
     ("ddplaunch train.py", "one worker per GPU; one if there is none"),
@@ -185,7 +189,7 @@ def _job(page: _Page, full: bool) -> None:
         page.rows("Verbs", [*VERBS.items(), ("help, version", "The same as --help and --version.")])
     else:
         shown_alone = [(verb, text) for verb, text in VERBS.items() if verb not in (*RUN_OPTIONS, "run", "shim")]
-        page.rows("Verbs", [*shown_alone, (", ".join(RUN_OPTIONS), "Look into your running jobs, and end them.")])
+        page.rows("Verbs", [*shown_alone, (", ".join(_OF_RUNS), "Look into your running jobs, and end them.")])
     if not full:
         page.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
         return

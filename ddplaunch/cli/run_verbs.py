@@ -51,6 +51,10 @@ def call(
 
         asked = {name: name in parsed for name in ("threads", "native")}
         return show(visible(stacks.show(env, run, ranks=parsed.get("ranks"), **asked, as_json="json" in parsed)))
+    if verb == "warm":
+        from ddplaunch.warm import show as warm
+
+        return show(visible(warm.show(stop="stop" in parsed)))
     from ddplaunch.runs import ps
 
     return show(visible(ps.show(env, as_json="json" in parsed)))

@@ -10,6 +10,7 @@ VERBS = {
     "logs": "Show what the workers of a run write, or have written.",
     "stacks": "Show where the workers of a running job are, and who waits for whom.",
     "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
+    "warm": "Show what --keep-warm keeps, or end it.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
     "completion": "Print what completes our options in a shell.",
 }
@@ -39,8 +40,9 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
         (("--json",), "", "All that is known, as JSON."),
     ),
     "stop": (),
+    "warm": ((("--stop",), "", "Ends it: at once, or when the runs that use it have ended."),),
 }
-NAMES_NO_RUN = ("ps",)
+NAMES_NO_RUN = ("ps", "warm")
 ABOUT = (
     (("-h", "--help"), "The options used most."),
     (("--help-all",), "All options."),

@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it
     from ddplaunch.slurm.requeue import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
+    from ddplaunch.warm.find import Place
 
 
 _STACKS_WITHIN = 2.0  # seconds
@@ -70,6 +71,7 @@ def run(
         )
     signals = passed_on(spec.signals)
     raise_open_files()
+    warm, why_cold = _warm(draft, token.public(env))
     setup = AgentSetup(
         JobInputs(
             spec=spec,
@@ -82,6 +84,8 @@ def run(
             notifies_starter=notifies_starter,
             reports_to_caller=reports_to_caller,
             why_ending=_why_ending(env, allocation),
+            warm=warm,
+            why_cold=why_cold,
         )
     )
     job = AgentJob(
@@ -106,6 +110,23 @@ def run(
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
         setup.error_files.remove()  # an agent that was killed has left them
+
+
+def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
+    """Give the interpreter that is kept warm for runs like this one, and why there is none or another than there was."""
+    why_not = draft.reasons.get("warm", "")
+    if draft.keep_warm is not None:
+        from ddplaunch.warm import prepare  # few jobs keep one
+
+        try:
+            place, why = prepare.prepare(draft, env)
+        except prepare.CannotKeep as error:
+            why_not = str(error)
+        else:
+            return place, (
+                f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""
+            )
+    return None, f"no interpreter is kept warm: {why_not}" if why_not else ""
 
 
 def _reports_job(allocation: Allocation, draft: Plan) -> bool:

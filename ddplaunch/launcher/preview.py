@@ -11,6 +11,7 @@ from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
+from ddplaunch.process.linux import raise_open_files
 from ddplaunch.record import replace
 from ddplaunch.report import plan_view
 from ddplaunch.report.run_folder import run_id_of
@@ -30,7 +31,23 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
             return plan_view.as_json(decided, spec.origins)
         case "sh":
             return plan_view.shell(decided)
-    return visible(plan_view.table(decided, spec))
+    return visible(plan_view.table(decided, spec, _warm(decided, env)))
+
+
+def _warm(plan: Plan, env: Mapping[str, str]) -> str:
+    """Say which interpreter is kept warm for this job; "" if none was asked for."""
+    if plan.keep_warm is None:
+        return f"nothing: {why}" if (why := plan.reasons.get("warm")) else ""
+    from ddplaunch.warm import prepare, show
+
+    raise_open_files()  # as the job would do, whose workers inherit it
+    try:
+        found = show.kept(prepare.place_of(plan, token.public(env)).name)
+    except prepare.CannotKeep as error:
+        return f"nothing: {error}"
+    except OSError:
+        return "one that does not answer"
+    return "nothing yet" if found is None else f"process {found.pid}"
 
 
 def _of_all_nodes(spec: JobSpec, allocation: Allocation, node: Node) -> Plan:

@@ -68,6 +68,11 @@ _CONFLICTS = (
     Conflict(
         names=("no_python", "sharing_strategy"), hint="the strategy is set inside python: --no-python runs a command"
     ),
+    Conflict(
+        names=("keep_warm", "start_method"),
+        hint="what is kept warm forks the workers: leave one out",
+        agree=lambda keep, method: bool(method == "forkserver"),
+    ),
     Conflict(names=("hosts", "hostfile"), hint="both say which hosts there are: leave one out"),
     Conflict(names=("include", "exclude"), hint="name the hosts to use or those not to use: leave one out"),
     *(

@@ -58,6 +58,8 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     values = {name: one.value for name, one in fields.items()}
     for name, (value, origin) in timeouts.items():
         values[name], origins[name] = value, origin
+    if "keep_warm" in values and "start_method" not in values:
+        values["start_method"], origins["start_method"] = "forkserver", origins["keep_warm"]
     values["verbosity"] = ("verbose" in resolved) - ("quiet" in resolved)
     return JobSpec(
         program=_program(resolved, program),
@@ -202,7 +204,8 @@ def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
             yield f"{one.given}, as {alias.launcher} writes it, is taken as {one.given.option.flag}"
         if one.given.option.no_effect:
             yield f"{one.given} has no effect: {one.given.option.no_effect}"
-    if (preload := resolved.get("preload")) and getattr(resolved.get("start_method"), "value", "") != "forkserver":
+    forked = "keep_warm" in resolved or getattr(resolved.get("start_method"), "value", "") == "forkserver"
+    if (preload := resolved.get("preload")) and not forked:
         yield f"{preload.given} has no effect: only --start-method forkserver imports anything before the workers"
     if (method := resolved.get("start_method")) and method.value == "fork":
         yield f"{method.given} has no effect: every worker is a fresh process"

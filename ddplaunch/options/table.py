@@ -61,6 +61,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
            example="torch,transformers",
            help="What that process imports. Not given: torch and torch.distributed."),
+    Option(name="keep_warm", group=_PROGRAM, metavar="[MINUTES]", parse=parsers.number(1, 1440), optional="10", example="10",
+           help="That process stays for the next run that imports the same, which then starts its workers at once, until no "
+                "run has needed it for so many minutes: 10, if they are not given. Means --start-method forkserver. "
+                "`ddplaunch warm` shows it."),
     Option(name="role", group=_PROGRAM, metavar="NAME", pet=True, may_be_empty=True, parse=_NAME, example="trainer",
            help="Name of the workers' role: ROLE_NAME."),
 

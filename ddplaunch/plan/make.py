@@ -111,6 +111,7 @@ def make_plan(
             )
         )
     preload, why_fresh = _preload(spec, plans, caller, node, usable)
+    keep_warm, why_not_kept = _keep_warm(spec, preload, allocation, caller)
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
@@ -125,6 +126,7 @@ def make_plan(
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
         workers=tuple(plans),
         preload=preload,
+        keep_warm=keep_warm,
         secret=spec.secret,
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
@@ -138,6 +140,7 @@ def make_plan(
             "master_port": allocation.endpoint.port_reason,
             "pin": pin_reason,
             **_start_reason(spec, preload, len(plans), usable),
+            **({"warm": why_not_kept} if why_not_kept else {}),
         },
         notes=(
             *spec.remarks,
@@ -183,6 +186,17 @@ def _preload(
 
         return start_method.modules(spec, plans, caller, node.script)
     return None, None
+
+
+def _keep_warm(
+    spec: JobSpec, preload: tuple[str, ...] | None, allocation: Allocation, caller: Mapping[str, str]
+) -> tuple[int | None, str]:
+    """Give for how many seconds what has imported is kept, and why it is not although that was asked for."""
+    if spec.keep_warm is None:
+        return None, ""
+    from ddplaunch.plan import start_method
+
+    return start_method.keep_warm(spec, preload, allocation, caller)
 
 
 def _start_reason(spec: JobSpec, preload: tuple[str, ...] | None, workers: int, usable: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddplaunch.cluster import Allocation
 from ddplaunch.plan import WorkerPlan, first_steps
 from ddplaunch.spec import JobSpec, ProgramKind
 
@@ -27,7 +28,7 @@ def modules(
         if changes or not first_steps.import_torch(script):
             return None, None
         return PRELOAD, None
-    asked = spec.asked("start_method", spec.start_method)
+    asked = _asked(spec)
     if spec.program.kind is ProgramKind.COMMAND:
         return None, f"{asked} has no effect: a command cannot be forked from an interpreter"
     if any(worker.terminal for worker in workers):
@@ -35,3 +36,43 @@ def modules(
     if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
         return None, f"{asked} has no effect: {names[0]} and CPUs of its own for each worker need fresh processes"
     return PRELOAD if spec.preload is None else spec.preload, None
+
+
+# set in a batch job, whose end is to be the end of all that it has started
+_OF_A_JOB = (
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "FLUX_JOB_ID",
+    "OAR_JOB_ID",
+    "_CONDOR_SCRATCH_DIR",
+)
+_OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
+
+
+def keep_warm(
+    spec: JobSpec, preload: Sequence[str] | None, allocation: Allocation, caller: Mapping[str, str]
+) -> tuple[int | None, str]:
+    """Give for how many seconds the fork server is kept for the next run; or None, and if it was asked for why it is not."""
+    if spec.keep_warm is None or preload is None:
+        return None, ""
+    why = ""
+    if allocation.cluster != "local" or allocation.nnodes != (1, 1):
+        why = "what is kept serves jobs on this machine alone"
+    elif names := [name for name in _OF_A_JOB if caller.get(name)]:
+        why = f"nothing may outlive a batch job, and {names[0]} is set"
+    elif any(map(caller.get, _OF_A_WORKER)):
+        why = "nothing may outlive the job whose worker has started this one"
+    elif caller.get("SUDO_UID"):
+        why = "no process of another user is to stay after sudo"
+    elif caller.get("DDPLAUNCH_CALL"):
+        why = "what is kept cannot run a function"
+    return (None, why) if why else (60 * spec.keep_warm, "")
+
+
+def _asked(spec: JobSpec) -> str:
+    """The option that asks for a fork server, as it was given."""
+    if spec.keep_warm is not None and spec.origin("start_method") == spec.origin("keep_warm"):
+        return spec.asked("keep_warm", spec.keep_warm)
+    return spec.asked("start_method", spec.start_method)

@@ -37,6 +37,11 @@ _OF_PLACE = frozenset(
 )
 
 
+_OF_A_SHELL = frozenset(
+    ("_", "OLDPWD", "PWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "WINDOW", "STY", "TMUX_PANE", "TERM_SESSION_ID")
+) | {"SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"}
+
+
 def environment(
     caller: Mapping[str, str],
     plan: Plan,
@@ -79,6 +84,11 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
         for name, value in {**caller, **shared}.items()
         if name not in shared or not (name in _OF_PLACE or name.startswith(("MASTER_", "TORCHELASTIC_", "DDPLAUNCH_")))
     }
+
+
+def of_warm_interpreter(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """Give the same without what differs from shell to shell, and which no module reads when it is imported."""
+    return {name: value for name, value in of_fork_server(caller, plan).items() if name not in _OF_A_SHELL}
 
 
 def init_file(plan: Plan, generation: int) -> str | None:

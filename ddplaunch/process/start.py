@@ -9,6 +9,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from ddplaunch.process.child import Child
 from ddplaunch.process.linux import signal_at_end_of
 from ddplaunch.record import record
 
@@ -16,14 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-
-@record
-class Child:
-    """A process that was started, and the handles that show its end; the holder of this value owns them."""
-
-    pid: int  # also its session and its process group
-    pidfd: int  # readable when it has ended
-    failure: int  # pipe: holds an errno if exec failed, is at its end if it succeeded
+    from ddplaunch.process.guard import GuardedChild
 
 
 STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
@@ -96,7 +90,7 @@ def handled_signals() -> tuple[int, ...]:
     return tuple(signum for signum in signal.valid_signals() if callable(signal.getsignal(signum)))
 
 
-def why_not_started(child: Child, program: str) -> StartError | None:
+def why_not_started(child: Child | GuardedChild, program: str) -> StartError | None:
     """Give the reason why a child that has ended failed to exec; None if exec succeeded."""
     try:
         number = os.read(child.failure, 16)

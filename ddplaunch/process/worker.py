@@ -5,30 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-from ddplaunch.process.start import Child, StartError, why_not_started
-from ddplaunch.record import record
+from ddplaunch.process.child import Child, End, Usage
+from ddplaunch.process.start import StartError, why_not_started
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.process.guard import GuardedChild
 
 _FOR_ALL = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
-
-
-@record
-class End:
-    """How a process ended."""
-
-    code: int | None  # exit status; None if a signal ended it
-    signal: int | None
-    core_dumped: bool
-
-    def __str__(self) -> str:
-        return f"exit status {self.code}" if self.signal is None else f"killed by signal {self.signal}"
-
-
-@record
-class Usage:
-    """What a process and the children it waited for have used."""
-
-    peak_rss: int  # bytes, of the largest of them
-    cpu_seconds: float  # user and system
 
 
 class RunningWorker:
@@ -41,7 +25,7 @@ class RunningWorker:
     def __init__(
         self,
         rank: int,
-        child: Child,
+        child: Child | GuardedChild,
         started_at: float,
         *,
         by_itself: bool,
@@ -57,7 +41,7 @@ class RunningWorker:
         """
         self.rank = rank
         self.pid = child.pid
-        self.pidfd = child.pidfd
+        self.ended = child.ended  # the descriptor that is readable once `look` gives its end
         self._child = child
         self._by_itself = by_itself
         self.stacks = stacks
@@ -69,17 +53,12 @@ class RunningWorker:
 
     def look(self) -> End | None:
         """Give how it ended, None while it lives; does not reap it."""
-        info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if info is None:
-            return None
-        if info.si_code == os.CLD_EXITED:
-            return End(info.si_status, None, False)
-        return End(None, info.si_status, info.si_code == os.CLD_DUMPED)
+        return self._child.look()
 
     @property
     def has_stopped(self) -> bool:
         """Whether it is stopped, as by SIGSTOP, or has ended."""
-        return os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        return self._child.has_stopped
 
     def why_not_started(self, program: str) -> StartError | None:
         """Give the reason, once it has ended, why exec failed; None if it succeeded."""
@@ -87,9 +66,11 @@ class RunningWorker:
 
     def signal(self, signum: int) -> None:
         """Send a signal to it, or to its process group."""
+        if not self._child.is_kept:
+            return
         try:
             if self._by_itself and signum not in _FOR_ALL and self.look() is None:
-                signal.pidfd_send_signal(self.pidfd, signum)
+                signal.pidfd_send_signal(self._child.pidfd, signum)
                 return
             os.killpg(self.pid, signum)
         except ProcessLookupError:
@@ -109,6 +90,7 @@ class RunningWorker:
         self.signal(signum)
         if signum != signal.SIGKILL:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
+        self._child.rouse_parent()
 
     def written_since_stop(self) -> int:
         """How many bytes it has written since it was asked to end, to files and pipes."""
@@ -116,13 +98,9 @@ class RunningWorker:
 
     def reap(self) -> Usage:
         """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
-        for fd in (self.pidfd, self._child.failure, self.stacks):
-            if fd is not None:
-                os.close(fd)
-        pid, _, usage = os.wait4(self.pid, os.WNOHANG)
-        if pid == 0:
-            return Usage(0, 0.0)
-        return Usage(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime)
+        if self.stacks is not None:
+            os.close(self.stacks)
+        return self._child.reap()
 
 
 def _written(pid: int) -> int:

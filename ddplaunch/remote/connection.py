@@ -10,7 +10,8 @@ from enum import Enum, auto
 from typing import Protocol
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
-from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
+from ddplaunch.process.child import Child
+from ddplaunch.process.start import StartError, Stdio, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, FrameError, GreetingDecoder, PipeDecoder
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe

@@ -18,13 +18,16 @@ PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved 
 _WIDTH = 80  # of sentences; what may be copied is never broken
 
 
-def table(plan: Plan, spec: JobSpec) -> str:
-    """Show the job's values with their reasons, its workers, what they run and the variables that they get."""
+def table(plan: Plan, spec: JobSpec, warm: str = "") -> str:
+    """Show the job's values with their reasons, its workers, what they run and the variables that they get.
+
+    `warm` is what is known of the interpreter that is kept warm.
+    """
     shared = _shared(plan.workers)
     columns, places = _columns(plan, shared)
     rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
     parts = [
-        _aligned(_head(plan, shared, spec)),
+        _aligned(_head(plan, shared, spec, warm)),
         _aligned(rows),
         "\n".join(["command:", *_commands(plan)]),
         "\n".join(["variables of each worker:", *places]),
@@ -64,7 +67,7 @@ def shell(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[str, ...]]:
+def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> list[tuple[str, ...]]:
     devices = {device for worker in plan.workers for device in worker.devices}
     threads = {worker.variables["OMP_NUM_THREADS"] for worker in plan.workers}
     where = plan.workers[0].host if plan.nnodes == 1 else count(plan.nnodes, "node")
@@ -85,6 +88,8 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec) -> list[tuple[st
                 f"{plan.reasons['start']}, once {', '.join(plan.preload) or 'nothing'} is imported",
             )
         )
+    if warm:
+        rows.append(("kept warm", warm, spec.origin("keep_warm")))
     if plan.init_method != "env":
         rows.append(("init", plan.init_method, spec.origin("init_method")))
     if devices:

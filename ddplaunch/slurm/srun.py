@@ -16,7 +16,8 @@ from typing import NoReturn
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
-from ddplaunch.process.start import Child, StartError, Stdio, start, why_not_started
+from ddplaunch.process.child import Child
+from ddplaunch.process.start import StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.slurm.requeue import SlurmRequeue
 

@@ -32,6 +32,8 @@ if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
     number, *modules = served.split(",")
     serve, become = load("fork_server")["serve"], load("forked")["become"]
     sys.argv[1:] = serve(int(number), modules, sys.argv[1:], become)  # returns in each worker
+elif kept := os.environ.pop("DDPLAUNCH_WARM", ""):
+    sys.argv[1:] = load("warm")["serve"](load, *kept.split(","))  # so does this
 
 error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's

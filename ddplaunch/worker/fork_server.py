@@ -26,7 +26,7 @@ for name in set(sys.modules) - before:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
 _EAGAIN = 11  # what a fork fails with where there is no room
@@ -43,52 +43,86 @@ def serve(
     """
     agent = os.getppid()
     control = _socket.socket(fileno=fd)
-    printed = _Printed()
-    before, folder = dict(os.environ), _folder()
-    notes, why = _import_all(modules, *arguments[:2])
-    variables = {
-        name: (before.get(name), os.environ.get(name))
-        for name in before.keys() | os.environ.keys()
-        if before.get(name) != os.environ.get(name)
-    }
-    printed.end()
-    gc.collect()
-    gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
+    imported = Imported(modules, *arguments[:2])
     ready = False
     while True:
-        if (why := why or _why_unsafe(fd, folder)) is not None:
-            _send(control, f"unsafe {why}\n")
+        if (why := imported.why_unsafe((fd,))) is not None:
+            send(control, f"unsafe {why}\n")
             os._exit(0)
         if not ready:
-            _send(control, "".join(f"note {note}\n" for note in notes) + "ready\n")
+            imported.report_ready(control)
             ready = True
-        content, (*stdio, release) = _receive(control)
+        try:
+            content, (*stdio, release) = receive(control)
+        except (EOFError, OSError):  # the agent wants no more
+            os._exit(0)
         answer = _fork()
         if answer is None:
             control.close()
             arguments = become(agent, content, stdio, release)
-            _set_again(variables)
-            printed.print()
+            imported.take_over()
             return arguments
         for one in (*stdio, release):
             os.close(one)
-        _send(control, answer)
+        send(control, answer)
 
 
-def _send(control: "Any", text: str) -> None:
+class Imported:
+    """What was imported, and what it has done besides."""
+
+    def __init__(self, modules: "list[str]", kind: str, target: str) -> None:
+        """Import these modules as the program, which is of this kind, would."""
+        self._printed = _Printed()
+        before = dict(os.environ)
+        self._folder = _folder()
+        self._notes, self._why = _import_all(modules, kind, target)
+        self._variables = {
+            name: (before.get(name), os.environ.get(name))
+            for name in before.keys() | os.environ.keys()
+            if before.get(name) != os.environ.get(name)
+        }
+        self._printed.end()
+        gc.collect()
+        gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
+
+    def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":
+        """Say why nothing may be forked from this process, None if it may; these sockets and children are ours."""
+        return self._why or _why_unsafe(sockets, children, self._folder)
+
+    def leave_folder(self) -> None:
+        """Go to where no file system is held; workers are to begin elsewhere anyway."""
+        os.chdir("/")
+        self._folder = _folder()
+
+    def report_ready(self, control: "Any") -> None:
+        """Tell the agent what was not imported, and that all else was."""
+        send(control, "".join(f"note {note}\n" for note in self._notes) + "ready\n")
+
+    def take_over(self) -> None:
+        """Be, in a worker, the process that has imported all this: set its variables, print what it has printed."""
+        _set_again(self._variables)
+        self._printed.print()
+
+
+def send(control: "Any", text: str) -> None:
+    """Send the agent these lines; end where it has ended."""
     try:
         control.sendall(text.encode(errors="replace"))
     except OSError:  # the agent has ended
         os._exit(0)
 
 
-def _receive(control: "Any") -> "tuple[bytes, list[int]]":
-    """Wait for the next request; give its content and descriptors. Ends the server where the agent wants no more."""
+def receive(control: "Any") -> "tuple[bytes, list[int]]":
+    """Wait for the next request; give its content and descriptors.
+
+    Raises:
+        EOFError, OSError: the agent has closed the connection.
+    """
     header, ancillary = b"", b""
     while len(header) < 8:
         some, found, _, _ = control.recvmsg(8 - len(header), 64)
         if not some:
-            os._exit(0)
+            raise EOFError
         header += some
         for _, _, data in found:
             ancillary += data
@@ -97,7 +131,7 @@ def _receive(control: "Any") -> "tuple[bytes, list[int]]":
     while left:
         part = control.recv(min(left, 1 << 20))
         if not part:
-            os._exit(0)
+            raise EOFError
         parts.append(part)
         left -= len(part)
     return b"".join(parts), [
@@ -113,7 +147,7 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
     if any(callers):  # a function runs with the path of the program that called launch()
         sys.path[:] = callers
     elif not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+        sys.path[0] = folder_of(kind, target)
     for name in modules:
         try:
             __import__(name)
@@ -125,6 +159,11 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
                 why = f"{package} can only be imported in part"
     sys.path[:] = path
     return notes, why
+
+
+def folder_of(kind: str, target: str) -> str:
+    """Give the folder that is first on the import path of a program."""
+    return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
 
 
 def _described(error: BaseException) -> str:
@@ -177,7 +216,7 @@ def _folder() -> "tuple[int, int]":
     return found.st_dev, found.st_ino
 
 
-def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
+def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder: "tuple[int, int]") -> "str | None":
     """Say what forked workers would share to their harm, None if nothing; `folder` is the one in which they should begin."""
     if _folder() != folder:
         return "an imported module has changed the working directory"
@@ -188,7 +227,7 @@ def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
         return "an imported module has started threads, which a forked process would not have"
     try:
         with open(f"/proc/self/task/{threads[0]}/children") as file:
-            if file.read().strip():
+            if not set(map(int, file.read().split())) <= {*children}:
                 return "an imported module has started a process"
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         pass
@@ -197,7 +236,7 @@ def _why_unsafe(fd: int, folder: "tuple[int, int]") -> "str | None":
             name = os.readlink(f"/proc/self/fd/{one}")
         except OSError:  # the folder itself, which was open for the list
             continue
-        if name.startswith("socket:") and int(one) != fd:
+        if name.startswith("socket:") and int(one) not in sockets:
             return "an imported module has opened a socket"
         if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
             return f"an imported module has opened {name}: a GPU cannot be used across a fork"

@@ -134,6 +134,7 @@ COMPLETIONS = [
             "plain,logs",
             "plain,stacks",
             "plain,stop",
+            "plain,warm",
             "file,",
         },
     ),

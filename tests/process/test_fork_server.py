@@ -286,7 +286,7 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
 
 GIVES_UP = """
 import os, select, signal, sys
-from ddplaunch.process import fork_server
+from ddplaunch.process import fork_requests, fork_server
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.start import Stdio, handled_signals
 
@@ -297,11 +297,11 @@ while not server.is_ready:
     select.select([server], [], [])
     server.read()
 read, write = os.pipe()
-fork_server.ANSWER_TIMEOUT = 0.1
+fork_requests.ANSWER_TIMEOUT = 0.1
 os.kill(server.pid, signal.SIGSTOP)
 try:
     server.fork(command, os.environ, Stdio(0, write, write))
-except fork_server.ServerLost as lost:
+except fork_requests.ServerLost as lost:
     print(lost)
 os.kill(server.pid, signal.SIGCONT)
 select.select([server], [], [])  # it has forked a worker all the same

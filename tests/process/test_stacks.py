@@ -67,7 +67,7 @@ def workers() -> Iterator[dict[str, RunningWorker]]:
     yield started
     for worker in started.values():
         worker.signal(signal.SIGKILL)
-        os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PIDFD, worker.ended, os.WEXITED | os.WNOWAIT)
         worker.reap()
     os.close(read)
     os.close(write)

@@ -1,0 +1,86 @@
+"""What a process inherits, and cannot take on later: what the workers of two runs must have in common to share an origin."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+from collections.abc import Mapping
+
+from ddplaunch.process.fork_requests import ServerLost
+
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts", "pid_for_children", "time_for_children")
+_FILES = (
+    "cgroup",
+    "limits",
+    "oom_score_adj",
+    "loginuid",
+    "sessionid",
+    "attr/current",
+    "coredump_filter",
+    "personality",
+)
+_STATUS = (
+    "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters",
+    "Speculation_Store_Bypass", "SpeculationIndirectBranch", "THP_enabled", "Cpus_allowed", "Mems_allowed",
+)  # fmt: skip
+_SCHEDULING = slice(15, 17), slice(37, 39)  # of /proc/PID/stat behind the name: priority, nice; rt_priority, policy
+_PRCTL = (27, 30, 42, 66, 68)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
+# unistd.h: keyctl, get_mempolicy, ioprio_get
+_CALLS: Mapping[str, tuple[int, int, int]] = {"x86_64": (250, 239, 252), "aarch64": (219, 236, 31)}
+_SESSION_KEYRING = ctypes.c_int(-3)  # linux/keyctl.h
+_MOST_NODES = 1024  # of memory
+
+
+def visible(pid: int) -> dict[str, str]:
+    """Give what /proc shows of a process of ours, by name (proc(5)); what it does not show is ""."""
+    found = {name: _read(f"/proc/{pid}/{name}") for name in _FILES}
+    for name in (*(f"ns/{name}" for name in _NAMESPACES), "root"):
+        try:
+            found[name] = os.readlink(f"/proc/{pid}/{name}")
+        except OSError:
+            found[name] = ""
+    lines = dict(line.partition(":")[::2] for line in _read(f"/proc/{pid}/status").splitlines())
+    found |= {name: lines.get(name, "").strip() for name in _STATUS}
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return {**found, "scheduling": " ".join(" ".join(fields[part]) for part in _SCHEDULING)}
+
+
+def check(pid: int) -> None:
+    """Check that a process has inherited what this one has, as far as /proc shows it.
+
+    Raises:
+        ServerLost: it has something else, or has ended.
+    """
+    ours, theirs = visible(os.getpid()), visible(pid)
+    if different := [name for name, value in ours.items() if theirs[name] != value]:
+        raise ServerLost(f"it has another {different[0]}")
+
+
+def own() -> dict[str, str] | None:
+    """Give all of it for this process, with what only a process itself can find out; None on machines whose calls are unknown."""
+    calls = _CALLS.get(platform.machine())
+    if calls is None:
+        return None
+    libc = ctypes.CDLL(None)
+    keyctl, get_mempolicy, ioprio_get = calls
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // 64))()
+    libc.syscall(get_mempolicy, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, ctypes.c_ulong(0))
+    ignored = [signum for signum in signal.valid_signals() if signal.getsignal(signum) is signal.SIG_IGN]
+    return {
+        **visible(os.getpid()),
+        "prctl": str([libc.prctl(option, 0, 0, 0, 0) for option in _PRCTL]),
+        "keyring": str(libc.syscall(keyctl, 0, _SESSION_KEYRING, 0)),
+        "memory": f"{mode.value} {[*nodes]}",
+        "ioprio": str(libc.syscall(ioprio_get, 1, 0)),
+        "ignored": str(sorted(map(int, ignored))),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""

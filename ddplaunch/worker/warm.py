@@ -1,0 +1,177 @@
+"""Keeps an interpreter that has imported once for the runs to come, for a while: forks a guard (guard.py) for each of them.
+
+It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds that it is
+kept unused, and what it imports. A connection, of the same user only, begins with one line:
+
+    check SECONDS FOLDER    answered by `ok`, or by `stale WHY` or `unsafe WHY`: then it takes no more, and ends with the last
+                            guard. FOLDER is that of the script, SECONDS are those that it is kept unused from now on
+    guard SECONDS FOLDER    answered alike; after `ok` a guard serves the connection
+    status                  answered by pid, runs, running guards, seconds left, interpreter and modules, with tabs between
+    stop                    answered by `ok`; it ends with the last guard
+
+It does not serve with what fork_server.py refuses to fork with, nor after a file that was imported has changed.
+"""
+
+import os
+import sys
+
+before = set(sys.modules)
+import select  # noqa: E402
+import time  # noqa: E402
+
+for name in set(sys.modules) - before:
+    del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_BACKLOG = 64
+_LINE_TIMEOUT = 1.0  # seconds that a client has for its line
+_LONGEST_LINE = 8192  # bytes
+
+
+def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
+    """Import, then serve until no run has come for so long; return its arguments in each worker."""
+    began = time.time_ns()
+    server, guard, become = load("fork_server"), load("guard"), load("forked")["become"]
+    socket = server["_socket"]
+    listener = socket.socket(fileno=int(number))
+    inode = _inode(path)
+    listener.listen(_BACKLOG)  # again: from now on the kernel names this process to who connects
+    listener.settimeout(0)
+    program = sys.argv[1:3]
+    imported = server["Imported"](modules, *program)
+    files = load("imported_files")["ImportedFiles"](began, server["folder_of"](*program))
+    imported.leave_folder()
+    guard["adopt"]()  # what the workers of a guard have started that was killed
+    warm = _Warm(socket, path, inode, listener, int(seconds), modules, imported, files, guard["Children"]())
+    while True:
+        connection = warm.next_run()
+        try:
+            pid = os.fork()
+        except OSError:  # the agent finds it closed, and does without
+            connection.close()
+            continue
+        if pid == 0:
+            warm.close()
+            return guard["serve"](connection, server, imported, become)  # type: ignore[no-any-return]
+        warm.guards[pid] = connection
+
+
+class _Warm:
+    def __init__(
+        self,
+        socket: "Any",
+        path: str,
+        inode: int,
+        listener: "Any",
+        seconds: int,
+        modules: "tuple[str, ...]",
+        imported: "Any",
+        files: "Any",
+        children: "Any",
+    ) -> None:
+        self._socket = socket
+        self._path = path
+        self._inode = inode
+        self._listener = listener
+        self._seconds = seconds
+        self._modules = modules
+        self._imported = imported
+        self._files = files
+        self._children = children
+        self._runs = 0
+        self._until = time.monotonic() + seconds
+        self.guards: dict[int, Any] = {}  # pid -> connection, which is kept open until nothing is left of the run
+
+    def next_run(self) -> "Any":
+        """Wait for the next run, and give the connection that its guard is to serve; end when there is to be none."""
+        while self._listener is not None or self.guards:
+            unused = None if self.guards else max(0.0, self._until - time.monotonic())
+            ready, _, _ = select.select([self._children.fd, *filter(None, [self._listener])], [], [], unused)
+            if self._children.fd in ready:
+                self._children.drain()
+                self._look()
+            if self._listener in ready and (connection := self._accept()) is not None:
+                return connection
+            if not self.guards and time.monotonic() >= self._until:
+                self._take_no_more()
+        os._exit(0)
+
+    def close(self) -> None:
+        """Leave nothing of this process to a guard."""
+        self._children.close()
+        for one in filter(None, [self._listener, *self.guards.values()]):
+            one.close()
+
+    def _look(self) -> None:
+        """Reap guards that have ended, and end what one that was killed has left."""
+        for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
+            connection = self.guards.pop(pid)
+            self._until = time.monotonic() + self._seconds
+            self._children.kill(but_for=self.guards)
+            connection.close()  # the agent waits for that
+
+    def _accept(self) -> "Any":
+        """Take a connection; give it if a guard is to serve it."""
+        try:
+            connection = self._socket.socket(fileno=self._listener._accept()[0])
+        except OSError:  # it has gone again, or there is no room
+            return None
+        connection.settimeout(_LINE_TIMEOUT)
+        try:
+            if not self._is_ours(connection):
+                return None
+            line = connection.recv(_LONGEST_LINE)
+            what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
+            answer, is_run = self._answer(what, rest, connection)
+            connection.sendall(os.fsencode(answer))
+        except OSError:
+            return None
+        connection.settimeout(None)
+        return connection if is_run else None
+
+    def _is_ours(self, connection: "Any") -> bool:
+        peer = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)  # pid, uid, gid: unix(7)
+        return int.from_bytes(peer[4:8], sys.byteorder) == os.getuid()
+
+    def _answer(self, what: str, rest: str, connection: "Any") -> "tuple[str, bool]":
+        """Give the answer to a line, and whether a guard is to serve what follows."""
+        if what == "status":
+            left = round(self._until - time.monotonic())
+            fields = (os.getpid(), self._runs, len(self.guards), left, sys.executable, ",".join(self._modules))
+            return "\t".join(map(str, fields)) + "\n", False
+        if what == "stop":
+            self._take_no_more()
+            return "ok\n", False
+        seconds, _, folder = rest.partition(" ")
+        ours = {one.fileno() for one in (self._listener, connection, *self.guards.values())}
+        if why := self._imported.why_unsafe(ours, self.guards):
+            answer = f"unsafe {why}\n"
+        elif why := self._files.why_stale(folder):
+            answer = f"stale {why}\n"
+        else:
+            self._seconds = int(seconds)
+            self._until = time.monotonic() + self._seconds
+            self._runs += what == "guard"
+            return "ok\n", what == "guard"
+        self._take_no_more()
+        return answer, False
+
+    def _take_no_more(self) -> None:
+        """Let runs to come find nobody; end when the last guard has."""
+        if self._listener is None:
+            return
+        self._listener.close()
+        self._listener = None
+        if self._inode and _inode(self._path) == self._inode:
+            os.unlink(self._path)
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:  # somebody has removed it: who has connected is served
+        return 0

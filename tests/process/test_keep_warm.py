@@ -1,0 +1,227 @@
+"""--keep-warm: the next run finds what this one has imported, and is otherwise as any other."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from ddplaunch.warm import find, show
+from tests.conftest import Job, Result, until
+
+IMPORTED = "import os\npid = os.getpid()\n"
+# each worker says who its parent is, who has imported for it, and what it has left behind
+WORKER = """
+    import os, subprocess, sys, time
+    import preloaded
+    rank, signs = os.environ["RANK"], os.environ["DDP_TEST_DIR"]
+    generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    def sign(name, text=""):
+        with open(f"{signs}/{name}-{rank}.part", "w") as file:
+            file.write(str(text))
+        os.rename(file.name, file.name[:-5])
+    sign(f"parents-{generation}", f"{os.getppid()} {preloaded.pid}")
+"""
+WAITS = WORKER + "    signs and time.sleep(600)\n"
+
+
+@pytest.fixture
+def keep(job: Job, tmp_path: Path) -> Iterator[Keep]:
+    """Jobs whose interpreter is kept; it is ended with the test, and then nothing is left."""
+    keep = Keep(job, tmp_path)
+    yield keep
+    for pid in keep.interpreters:
+        end(pid)
+    job.nothing_left(patience=5)
+
+
+def end(pid: int) -> None:
+    """Kill what is kept, if it has not ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Keep:
+    """Jobs of two workers."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        self.interpreters: set[int] = set()
+        (folder / "preloaded.py").write_text(IMPORTED)
+        os.utime(folder / "preloaded.py", (1, 1))
+
+    def start(self, script: str = WORKER, *options: object, **popen: Any) -> None:
+        """Start one."""
+        (self.folder / "train.py").write_text(dedent(script))
+        given = ("--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", *options)
+        self.job.start(*given, self.folder / "train.py", **popen)
+
+    def run(self, script: str = WORKER, *options: object, **popen: Any) -> tuple[Result, int, int]:
+        """Run one to its end; give the parent of its workers, too, and what has imported for them."""
+        self.start(script, *options, **popen)
+        guard, interpreter = self.parents()
+        return self.wait(), guard, interpreter
+
+    def wait(self) -> Result:
+        """Wait for its end; prove that it has left nothing but what is kept."""
+        result = self.job.wait()
+        assert set(self.job.left()) <= self.interpreters
+        return result
+
+    def parents(self, generation: int = 0) -> tuple[int, int]:
+        """Give the parent of its workers, and what has imported for them; it is one for both."""
+        (both,) = {self.job.sign(f"parents-{generation}-{rank}") for rank in range(2)}
+        guard, interpreter = map(int, both.split())
+        self.interpreters.add(interpreter)
+        return guard, interpreter
+
+
+def socket_of(pid: int) -> str:
+    """The socket of the interpreter that is kept in this process."""
+    return next(name for name in find.names() if (kept := show.kept(name)) is not None and kept.pid == pid)
+
+
+def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path):
+    first, guard, interpreter = keep.run()
+    assert (first.status, first.out) == (0, "")
+    assert "warm" not in first.err
+    facts = "    print(sys.argv[1:], os.getcwd(), os.umask(0), os.getsid(0) == os.getpid())\n"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    second, other_guard, same = keep.run(WORKER + facts, cwd=elsewhere, preexec_fn=lambda: os.umask(0o77))
+    assert (second.status, same) == (0, interpreter)
+    assert other_guard != guard
+    assert second.out.splitlines()[0][4:] == f"[] {elsewhere} 63 True"
+    assert [os.readlink(f"/proc/{interpreter}/{name}") for name in ("cwd", "fd/0", "fd/1", "fd/2")] == [
+        "/",
+        *["/dev/null"] * 3,
+    ]
+    assert os.getsid(interpreter) == interpreter
+    kept = show.kept(socket_of(interpreter))
+    assert kept is not None
+    assert (kept.runs, kept.running, kept.modules) == (2, 0, "preloaded")
+    plan = keep.job.run("plan", "--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", tmp_path / "train.py")
+    assert f"process {interpreter}  --keep-warm" in plan.out
+    assert f"process {interpreter}: " in keep.job.run("warm").out
+
+
+def test_it_serves_no_run_that_would_differ(keep, tmp_path):
+    _, _, interpreter = keep.run()
+    _, _, other = keep.run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+    _, _, third = keep.run(WORKER, "--threads", 2)
+    assert len({interpreter, other, third}) == 3
+    os.utime(tmp_path / "preloaded.py", (2, 2))
+    result, _, new = keep.run()
+    assert new not in (interpreter, other, third)
+    assert (
+        f"the interpreter that was kept warm is not used, and a new one is started: {tmp_path}/preloaded.py has"
+        in result.err
+    )
+    until(lambda: not os.path.exists(f"/proc/{interpreter}"), "the end of what is not used any more")
+
+
+def test_it_ends_when_no_run_has_come_for_so_long(keep, tmp_path):
+    _, _, interpreter = keep.run()
+    assert find.ask(socket_of(interpreter), f"check 1 {tmp_path}") == "ok"
+    until(lambda: not os.path.exists(f"/proc/{interpreter}"), "its end")
+    assert keep.run()[2] != interpreter
+
+
+def test_failures_are_told_and_restarted_as_those_of_any_worker(keep):
+    waits = "    while not all(os.path.exists(f'{signs}/parents-{generation}-{one}') for one in '01'): pass\n"
+    fails = """
+    if rank == "0":
+        time.sleep(600)
+    sys.exit(3) if generation == "0" else os.kill(os.getpid(), 11)
+"""
+    result, guard, interpreter = keep.run(WORKER + waits + fails, "--max-restarts", 1)
+    assert keep.parents(1) == (guard, interpreter)
+    assert result.status == 139
+    assert "rank 1" in result.err
+    assert "exit status 3" in result.err
+    assert "SIGSEGV" in result.err
+
+
+def test_the_workers_are_stopped_as_ever(keep, job):
+    handles = "    import signal\n    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
+    script = WAITS.replace("    left =", handles + "    left =")
+    keep.start(script)
+    keep.parents()
+    job.process.send_signal(signal.SIGTERM)
+    result = keep.wait()
+    assert (result.status, sorted(result.out.splitlines())) == (143, ["[0] saved", "[1] saved"])
+    keep.start(script)
+    guard, _ = keep.parents()
+    os.kill(guard, signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    assert keep.wait().status == 130
+
+
+def test_whatever_is_killed_only_what_is_kept_is_left(keep, job):
+    for who in ("front", "agent", "front and agent"):
+        keep.start(WAITS)
+        guard, interpreter = keep.parents()
+        front = job.process.pid
+        agent = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        if who != "front":
+            os.kill(guard, signal.SIGSTOP)
+        for pid in [front] * ("front" in who) + [agent] * ("agent" in who):
+            os.kill(pid, signal.SIGKILL)
+        job.wait()
+        if who == "agent":
+            assert set(job.left()) <= {interpreter}
+        until(lambda: set(job.left()) <= keep.interpreters, "the end of all that the run has started")
+    assert len(keep.interpreters) == 1
+
+
+def test_when_the_guard_is_killed_the_workers_are_too_and_what_they_have_started(keep):
+    keep.start(WAITS)
+    guard, _ = keep.parents()
+    os.kill(guard, signal.SIGKILL)
+    result = keep.wait()
+    assert result.status == 137
+    assert "SIGKILL" in result.err
+
+
+def test_a_run_goes_on_when_what_is_kept_is_killed_and_the_next_starts_another(keep, job):
+    keep.start(WORKER + "    while not os.path.exists(f'{signs}/go'): time.sleep(0.01)\n")
+    _, interpreter = keep.parents()
+    end(interpreter)
+    (job.home / "signs" / "go").touch()
+    assert keep.wait().status == 0
+    keep.interpreters.clear()
+    result, _, other = keep.run()
+    assert (result.status, "warm" in result.err) == (0, False)
+    assert other != interpreter
+
+
+def test_two_runs_at_once_share_it(keep, job, tmp_path):
+    keep.start(WAITS)
+    guard, interpreter = keep.parents()
+    first, job.process = job.process, None
+    job.start("--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", tmp_path / "train.py")
+    other, same = keep.parents()
+    assert (same, other == guard) == (interpreter, False)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait().status == 130
+    assert os.path.exists(f"/proc/{guard}")
+    first.send_signal(signal.SIGINT)
+    job.process = first
+    assert keep.wait().status == 130
+
+
+def test_one_that_does_not_answer_is_done_without(keep):
+    _, _, interpreter = keep.run()
+    os.kill(interpreter, signal.SIGSTOP)
+    result = keep.job.run("--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", keep.folder / "train.py")
+    assert result.status == 0
+    assert "no interpreter is kept warm: the one that is there does not answer" in result.err
