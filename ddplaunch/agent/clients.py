@@ -7,7 +7,8 @@ import selectors
 import shlex
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
 from ddplaunch.agent.setup import AgentSetup
@@ -22,7 +23,10 @@ from ddplaunch.coordinator.questions import Asker
 from ddplaunch.process import clock
 from ddplaunch.report.run_socket import uid_of
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.job import Member
+from ddplaunch.supervise.job import OWN, Member
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.debuggers import Debuggers, Visitor
 
 MAX_CLIENTS = 32  # at once
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
@@ -43,8 +47,10 @@ class Clients:
         setup: AgentSetup,
         *,
         stop: Callable[[], None],
+        debuggers: Callable[[], Debuggers],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
+        self._debuggers = debuggers
         self._listener = listener
         self._selector = selector
         self._coordinator = coordinator
@@ -79,12 +85,30 @@ class Clients:
             client.awaits_end = True
             self._stop()
             return
+        if isinstance(request.asked, requests.Attach):
+            self._attach(client, request.asked.rank)
+            return
         client.asker = Asker(
             answered=lambda member, answer: self._guard(lambda: self._reply(client, _node_reply(member, answer))),
             done=lambda: self._guard(lambda: client.finish(requests.Done())),
         )
         client.until = clock.now() + request.within + READ_TIMEOUT
         self._coordinator.ask(request.asked, request.within, client.asker)
+
+    def _attach(self, client: _Client, rank: int) -> None:
+        from ddplaunch.agent.debuggers import CannotAttach, Visitor
+
+        member = _member_of(rank, self._coordinator.state.taking_part)
+        if member is None:
+            client.refuse(f"it has no rank {rank}")
+        elif member.id != OWN:
+            client.refuse(f"rank {rank} runs on {member.host}, and a debugger gets only to the ranks of {self._host}")
+        else:
+            client.visitor = Visitor(client.hand_over, lambda: self._guard(lambda: client.finish(requests.Unreached())))
+            try:
+                self._debuggers().attach(rank, client.visitor)
+            except CannotAttach as error:
+                client.refuse(str(error))
 
     def _reply(self, client: _Client, reply: requests.Reply) -> None:
         client.send(reply)
@@ -95,6 +119,12 @@ class Clients:
         self._clients.discard(client)
         if client.asker is not None:
             self._coordinator.forget(client.asker)
+        if client.visitor is not None:
+            self._debuggers().forget(client.visitor)
+
+    @property
+    def _host(self) -> str:
+        return host_name(self._setup.inputs.node.host)
 
     def _run(self) -> requests.Run:
         state, inputs = self._coordinator.state, self._setup.inputs
@@ -103,7 +133,7 @@ class Clients:
         folder = self._setup.folder
         return requests.Run(
             run_id=piece(self._setup.draft.run_id),
-            host=host_name(inputs.node.host),
+            host=self._host,
             pid=os.getpid(),
             folder=piece((folder.path or "") if folder is not None else ""),
             command=piece(shlex.join((program.target, *program.args))),
@@ -159,6 +189,7 @@ class _Client:
         self.until: float | None = clock.now() + REQUEST_TIMEOUT  # by the clock of deadlines
         self.awaits_end = False
         self.asker: Asker | None = None
+        self.visitor: Visitor | None = None
         self._sock = sock
         self._selector = selector
         self._asked = asked
@@ -218,6 +249,17 @@ class _Client:
         self._queue += pack(requests.encode(reply))
         self._flush()
 
+    def hand_over(self) -> socket.socket | None:
+        """Give the connection away, unless it is lost."""
+        self.send(requests.Attached())
+        if self._sock.fileno() < 0:
+            return None
+        self._selector.unregister(self._sock)
+        given, self._sock = self._sock, socket.socket()
+        self._sock.close()
+        self._gone(self)
+        return given
+
     @property
     def queued(self) -> int:
         """How many bytes it has not read."""
@@ -246,6 +288,15 @@ class _Client:
             self._sock.close()
             self._queue.clear()
             self._gone(self)
+
+
+def _member_of(rank: int, members: Iterable[Member]) -> Member | None:
+    """The node that a rank runs on: ranks are counted node by node."""
+    for member in sorted(members, key=lambda member: member.place or 0):
+        if rank < member.workers:
+            return member
+        rank -= member.workers
+    return None
 
 
 def _node_reply(member: Member, answer: Answer) -> requests.NodeReply:

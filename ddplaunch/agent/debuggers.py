@@ -15,13 +15,38 @@ from functools import partial
 
 from ddplaunch.errors import below
 from ddplaunch.process import clock
+from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.process.worker import RunningWorker
+from ddplaunch.record import record
+from ddplaunch.stacks.kernel import read_status
+from ddplaunch.stacks.take import has_file
 from ddplaunch.supervise import node
+from ddplaunch.supervise.deadline import soonest
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
+_WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless it is in C
+_OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/attach.py
+
+
+class CannotAttach(Exception):
+    """No debugger can get into a worker: why, as a sentence."""
+
+
+@record
+class Visitor:
+    """Who wants to attach: `attached` gives the connection away, which from then on is the worker's."""
+
+    attached: Callable[[], socket.socket | None]
+    unreached: Callable[[], None]
+
+
+@record
+class _Pending:
+    visitor: Visitor
+    until: float
 
 
 class Debuggers:
@@ -43,11 +68,17 @@ class Debuggers:
         self._workers = workers
         self._feed = feed
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
+        self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
+        self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + address)
-        self._listener.listen(_BACKLOG)
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def listen(self) -> None:
+        """Take connections; a second time changes nothing."""
+        if self._listener not in self._selector.get_map():
+            self._listener.listen(_BACKLOG)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         try:
@@ -72,6 +103,15 @@ class Debuggers:
         if packet[:1] == b"E" and rank not in self._asking:
             self._asking[rank] = sock
             self._feed(node.TerminalAsked(rank, below(packet[1:].decode(errors="replace")), clock.now()))
+        elif (
+            packet[:1] == b"A"
+            and (pending := self._pending.pop(rank, None)) is not None
+            and (visitor := pending.visitor.attached()) is not None
+        ):
+            self._attached[rank] = sock, visitor
+            with suppress(OSError):  # it has ended, which is read
+                socket.send_fds(sock, [b"A"], [visitor.fileno()])
+            self._feed(node.DebuggerAttached(rank, clock.now()))
         else:
             self._drop(sock, rank)
 
@@ -83,6 +123,9 @@ class Debuggers:
         if self._asking.get(rank) is sock:
             del self._asking[rank]
             self._feed(node.TerminalReturned(rank, clock.now()))
+        if rank in self._attached and self._attached[rank][0] is sock:
+            self._attached.pop(rank)[1].close()
+            self._feed(node.DebuggerDetached(rank, clock.now()))
 
     def lend_terminal(self, rank: int) -> None:
         """Give the terminal to a worker that has asked for it."""
@@ -95,9 +138,70 @@ class Debuggers:
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
+    def attach(self, rank: int, visitor: Visitor) -> None:
+        """Have a worker open a debugger for a visitor; `unreached` is called if it does not come by.
+
+        Raises:
+            CannotAttach: it cannot.
+        """
+        worker = self._workers().get(rank)
+        if worker is None or worker.look() is not None:
+            raise CannotAttach(
+                f"rank {rank} has ended" if worker is not None else f"rank {rank} has not been started yet"
+            )
+        if rank in self._asking or rank in self._attached or rank in self._pending:
+            raise CannotAttach(f"rank {rank} has a debugger already")
+        if why := _why_not(worker):
+            raise CannotAttach(f"rank {rank} {why}")
+        self.listen()
+        self._pending[rank] = _Pending(visitor, clock.now() + _WITHIN)
+        worker.signal(ATTACH_SIGNAL)
+
+    def forget(self, visitor: Visitor) -> None:
+        """Have no worker come for this one any more."""
+        for rank, pending in list(self._pending.items()):
+            if pending.visitor is visitor:
+                del self._pending[rank]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return soonest(*(pending.until for pending in self._pending.values()))
+
+    def expire(self, now: float) -> None:
+        """Give up workers that have not come by."""
+        for rank, pending in list(self._pending.items()):
+            if now >= pending.until:
+                del self._pending[rank]
+                pending.visitor.unreached()
+
+    def detach_all(self) -> None:
+        """Have workers that are asked to end go on with that: their visitors are gone."""
+        for _, visitor in self._attached.values():
+            with suppress(OSError):
+                visitor.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Take nothing any more."""
-        self._selector.unregister(self._listener)
+        if self._listener in self._selector.get_map():
+            self._selector.unregister(self._listener)
         self._listener.close()
-        for rank, sock in list(self._asking.items()):
+        for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in self._attached.items())]:
             self._drop(sock, rank)
+
+
+def _why_not(worker: RunningWorker) -> str:
+    """Say, as a predicate, why a worker would not come, or would be killed by the signal; "" if it does."""
+    status = read_status(worker.pid)
+    if status is None:
+        return "has ended"
+    if status.is_stopped:
+        return "is stopped" if status.state == "T" else "is held by a debugger"
+    mode = 0 if worker.stacks is None else os.fstat(worker.stacks).st_mode
+    if worker.stacks is None or mode & _OTHERS:
+        return "is no Python, or has not begun to run its program"
+    if not mode & _GROUP:
+        return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
+    if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
+        return "runs another program by now, or has taken the signals by which a debugger would get in"
+    return "blocks the signal by which a debugger would get in" if status.blocks(ATTACH_SIGNAL) else ""

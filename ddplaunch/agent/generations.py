@@ -101,7 +101,7 @@ class Generations:
                 self._errors.begin(setup.error_files.recorders, once=True)
             self._ready = generation, setup
         if self._setup.inputs.spec.debug_on_error:
-            self._open_debuggers()
+            self.debuggers.listen()
 
     def go_on(self) -> None:
         """Go on with the start once the place of the logs is known, or will not be known soon."""
@@ -131,12 +131,15 @@ class Generations:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return soonest(self.output.deadline, self._starter.deadline)
+        debuggers = self._debuggers.deadline if self._debuggers is not None else None
+        return soonest(self.output.deadline, self._starter.deadline, debuggers)
 
     def expire(self, now: float) -> None:
         """Show output that has waited; say what has taken long."""
         self.output.flush(now)
         self._starter.expire(now)
+        if self._debuggers is not None:
+            self._debuggers.expire(now)
 
     def start_next(self) -> None:
         """Start one worker more."""
@@ -199,6 +202,8 @@ class Generations:
                 if signum == signal.SIGWINCH:
                     self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
+                if self._debuggers is not None:
+                    self._debuggers.detach_all()
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.TakeStacks(if_joined=True) if not self.workers.may_have_joined:
                 self._feed(node.StacksTaken(clock.now()))
@@ -222,11 +227,11 @@ class Generations:
             case node.LendTerminal(rank):
                 self.workers.drain(rank)
                 self.output.hide(True)
-                self._open_debuggers().lend_terminal(rank)
+                self.debuggers.lend_terminal(rank)
             case node.ShowOutput():
                 self.output.hide(False)
             case node.RefuseTerminal(rank):
-                self._open_debuggers().refuse_terminal(rank)
+                self.debuggers.refuse_terminal(rank)
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
                 self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen
@@ -249,7 +254,9 @@ class Generations:
         if workers is self.workers:
             self._feed(node.Observed(moved, clock.now()))
 
-    def _open_debuggers(self) -> Debuggers:
+    @property
+    def debuggers(self) -> Debuggers:
+        """Where workers ask for what a debugger needs."""
         if self._debuggers is None:
             from ddplaunch.agent.debuggers import Debuggers  # few jobs are debugged
 

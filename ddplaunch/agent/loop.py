@@ -96,7 +96,9 @@ class Agent:
             report=self._report,
             ask_apart=self._ask_apart,
         )
-        self._run_socket = RunSocket(job.setup, self._selector, self._stop_job, self._reporter.print)
+        self._run_socket = RunSocket(
+            job.setup, self._selector, self._stop_job, self._reporter.print, lambda: self._generations.debuggers
+        )
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._state = node.begin(job.policy)
         self._own_link: Link | None = None  # until the coordinator is known

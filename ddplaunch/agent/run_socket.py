@@ -17,6 +17,7 @@ from ddplaunch.output.file_queue import LISTEN
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # only a job that is looked into needs it
     from ddplaunch.agent.clients import Clients
+    from ddplaunch.agent.debuggers import Debuggers
 
 _LONGEST_NAME = 100  # characters of the run's name in that of its socket
 
@@ -25,13 +26,19 @@ class RunSocket:
     """Takes connections from the moment that the writer of files has given it its place."""
 
     def __init__(
-        self, setup: AgentSetup, selector: selectors.BaseSelector, stop: Callable[[], None], warn: Callable[[str], None]
+        self,
+        setup: AgentSetup,
+        selector: selectors.BaseSelector,
+        stop: Callable[[], None],
+        warn: Callable[[str], None],
+        debuggers: Callable[[], Debuggers],
     ) -> None:
-        """`stop` ends the job as Ctrl-C does, `warn` prints a line."""
+        """`stop` ends the job as Ctrl-C does, `warn` prints a line, `debuggers` gives what gets debuggers into workers."""
         self._setup = setup
         self._selector = selector
         self._stop = stop
         self._warn = warn
+        self._debuggers = debuggers
         self._link: Link | None = None
         self._clients: Clients | None = None
         self._listens = False
@@ -71,6 +78,7 @@ class RunSocket:
                 self._link.coordinator,
                 self._setup,
                 stop=self._stop,
+                debuggers=self._debuggers,
                 guard=self._guard,
             )
         self._clients.accept()

@@ -22,6 +22,7 @@ from ddplaunch.output.streams import Screen, ShownWorker
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
+from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.record import record
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
@@ -137,7 +138,7 @@ class AgentSetup:
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
-            debugger=f"{self.debug_address},{_how_debugged(spec)}",
+            debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec)}",
             mps_control=inputs.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )

@@ -21,6 +21,7 @@ USAGE = {
     "ps": "ddplaunch ps [--json]",
     "logs": "ddplaunch logs [-r LIST] [-f] [--grep RE] [--since TIME] [RUN]",
     "stacks": "ddplaunch stacks [-r LIST] [--threads] [--native] [--json] [RUN]",
+    "attach": "ddplaunch attach [-r RANK] [RUN]",
     "stop": "ddplaunch stop [RUN]",
     "warm": "ddplaunch warm [--stop]",
     "shim": "ddplaunch shim FOLDER",
@@ -45,6 +46,8 @@ _ABOUT = {
     "out.",
     "stacks": "Shows where all workers of a job are, those at the same place once, and which of them wait in a collective for "
     "which others. The workers are interrupted for a millisecond and go on. " + _RUN,
+    "attach": "Opens pdb in a worker of a running job, at the line that it runs just now, and holds it there until you leave "
+    "pdb, by `c`, `q` or Ctrl-D: then it goes on. No time limit of the job runs meanwhile. " + _RUN,
     "stop": "Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
     "the second Ctrl-C does. " + _RUN,
     "warm": "Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many "
@@ -104,6 +107,7 @@ _SELF = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
+_RARE = ("attach",)  # verbs that --help-all has
 _WIDEST = 100  # longer lines are hard to read
 _NARROW = 78  # below it, examples have their meaning on a line of its own
 
@@ -189,7 +193,8 @@ def _job(page: _Page, full: bool) -> None:
         page.rows("Verbs", [*VERBS.items(), ("help, version", "The same as --help and --version.")])
     else:
         shown_alone = [(verb, text) for verb, text in VERBS.items() if verb not in (*RUN_OPTIONS, "run", "shim")]
-        page.rows("Verbs", [*shown_alone, (", ".join(_OF_RUNS), "Look into your running jobs, and end them.")])
+        into_runs = ", ".join(verb for verb in _OF_RUNS if verb not in _RARE)
+        page.rows("Verbs", [*shown_alone, (into_runs, "Look into your running jobs, and end them.")])
     if not full:
         page.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
         return

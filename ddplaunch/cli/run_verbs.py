@@ -35,6 +35,10 @@ def call(
         from ddplaunch.runs import stop
 
         return stop.stop(env, run, say)
+    if verb == "attach":
+        from ddplaunch.runs import attach
+
+        return attach.attach(env, run, parsed.get("rank"), say)
     if verb == "logs":
         from ddplaunch.runs import logs
 

@@ -9,6 +9,7 @@ VERBS = {
     "ps": "Show your running jobs and their workers.",
     "logs": "Show what the workers of a run write, or have written.",
     "stacks": "Show where the workers of a running job are, and who waits for whom.",
+    "attach": "Open a debugger in a worker of a running job.",
     "stop": "Stop a running job as Ctrl-C does, and wait for its end.",
     "warm": "Show what --keep-warm keeps, or end it.",
     "shim": "Write a torchrun that is ddplaunch into a folder.",
@@ -39,6 +40,7 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
         (("--native",), "", "With frames of C, by py-spy."),
         (("--json",), "", "All that is known, as JSON."),
     ),
+    "attach": ((("-r", "--rank"), "RANK", "The rank to debug; may be left out where there is one."),),
     "stop": (),
     "warm": ((("--stop",), "", "Ends it: at once, or when the runs that use it have ended."),),
 }

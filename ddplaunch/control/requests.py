@@ -2,7 +2,8 @@
 
 A request and the replies to it are frames of `frames.py` without a signature: who may connect is the kernel's business. The
 replies to a question are `Run`, a `NodeReply` for each node, as they come, and `Done`; to `StopRun` they are `Run` and, when the
-job has ended, `RunEnded`. Instead of the first there may be `RequestRefused`.
+job has ended, `RunEnded`; to `Attach` they are `Run`, and `Attached` what the worker says then, or `Unreached`. Instead of any of
+them there may be `RequestRefused`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ class StopRun(Struct, frozen=True, tag="stop"):
     """End the job as Ctrl-C does; asked once more, as a second Ctrl-C does."""
 
 
+class Attach(Struct, frozen=True, tag="attach"):
+    """Open a debugger in a worker, which is then at the other end of the connection."""
+
+    rank: Number
+
+
 class Request(Struct, frozen=True):
     """What a client sends, once."""
 
-    asked: Question | StopRun
+    asked: Question | StopRun | Attach
     within: Annotated[float, Meta(ge=0, le=60)] = 2.0  # seconds in which all nodes are to answer
     protocol: Number = PROTOCOL
 
@@ -71,6 +78,22 @@ class RunEnded(Struct, frozen=True, tag="ended"):
     text: Text = ""
 
 
+class Attached(Struct, frozen=True, tag="attached"):
+    """From now on the worker itself replies, with `Said`, and takes lines of text."""
+
+
+class Unreached(Struct, frozen=True, tag="unreached"):
+    """The main thread of the worker has not come by to open it: it runs no Python."""
+
+
+class Said(Struct, frozen=True, tag="said"):
+    """What the debugger in a worker writes."""
+
+    text: Text
+    asks: bool = False  # it is a prompt, and a line is waited for
+    ends: bool = False  # the debugger has been left, and the worker goes on
+
+
 class RequestRefused(Struct, frozen=True, tag="refused"):
     """There will be no answer."""
 
@@ -81,7 +104,7 @@ class _Protocol(Struct):
     protocol: Number
 
 
-Reply = Run | NodeReply | Done | RunEnded | RequestRefused
+Reply = Run | NodeReply | Done | RunEnded | Attached | Unreached | Said | RequestRefused
 
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
 STACKS_SIGNAL = signal.SIGRTMAX - 5
+ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/attach.py
 
 
 @record

@@ -100,7 +100,7 @@ def connect(place: SocketPlace) -> socket.socket:
     return sock
 
 
-def replies_of(sock: socket.socket, asked: Question | requests.StopRun) -> Iterator[requests.Reply]:
+def replies_of(sock: socket.socket, asked: Question | requests.StopRun | requests.Attach) -> Iterator[requests.Reply]:
     """Ask one run, and give each reply as it comes, until it ends the conversation.
 
     Raises:

@@ -76,7 +76,7 @@ def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> 
             yield True
         yield from _of_process(target, worker, until, host, found, is_child=False)
         for child in list(descendants(target.pid))[:_MOST_CHILDREN]:
-            if _has_settled(child) and _is_ours(child.pid, target.file):
+            if _has_settled(child) and has_file(child.pid, target.file):
                 yield from _of_process(target, child, until, host, found, is_child=True)
 
 
@@ -150,14 +150,14 @@ def _why_not(pid: int, status: Status, file: int | None) -> str | None:
         return "stopped" if status.state == "T" else "held by a debugger"
     if file is None or not status.catches(STACKS_SIGNAL):
         return "no Python, or it has not begun to run its program" + place_in_kernel(pid, status)
-    if not _is_ours(pid, file):
+    if not has_file(pid, file):
         return f"the program itself handles signal {STACKS_SIGNAL}, so its stack cannot be taken"
     if status.blocks(STACKS_SIGNAL):
         return f"the program blocks signal {STACKS_SIGNAL}, so its stack cannot be taken"
     return None
 
 
-def _is_ours(pid: int, file: int) -> bool:
+def has_file(pid: int, file: int) -> bool:
     """Whether a process has our file where the handler writes to."""
     path = f"/proc/{pid}/fd/{STACKS_FD}"
     try:

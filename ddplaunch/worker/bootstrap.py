@@ -39,7 +39,7 @@ error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
 recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
-debugger, _, how_debugged = os.environ.pop("DDPLAUNCH_DEBUGGER", "").partition(",")
+debugger, attach_signal, how_debugged = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
 failed = False
@@ -84,7 +84,10 @@ def extend(distributed: "Any") -> None:
 
 os.register_at_fork(after_in_child=forget)
 if stacks:
-    load("stacks")["offer"](*map(int, stacks.split(",")))
+    numbers, names = list(map(int, stacks.split(","))), load("stacks")
+    names["offer"](*numbers)
+    if attach_signal:
+        load("attach")["offer"](numbers[0], int(attach_signal), debugger, names, load)
 
 if pinned or sharing or port:
     settings = load("torch_settings")

@@ -35,10 +35,10 @@ def offer(fd: int, signum: int) -> None:
 
     # Python's own `signal.signal` calls that of `_signal` by its name
     for module, name in ((sys.modules["_signal"], "signal"), (faulthandler, "register"), (faulthandler, "unregister")):
-        setattr(module, name, _noticed(getattr(module, name), signum, give_up))
+        setattr(module, name, noticed(getattr(module, name), signum, give_up))
 
 
-def _noticed(original: "Callable[..., Any]", signum: int, then: "Callable[[], None]") -> "Callable[..., Any]":
+def noticed(original: "Callable[..., Any]", signum: int, then: "Callable[[], None]") -> "Callable[..., Any]":
     """Return a function like `original` that calls `then` where the first argument has been this signal."""
 
     def function(*args: "Any", **keywords: "Any") -> "Any":

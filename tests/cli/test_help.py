@@ -132,6 +132,7 @@ COMPLETIONS = [
             "plain,completion",
             "plain,ps",
             "plain,logs",
+            "plain,attach",
             "plain,stacks",
             "plain,stop",
             "plain,warm",

@@ -1,0 +1,126 @@
+"""`ddplaunch attach`: pdb in a worker of a running job, with the lines typed here. Whatever ends this lets the worker go on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from ddplaunch.control import requests
+from ddplaunch.control.fields import Malformed
+from ddplaunch.errors import LaunchError, below, count, visible
+from ddplaunch.exitcodes import NODE_LOST, OK
+from ddplaunch.runs import client, find, stacks
+
+_FIRST_REPLY = 10.0  # seconds
+
+
+def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: Callable[[str], None]) -> int:
+    """Debug a rank of the job that is meant; say on stderr by `write` what comes of it, and give the exit status.
+
+    Raises:
+        LaunchError: it is not clear which job or rank is meant, or no debugger gets there.
+    """
+    if asked is not None and not asked.isdecimal():
+        raise LaunchError(f"-r {asked}: expected a number, 0 or larger", hint="ddplaunch attach -r 0")
+    if not (os.isatty(0) and os.isatty(1)):
+        raise LaunchError(
+            "ddplaunch attach needs a terminal, but stdin or stdout is none",
+            hint="`ddplaunch stacks` shows where the workers are, and needs none",
+        )
+    chosen = find.choose(env, named, "attach")
+    name = find.name_of(chosen)
+    size = chosen.run.world_size if chosen.run is not None else 0
+    if asked is None and size > 1:
+        raise LaunchError(f"run {name} has {count(size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
+    rank = int(asked or 0)
+    if size and rank >= size:
+        has = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 alone"
+        raise LaunchError(f"-r {rank}: run {name} has {has}", hint="ddplaunch attach -r 0")
+    try:
+        with client.connect(chosen.place) as sock:
+            sock.settimeout(_FIRST_REPLY)
+            return _talk(sock, name, rank, env, write)
+    except (TimeoutError, BlockingIOError):
+        raise LaunchError(f"run {name} does not answer: its agent is stopped, or hangs", status=NODE_LOST) from None
+    except Malformed as error:
+        raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
+    except OSError:
+        raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
+
+
+def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+    try:
+        for reply in client.replies_of(sock, requests.Attach(rank)):
+            match reply:
+                case requests.RequestRefused(reason):
+                    raise LaunchError(f"run {name}: {below(reason)}")
+                case requests.Unreached():
+                    write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
+                    here = stacks.show(env, name, ranks=str(rank), threads=False, native=False, as_json=False)
+                    sys.stdout.write(f"{visible(here)}\n")
+                    return NODE_LOST
+                case requests.Attached():
+                    write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
+                    sock.settimeout(None)
+                    signal.signal(
+                        signal.SIGINT, signal.default_int_handler
+                    )  # it does not end the command at the prompt
+                    import readline  # noqa: F401 - lines that are typed can be edited from now on
+                case requests.Said(text, asks, ends):
+                    if not asks:
+                        sys.stdout.write(visible(text))
+                        sys.stdout.flush()
+                    elif (line := _typed(text, sock)) is None:
+                        break
+                    else:
+                        sock.sendall(f"{line}\n".encode(errors="replace"))
+                    if ends:
+                        break
+        else:
+            raise _Lost
+    except KeyboardInterrupt:
+        pass
+    except (_Lost, ConnectionError):
+        sys.stdout.write("\n")
+        write(f"rank {rank} is held no more: it has ended, or its job is being stopped")
+        return OK
+    write(f"rank {rank} goes on")
+    return OK
+
+
+class _Lost(Exception):
+    """The worker is not at the other end any more."""
+
+
+def _typed(prompt: str, sock: socket.socket) -> str | None:
+    """Read a line from the terminal; None at its end.
+
+    Raises:
+        _Lost: the connection has ended meanwhile, which a signal tells (O_ASYNC, fcntl(2)).
+    """
+
+    def look(*_: object) -> None:
+        with suppress(BlockingIOError):
+            if not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise _Lost
+
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, os.O_ASYNC)
+    try:
+        look()
+        while True:
+            try:
+                return input(visible(prompt))
+            except EOFError:
+                sys.stdout.write("\n")
+                return None
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")  # the line is thrown away, as by any pdb
+    finally:
+        fcntl.fcntl(sock, fcntl.F_SETFL, 0)

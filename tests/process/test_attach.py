@@ -1,0 +1,132 @@
+"""`ddplaunch attach`: pdb in a worker of a running job, which goes on when it is left, in whatever way."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import until
+from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, typed
+from tests.process.test_debug import PDB, enter
+
+
+@pytest.fixture
+def runs(job, program):
+    """Start a job whose ranks behave so; give its name."""
+
+    def runs(*ways: str) -> str:
+        job.start("--nproc-per-node", len(ways), program("attached"), *ways)
+        job.signs("ready", len(ways))
+        return str(job.folder.name)
+
+    return runs
+
+
+@pytest.fixture
+def attach(job):
+    """Attach to a rank."""
+    return lambda run, rank: typed(job, "attach", "-r", rank, run, env={"NO_COLOR": "1"})
+
+
+def finish(job) -> None:
+    """Let the ranks count no further; the job ends well."""
+    (job.home / "signs" / "enough").touch()
+    result = job.wait()
+    assert result.status == 0, result.err
+    assert "[1] counted True" in result.out
+    job.nothing_left()
+
+
+def detached(job, run: str, rank: int, attach) -> Terminal:
+    """Attach once more, which is possible as soon as the rank is held no longer."""
+    found: list[Terminal] = []
+
+    def is_there() -> bool:
+        found.append(attach(run, rank))
+        return bool(found[-1].child.expect_exact([PDB, "already"]) == 0)
+
+    until(is_there, "a prompt")
+    return found[-1]
+
+
+def test_the_rank_is_held_where_it_is_and_steps(job, runs, attach):
+    run = runs("count", "count")
+    terminal = attach(run, 1)
+    terminal.sees("rank 1 is held", PDB)
+    where = enter(terminal, "where")
+    assert "count(0)" in where
+    assert "bootstrap" not in where
+    assert enter(terminal, "p __import__('signs').RANK") == "1"
+    second = attach(run, 1)
+    assert second.sees_the_end() == f"error: run {run}: rank 1 has a debugger already\r\n"
+    terminal.press("p nonsense", CTRL_C)
+    terminal.sees(PDB)
+    enter(terminal, "break count")
+    assert "Deleted breakpoint 1" in enter(terminal, "clear 1")
+    for command in ("next", "next", "step"):
+        assert "attached.py" in enter(terminal, command)
+    terminal.press("c", ENTER)
+    terminal.sees("ddplaunch: rank 1 goes on")
+    assert terminal.status() == 0
+    finish(job)
+
+
+def test_the_rank_goes_on_however_the_debugger_is_left(job, runs, attach):
+    run = runs("count", "count")
+    terminal = attach(run, 1)
+    terminal.sees(PDB)
+    terminal.press(CTRL_D)
+    assert terminal.status() == 0
+    terminal = detached(job, run, 1, attach)
+    terminal.hang_up()
+    terminal.child.wait()
+    terminal = detached(job, run, 1, attach)
+    os.kill(terminal.child.pid, signal.SIGKILL)
+    terminal.child.wait()
+    terminal = detached(job, run, 1, attach)
+    terminal.press("next", ENTER)
+    terminal.sees(PDB)
+    terminal.press("q", ENTER)
+    assert terminal.status() == 0
+    finish(job)
+
+
+def test_a_stop_of_the_job_ends_the_debugger_too(job, runs, attach):
+    run = runs("count", "count")
+    terminal = attach(run, 0)
+    terminal.sees(PDB)
+    job.process.send_signal(signal.SIGTERM)
+    terminal.sees("rank 0 is held no more")
+    assert terminal.status() == 0
+    assert job.wait().status == 143
+    job.nothing_left()
+
+
+def test_who_cannot_be_attached_to_is_named(job, runs, attach):
+    run = runs("own", "held")
+    assert "rank 0 handles signal 58 (SIGRTMAX-6) itself" in attach(run, 0).sees_the_end()
+    assert not job.has_sign("own")
+    assert "has ranks 0 to 1" in attach(run, 9).sees_the_end()
+    assert "no run nosuch" in attach("nosuch", 0).sees_the_end()
+    shown = attach(run, 1).sees_the_end()
+    assert "rank 1 runs no Python just now" in shown
+    assert "attached.py" in shown
+    os.kill(job.pids()[0], signal.SIGSTOP)
+    assert "rank 0 is stopped" in attach(run, 0).sees_the_end()
+    result = job.__class__(job.home).run("attach", "-r", 0, run)
+    assert result.status == 2
+    assert "needs a terminal" in result.err
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+    job.nothing_left()
+
+
+def test_a_program_that_is_no_python_cannot_be_attached_to(job, attach):
+    job.start("--nproc-per-node", 1, "--no-python", "sh", "-c", "touch $DDP_TEST_DIR/ready-0; sleep 600")
+    job.signs("ready", 1)
+    assert "rank 0 is no Python" in attach(job.folder.name, 0).sees_the_end()
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+    job.nothing_left()

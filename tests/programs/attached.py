@@ -1,0 +1,28 @@
+"""Something to attach to, in the ways that the arguments say rank by rank: "count", "held" in C, or "own" the signal."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from signs import FOLDER, RANK, put
+
+
+def count(number):
+    """Count until it is enough."""
+    while not os.path.exists(os.path.join(FOLDER, "enough")):
+        number += 1
+        time.sleep(0.01)
+    return number
+
+
+how = sys.argv[1 + RANK]
+if how == "own":
+    signal.signal(signal.SIGRTMAX - 6, lambda *_: put("own"))
+put(f"ready-{RANK}")
+if how == "held":
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # for ever, with the GIL held
+print("counted", count(0) > 0)
