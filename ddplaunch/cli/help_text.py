@@ -57,7 +57,6 @@ _ABOUT = {
     "Nothing else is changed: without that line, torchrun stays torch's.",
     "completion": "Prints the script that makes a shell complete our options. Put the line of your shell into its file.",
 }
-_OF_RUNS = [verb for verb in RUN_OPTIONS if verb != "warm"]
 _ALONE = "ddplaunch starts PyTorch training on all GPUs of one machine or of many, watches over it, and ends all of it together."
 _EXAMPLES = (
     ("ddplaunch train.py", "one worker per GPU; one if there is none"),
@@ -107,7 +106,7 @@ _SELF = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_RARE = ("attach",)  # verbs that --help-all has
+_RARE = ("attach", "warm")  # verbs that --help-all has
 _WIDEST = 100  # longer lines are hard to read
 _NARROW = 78  # below it, examples have their meaning on a line of its own
 
@@ -193,7 +192,7 @@ def _job(page: _Page, full: bool) -> None:
         page.rows("Verbs", [*VERBS.items(), ("help, version", "The same as --help and --version.")])
     else:
         shown_alone = [(verb, text) for verb, text in VERBS.items() if verb not in (*RUN_OPTIONS, "run", "shim")]
-        into_runs = ", ".join(verb for verb in _OF_RUNS if verb not in _RARE)
+        into_runs = ", ".join(verb for verb in RUN_OPTIONS if verb not in _RARE)
         page.rows("Verbs", [*shown_alone, (into_runs, "Look into your running jobs, and end them.")])
     if not full:
         page.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
