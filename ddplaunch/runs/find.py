@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from ddplaunch.control.questions import AskStatus
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
+from ddplaunch.options.parsers import BadValue
+from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.state_folder import runs_folder
@@ -103,7 +105,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
             return here[0]
         if not here:
             raise _none(env, "none of your jobs runs here", elsewhere(env, here), verb)
-        raise _several(f"{len(here)} of your jobs run here", here, verb)
+        raise several(f"{len(here)} of your jobs run here", [*map(name_of, here)], verb)
     if os.sep in named:
         return _by_folder(env, named, here, verb)
     exact = [replies for replies in here if name_of(replies) == named]
@@ -111,7 +113,7 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
     if len(found) == 1:
         return found[0]
     if found:
-        raise _several(f"{named} is the beginning of {len(found)} runs", found, verb)
+        raise several(f"{named} is the beginning of {len(found)} runs", [*map(name_of, found)], verb)
     there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
     if any(os.path.basename(folder) == named for folder in folders(env)) and not there:
         raise LaunchError(f"run {named} has ended", hint=f"`ddplaunch logs {named}` shows its output")
@@ -139,9 +141,21 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], v
     raise LaunchError(f"no job runs in {named}", hint="`ddplaunch ps` shows what runs")
 
 
-def _several(what: str, found: Sequence[RunReplies], verb: str) -> LaunchError:
-    names = [name_of(replies) for replies in found]
+def several(what: str, names: Sequence[str], verb: str) -> LaunchError:
+    """Give the error where several runs could be meant."""
     return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
+
+
+def ranks_meant(text: str | None) -> frozenset[int] | None:
+    """Read the value of -r; None: all ranks.
+
+    Raises:
+        LaunchError: it is no list of ranks.
+    """
+    try:
+        return parse_ranks(text) if text is not None else None
+    except BadValue as error:
+        raise LaunchError(f"-r {text}: {error}", hint="type for example `-r 3` or `-r 0-2,4`") from None
 
 
 def _none(

@@ -23,7 +23,6 @@ from ddplaunch.runs import find
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
 
 _INTERVAL = 0.2  # seconds between two looks for what is new
-_MOST_RANKS = 1 << 20
 _OF_A_NODE = ("node-", "rank-")
 
 
@@ -52,28 +51,11 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
     except BadValue as error:
         raise LaunchError(f"--since {since}: {error}", hint="type for example `--since 5m`") from None
     return Wanted(
-        ranks=rank_list(ranks) if ranks is not None else None,
+        ranks=find.ranks_meant(ranks),
         pattern=compiled,
         since=now - seconds if seconds is not None else None,
         follow=follow,
     )
-
-
-def rank_list(text: str) -> frozenset[int]:
-    """Read ranks as we write them: 0-2,4.
-
-    Raises:
-        LaunchError: it is no such list.
-    """
-    found: set[int] = set()
-    for part in text.split(","):
-        if not (match := re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part, re.ASCII)):
-            raise LaunchError(f"-r {text}: expected ranks", hint="type for example `-r 3` or `-r 0-2,4`")
-        low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high > _MOST_RANKS:
-            raise LaunchError(f"-r {text}: {part.strip()} is no range of ranks", hint="type for example `-r 0-2,4`")
-        found.update(range(low, high + 1))
-    return frozenset(found)
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[[str], None]) -> int:
@@ -185,9 +167,7 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
     if len(found) == 1:
         return folders[found[0]]
     if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        text = f"{named} is the beginning of {len(found)} runs: {', '.join(found[-5:])}{more}"
-        raise LaunchError(text, hint=f"name one: `ddplaunch logs {found[-1]}`")
+        raise find.several(f"{named} is the beginning of {len(found)} runs", found, "logs")
     meant = did_you_mean(named, folders)
     hint = f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs; the newest 20 runs are kept"
     raise LaunchError(f"there is no run {named} here", hint=hint)

@@ -11,8 +11,6 @@ from ddplaunch.control.requests import NodeReply
 from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below, count
 from ddplaunch.exitcodes import NODE_LOST
-from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.program import working_directory
 from ddplaunch.record import fields_of
@@ -34,7 +32,7 @@ def show(
     Raises:
         LaunchError: it is not clear which job is meant, it does not answer, or it has no such ranks.
     """
-    wanted = _wanted(ranks)
+    wanted = find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
         raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`")
     chosen = find.choose(env, named, "stacks")
@@ -70,15 +68,6 @@ def show(
         return json.dumps(data, indent=1)
     blocks = [waits, lines(merge(shown, threads=threads), cwd, threads=threads), silent]
     return "\n\n".join("\n".join(block) for block in blocks if block) or f"run {name} has no worker now"
-
-
-def _wanted(ranks: str | None) -> frozenset[int] | None:
-    if ranks is None:
-        return None
-    try:
-        return parse_ranks(ranks)
-    except BadValue as error:
-        raise LaunchError(f"-r {ranks}: {error}", hint="ranks and ranges of them: `-r 0,4-7`") from None
 
 
 def _node(node: NodeReply) -> str:
