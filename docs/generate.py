@@ -47,7 +47,7 @@ _EVENTS = {
     "job_resumed": "and continue",
     "paused": "the agent did not run, though it should have woken: SIGSTOP, a frozen cgroup, a machine that slept",
     "front_lost": "the process that the user started was killed",
-    "output_dropped": "output was not shown, because nobody read the command's stdout for seconds",
+    "output_dropped": "output was not shown, because nothing read the command's stdout for seconds",
     "notice": "something that `ddplaunch` also said on stderr",
     "straggler": "node 0 only: most steps wait for one rank, by `--straggler-check`; said at most once in five minutes",
     "generation_failed": "a worker failed, and all workers will be started again",

@@ -40,7 +40,7 @@ def run(sock: int, shared: int, listener: int = -1) -> None:
     """Be that process: take messages from this socket until there are no more, and note in this file what is done.
 
     `listener` is the socket of the run, which the agent has too. The first socket is closed at the end: this process needs
-    another while for its own, for which nobody has to wait.
+    another while for its own, which is not waited for.
     """
     writer = _Writer(sock, shared, listener)
     try:

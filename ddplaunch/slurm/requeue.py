@@ -92,7 +92,7 @@ class SlurmRequeue:
         return None
 
     def undecided(self, signum: int) -> Intent:
-        """Give what `decide` comes to where nobody waits for Slurm."""
+        """Give what `decide` comes to where Slurm is not waited for."""
         job, notice = job_id(self.env), signal.Signals(signum).name
         return Intent(job=job, requeues=False, text=f"job {job} is not requeued after {notice}: {_UNANSWERED}")
 

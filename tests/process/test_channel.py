@@ -1,4 +1,4 @@
-"""The control channel on real sockets: one loop holds both sides, and strangers speak to it through sockets of their own."""
+"""The control channel on real sockets: one loop holds both sides, and unauthenticated clients through sockets of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddplaunch.net.port import reserve
 KEY = key("a long secret", "job-1")
 
 
-class Ear:
+class RecordingHandler:
     """The owner of a peer: what it has heard."""
 
     def __init__(self, peer: Peer) -> None:
@@ -44,8 +44,8 @@ class Loop:
         self.ahead = 0.0
         self.stopped: float | None = None  # the time at which the clock stands
         self.timed: list[Listener | Dialer] = []
-        self.handler: list[Ear] = []
-        self.strangers: list[socket.socket] = []
+        self.handler: list[RecordingHandler] = []
+        self.raw_sockets: list[socket.socket] = []
         self.refusals: list[tuple[str, str]] = []  # by listeners
         self.failures: list[tuple[str, str]] = []  # of dialers
 
@@ -74,15 +74,17 @@ class Loop:
         for _ in range(number):
             self.turn()
 
-    def own(self, handler: list[Ear]) -> Callable[[Peer], None]:
+    def own(self, handler: list[RecordingHandler]) -> Callable[[Peer], None]:
         def opened(peer: Peer) -> None:
-            ear = Ear(peer)
-            handler.append(ear)
-            self.handler.append(ear)
+            side = RecordingHandler(peer)
+            handler.append(side)
+            self.handler.append(side)
 
         return opened
 
-    def listen(self, handler: list[Ear], address: str | None = "127.0.0.1", ports=(0,), **options) -> Listener:
+    def listen(
+        self, handler: list[RecordingHandler], address: str | None = "127.0.0.1", ports=(0,), **options
+    ) -> Listener:
         listener = Listener(
             self.selector,
             KEY,
@@ -97,7 +99,7 @@ class Loop:
         self.timed.append(listener)
         return listener
 
-    def dial(self, handler: list[Ear], *targets, secret=KEY, source: str | None = None) -> Dialer:
+    def dial(self, handler: list[RecordingHandler], *targets, secret=KEY, source: str | None = None) -> Dialer:
         dialer = Dialer(
             self.selector,
             secret,
@@ -111,23 +113,23 @@ class Loop:
         dialer.set_targets(targets)
         return dialer
 
-    def pair(self, **options) -> tuple[Ear, Ear]:
+    def pair(self, **options) -> tuple[RecordingHandler, RecordingHandler]:
         """Both ends of a fresh connection: the listener's and the dialer's."""
-        theirs: list[Ear] = []
-        ours: list[Ear] = []
+        theirs: list[RecordingHandler] = []
+        ours: list[RecordingHandler] = []
         listener = self.listen(theirs, **options)
         self.dial(ours, at(listener.port))
         self.until(lambda: theirs and ours)
         return theirs[0], ours[0]
 
-    def stranger(self, port: int, host: str = "127.0.0.1", source: str = "") -> socket.socket:
+    def raw_socket(self, port: int, host: str = "127.0.0.1", source: str = "") -> socket.socket:
         sock = socket.create_connection((host, port), source_address=(source, 0))
         sock.settimeout(0)
-        self.strangers.append(sock)
+        self.raw_sockets.append(sock)
         return sock
 
     def say(self, sock: socket.socket, data: bytes) -> None:
-        """Send what the loop lets through; strangers do not care whether they are heard."""
+        """Send what the loop lets through; a client that is refused does not care."""
         view = memoryview(data)
         while view:
             try:
@@ -152,7 +154,7 @@ class Loop:
 
     def agent(self, port: int) -> tuple[socket.socket, Session]:
         """An authenticated connection whose bytes the test holds in its own hands."""
-        sock = self.stranger(port)
+        sock = self.raw_socket(port)
         client, decoder = Client(KEY), Decoder()
         while True:
             decoder.feed(self.read(sock) or b"")
@@ -164,7 +166,7 @@ class Loop:
                 sock.send(pack(step.reply))
             self.turn()
 
-    def undisturbed(self, one: Ear, other: Ear) -> None:
+    def undisturbed(self, one: RecordingHandler, other: RecordingHandler) -> None:
         """Prove that two peers can still talk."""
         before = len(one.heard), len(other.heard)
         one.peer.send(b"are you there")
@@ -182,9 +184,9 @@ def loop() -> Iterator[Loop]:
     for timed in loop.timed:
         timed.close() if isinstance(timed, Listener) else timed.stop()
         assert timed.deadline is None
-    for ear in loop.handler:
-        ear.peer.close()
-    for sock in loop.strangers:
+    for side in loop.handler:
+        side.peer.close()
+    for sock in loop.raw_sockets:
         sock.close()
     assert not loop.selector.get_map()
     loop.selector.close()
@@ -223,11 +225,11 @@ def test_two_sides_meet_and_talk(loop) -> None:
 
 def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ours: list[Ear] = []
+        ours: list[RecordingHandler] = []
         loop.dial(ours, at(server.getsockname()[1]))
         loop.until(lambda: loop.timed[0]._attempts)
         sock, _ = server.accept()
-        loop.strangers.append(sock)
+        loop.raw_sockets.append(sock)
     sock.settimeout(0)
     coordinator, decoder = Server(KEY), Decoder()
     assert coordinator.opening
@@ -249,8 +251,8 @@ def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> Non
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_without_an_address_both_families_are_listened_to(loop, host: str) -> None:
-    theirs: list[Ear] = []
-    ours: list[Ear] = []
+    theirs: list[RecordingHandler] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen(theirs, address=None)
     loop.dial(ours, at(listener.port, host))
     loop.until(lambda: theirs and ours)
@@ -259,9 +261,9 @@ def test_without_an_address_both_families_are_listened_to(loop, host: str) -> No
 
 
 def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
-    theirs: list[Ear] = []
+    theirs: list[RecordingHandler] = []
     listener = loop.listen(theirs, address="::1")
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     dialer = loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
     loop.until(lambda: theirs and ours)
     assert loop.failures == [(f"127.0.0.1:{listener.port}", "connection refused")]
@@ -269,8 +271,8 @@ def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
 
 
 def test_a_node_speaks_from_the_address_it_is_told(loop) -> None:
-    theirs: list[Ear] = []
-    ours: list[Ear] = []
+    theirs: list[RecordingHandler] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen(theirs)
     loop.dial(ours, at(listener.port), source="127.0.0.2")
     loop.until(lambda: theirs and ours)
@@ -278,8 +280,8 @@ def test_a_node_speaks_from_the_address_it_is_told(loop) -> None:
 
 
 def test_sockets_are_not_inherited_and_send_at_once(loop) -> None:
-    for ear in loop.pair():
-        sock = ear.peer._sock
+    for side in loop.pair():
+        sock = side.peer._sock
         assert not sock.get_inheritable()
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
@@ -329,7 +331,7 @@ def test_an_address_of_another_node_is_an_error(loop) -> None:
 
 
 @pytest.mark.parametrize("other", [key("guess", "job-1"), key("a long secret", "job-2")], ids=["token", "job"])
-def test_a_stranger_to_the_job_is_refused_and_both_sides_say_why(loop, other) -> None:
+def test_a_client_of_another_job_is_refused_and_both_sides_say_why(loop, other) -> None:
     coordinator, agent = loop.pair()
     dialer = loop.dial([], at(loop.timed[0].port), secret=other)
     loop.until(lambda: len(loop.failures) >= 2)
@@ -341,7 +343,7 @@ def test_a_stranger_to_the_job_is_refused_and_both_sides_say_why(loop, other) ->
 
 def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
     listener = loop.listen([])
-    sock = loop.stranger(listener.port)
+    sock = loop.raw_socket(listener.port)
     loop.say(sock, pack(b'{"ddplaunch":3}'))
     loop.until(lambda: loop.refusals)
     assert loop.refusals == [("127.0.0.1", "protocol 3, here 1: install the same ddplaunch on all nodes")]
@@ -349,8 +351,8 @@ def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
 
 def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> None:
     listener = loop.listen([])
-    loop.stranger(listener.port).close()
-    sock = loop.stranger(listener.port)
+    loop.raw_socket(listener.port).close()
+    sock = loop.raw_socket(listener.port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     loop.until(lambda: listener._half_open)
     sock.close()
@@ -362,11 +364,11 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     coordinator, agent = loop.pair(max_half_open=50)
     listener = loop.timed[0]
     for _ in range(300):
-        loop.stranger(listener.port)
+        loop.raw_socket(listener.port)
         loop.turn()
         assert len(listener._half_open) <= 50
     loop.undisturbed(coordinator, agent)
-    late: list[Ear] = []
+    late: list[RecordingHandler] = []
     loop.dial(late, at(listener.port))  # a genuine one still gets in
     loop.until(lambda: late)
     assert loop.refusals == [("127.0.0.1", "too many unauthenticated connections")]
@@ -374,23 +376,23 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     loop.until(lambda: not listener._half_open)
     assert loop.refusals[1:] == [("127.0.0.1", "handshake not completed in 5 s")]
     assert listener.deadline is None
-    assert sum(loop.gone(sock) for sock in loop.strangers if loop.read(sock)) == 300
+    assert sum(loop.gone(sock) for sock in loop.raw_sockets if loop.read(sock)) == 300
     loop.undisturbed(coordinator, agent)
 
 
 def test_who_comes_with_hundreds_is_answered_at_once_where_hundreds_are_expected(loop) -> None:
     listener = loop.listen([], max_half_open=800)
-    strangers = [loop.stranger(listener.port) for _ in range(200)]
+    clients = [loop.raw_socket(listener.port) for _ in range(200)]
     loop.turn()
-    assert all(map(loop.read, strangers))
+    assert all(map(loop.read, clients))
 
 
 def test_one_host_that_opens_them_by_the_hundred_crowds_out_itself_alone(loop) -> None:
     listener = loop.listen([], max_half_open=20)
-    others = [loop.stranger(listener.port, source=f"127.0.0.{number}") for number in range(2, 12)]
+    others = [loop.raw_socket(listener.port, source=f"127.0.0.{number}") for number in range(2, 12)]
     loop.until(lambda: len(listener._half_open) == 10)
     for _ in range(100):
-        loop.stranger(listener.port, source="127.0.0.99")
+        loop.raw_socket(listener.port, source="127.0.0.99")
         loop.turn()
     assert len(listener._half_open) == 20
     assert loop.refusals == [("127.0.0.99", "too many unauthenticated connections")]
@@ -401,7 +403,7 @@ def test_one_host_that_opens_them_by_the_hundred_crowds_out_itself_alone(loop) -
 def test_one_byte_a_second_is_too_slow(loop) -> None:
     coordinator, agent = loop.pair()
     listener = loop.timed[0]
-    sock = loop.stranger(listener.port)
+    sock = loop.raw_socket(listener.port)
     for byte in b"\0\0\0\x64{{":
         loop.say(sock, bytes([byte]))
         loop.turns(3)
@@ -416,7 +418,7 @@ def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
     listener = loop.timed[0]
     lengths = (b"", b"\0\0\0\x04", b"\0\0\x0f\xff", b"\x7f\xff\xff\xff")
     for number in range(80):
-        sock = loop.stranger(listener.port)
+        sock = loop.raw_socket(listener.port)
         loop.say(sock, lengths[number % 4] + os.urandom(1 + 97 * number))
         if number % 3 == 0:
             sock.close()
@@ -433,7 +435,7 @@ def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
 def test_no_more_than_twenty_refusals_are_told(loop) -> None:
     listener = loop.listen([], address=None)
     for version in range(2, 42):
-        loop.say(loop.stranger(listener.port), pack(b'{"ddplaunch":%d}' % version))
+        loop.say(loop.raw_socket(listener.port), pack(b'{"ddplaunch":%d}' % version))
     loop.until(lambda: not listener._half_open and len(loop.refusals) == 20)
     loop.turns()
     assert len(loop.refusals) == 20
@@ -443,7 +445,7 @@ def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> No
     coordinator, agent = loop.pair()
     listener = loop.timed[0]
     sock = socket.socket()
-    loop.strangers.append(sock)
+    loop.raw_sockets.append(sock)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     fillers: list[int] = []
@@ -468,7 +470,7 @@ def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
     listener = loop.listen([], max_half_open=2)
     listener._refused = lambda *_: listener.close()
     for _ in range(5):
-        loop.stranger(listener.port)
+        loop.raw_socket(listener.port)
     loop.until(lambda: listener._closed)
     loop.turns(3)
     assert listener.deadline is None
@@ -477,7 +479,7 @@ def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
 # --- authenticated, and yet
 
 
-def hold(loop: Loop, listener: Listener, handler: list[Ear]) -> tuple[socket.socket, Session]:
+def hold(loop: Loop, listener: Listener, handler: list[RecordingHandler]) -> tuple[socket.socket, Session]:
     """An agent that is to misbehave beside a genuine one."""
     sock, session = loop.agent(listener.port)
     loop.until(lambda: len(handler) == 2)
@@ -495,9 +497,9 @@ def hold(loop: Loop, listener: Listener, handler: list[Ear]) -> tuple[socket.soc
     ids=["1 GB", "altered", "replayed", "forged"],
 )
 def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: str) -> None:
-    handler: list[Ear] = []
+    handler: list[RecordingHandler] = []
     listener = loop.listen(handler)
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     loop.dial(ours, at(listener.port))
     loop.until(lambda: ours)
     sock, session = hold(loop, listener, handler)
@@ -511,7 +513,7 @@ def test_a_wrong_frame_ends_the_connection_with_its_reason(loop, wrong, reason: 
 
 
 def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame_and_little_of_who_takes_no_part(loop) -> None:
-    handler: list[Ear] = []
+    handler: list[RecordingHandler] = []
     listener = loop.listen(handler)
     sock, session = loop.agent(listener.port)
     loop.say(sock, session.seal(b"x" * LIMIT_UNKNOWN))
@@ -529,8 +531,8 @@ def test_a_frame_that_never_ends_takes_no_more_memory_than_a_frame_and_little_of
 
 
 def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
-    handler: list[Ear] = []
-    ours: list[Ear] = []
+    handler: list[RecordingHandler] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen(handler)
     loop.dial(ours, at(listener.port))
     loop.until(lambda: handler)
@@ -600,7 +602,7 @@ def test_the_end_is_told_once(loop) -> None:
 
 
 def test_a_reset_has_its_own_reason(loop) -> None:
-    handler: list[Ear] = []
+    handler: list[RecordingHandler] = []
     listener = loop.listen(handler)
     sock, _ = loop.agent(listener.port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -610,7 +612,7 @@ def test_a_reset_has_its_own_reason(loop) -> None:
 
 
 def test_what_was_said_before_a_reset_is_heard_even_if_sending_finds_it_first(loop) -> None:
-    handler: list[Ear] = []
+    handler: list[RecordingHandler] = []
     listener = loop.listen(handler)
     sock, session = loop.agent(listener.port)
     sock.send(session.seal(b"quit"))
@@ -642,7 +644,7 @@ def test_an_owner_may_close_while_it_receives(loop) -> None:
 
 def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
     port = free_port()
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     loop.stopped = 100.0
     dialer = loop.dial(ours, at(port))
     for tries, pause in enumerate([min(0.01 * 1.25**tries, 1.0) for tries in range(24)], start=1):
@@ -657,14 +659,14 @@ def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
 
 @pytest.fixture
 def service(loop):
-    """A stranger's service that says something to whoever connects."""
+    """Another service, that says something to each client."""
     server = socket.create_server(("127.0.0.1", 0))
     port: int = server.getsockname()[1]
-    loop.strangers.append(server)
+    loop.raw_sockets.append(server)
 
     def accept(words: bytes) -> None:
         sock, _ = server.accept()
-        loop.strangers.append(sock)
+        loop.raw_sockets.append(sock)
         sock.sendall(words)
 
     def start(words: bytes) -> int:
@@ -676,9 +678,9 @@ def service(loop):
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", pack(b"{}"), pack(b"[" * 4000)])
-def test_a_strangers_service_is_walked_past(loop, service, words: bytes) -> None:
+def test_another_service_is_walked_past(loop, service, words: bytes) -> None:
     port = service(words)
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen([])
     loop.dial(ours, at(port), at(listener.port))
     loop.until(lambda: ours)
@@ -687,7 +689,7 @@ def test_a_strangers_service_is_walked_past(loop, service, words: bytes) -> None
 
 def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> None:
     port = service(b"")
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen([])
     dialer = loop.dial(ours, at(port), at(listener.port))
     loop.until(lambda: len(dialer._attempts) == 1)
@@ -725,7 +727,7 @@ def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words, 
 
 def test_a_silent_service_does_not_keep_the_others_from_being_tried_again(loop, service) -> None:
     port, late = service(b""), free_port()
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     loop.stopped = 100.0
     loop.dial(ours, at(port), at(late))
     loop.turns(3)
@@ -742,7 +744,7 @@ def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         port: int = full.getsockname()[1]
-        loop.stranger(port)  # no room for another
+        loop.raw_socket(port)  # no room for another
         loop.stopped = 100.0
         dialer = loop.dial([], at(port))
         loop.turns(3)
@@ -754,14 +756,14 @@ def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
 
 def test_targets_that_cannot_even_be_tried_are_told(loop) -> None:
     listener = loop.listen([])
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     loop.dial(ours, at(listener.port, "::1"), at(listener.port), source="127.0.0.2")
     loop.until(lambda: ours)
     assert [endpoint for endpoint, _ in loop.failures] == [f"[::1]:{listener.port}"]
 
 
 def test_new_targets_take_the_place_of_the_old(loop) -> None:
-    ours: list[Ear] = []
+    ours: list[RecordingHandler] = []
     listener = loop.listen([])
     dialer = loop.dial(ours, at(free_port()))
     loop.until(lambda: loop.failures)
@@ -771,8 +773,8 @@ def test_new_targets_take_the_place_of_the_old(loop) -> None:
 
 
 def test_a_dialer_finds_the_way_again_after_the_connection_is_lost(loop) -> None:
-    ours: list[Ear] = []
-    theirs: list[Ear] = []
+    ours: list[RecordingHandler] = []
+    theirs: list[RecordingHandler] = []
     listener = loop.listen(theirs)
     dialer = loop.dial(ours, at(listener.port))
     loop.until(lambda: theirs and ours)

@@ -1,4 +1,4 @@
-"""An agent that has lost its mind, and a stranger in the place of node 0: who has the key may do no more than is his to do."""
+"""An agent that breaks the protocol, and another program in the place of node 0: a holder of the key may do its part only."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from ddplaunch.supervise.node.teardown import Result
 
 
 def look(state: State, at: float) -> Result:
-    """Have the look that is due, or was: after a pause of everything, the time in which nobody could look does not count."""
+    """Have the look that is due, or was: after a pause of everything, the time in which it could not be looked does not count."""
     late = at - (state.look_at or at)
     return replace(state, look_at=None, still_since=state.still_since + late), (actions.Observe(),)
 
 
 def observed(state: State, at: float, *, moved: bool) -> Result:
-    """Report each look that has found no movement; what a worker did while nobody was to look counts as one."""
+    """Report each look that has found no movement; what a worker did before the first look counts as one."""
     if state.phase is not Phase.RUNNING:
         return state, ()
     state = replace(state, look_at=at + state.policy.look_every)
