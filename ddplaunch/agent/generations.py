@@ -209,12 +209,12 @@ class Generations:
                 self._feed(node.StacksTaken(clock.now()))
             case node.TakeStacks(within):
                 self._stack_taker.take(self.workers.running.values(), within, partial(self._stacks_taken, self.workers))
-            case node.Observe():
+            case node.Observe(asks):
                 if self._observer is None:
                     from ddplaunch.agent.observer import Observer  # most jobs need none
 
                     self._observer = Observer(self._stack_taker)
-                self._observer.look(self.workers, partial(self._observed, self.workers))
+                self._observer.look(self.workers, partial(self._observed, self.workers), asks=asks)
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):

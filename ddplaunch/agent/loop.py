@@ -136,7 +136,8 @@ class Agent:
         if not output.muted:
             self._reporter.output_dropped(output.dropped)
         still = self._selector.get_map()
-        ready = clock.select(self._selector, self._deadline, self._link.rest_until)
+        rest_until = soonest(self._link.rest_until, self._state.rest_until)
+        ready = clock.select(self._selector, self._deadline, rest_until)
         self._reporter.paused(clock.OWN.pause)
         for key, _ in ready:
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
@@ -149,7 +150,8 @@ class Agent:
         self._process_events()
         self._generations.expire(now)
         self._reporter.report_folder()
-        if self._state.deadline is not None and now >= self._state.deadline:
+        due = soonest(self._state.deadline, self._state.rest_until)
+        if due is not None and now >= due:
             self._events.append(node.DeadlineReached(now))
             self._process_events()
 

@@ -1,4 +1,4 @@
-"""Looks whether the workers of a generation move, for --hang-timeout. Asks them only where /proc does not tell.
+"""Looks whether the workers of a generation move. Asks them only where /proc does not tell.
 
 A worker moves if it, or a process below it, has written to its pipes, read or written files, computed, started or ended a
 process. One that computes and does nothing else moves too, unless it waits in a collective, and in the same one as at the look
@@ -32,15 +32,24 @@ class Observer:
         self._seen: dict[int, Footprint] = {}
         self._places: dict[int, object] = {}  # in which collective those wait that are busy
 
-    def look(self, workers: Workers, observed: Callable[[bool], None]) -> None:
-        """Call `observed` with whether any worker has moved since the last look, now or once stacks are taken."""
+    def look(self, workers: Workers, observed: Callable[[bool], None], *, asks: bool = True) -> None:
+        """Call `observed` with whether any worker has moved since the last look, now or once they were asked.
+
+        `asks`: those that compute give their stacks; else only torch is asked, and one with a terminal counts as moving.
+        """
         running = {rank: worker for rank, worker in workers.running.items() if worker.look() is None}
         before, since = self._seen, self._at
         self._at, self._seen = clock.now(), _footprints(running)
         busy = []
         for rank, worker in running.items():
             least = 1 if workers.has_terminal(rank) else _LEAST_BYTES
-            if workers.has_written(rank, since) or rank not in before or _moved(before[rank], self._seen[rank], least):
+            may_ask_user = workers.has_terminal(rank) and not asks
+            if (
+                may_ask_user
+                or workers.has_written(rank, since)
+                or rank not in before
+                or _moved(before[rank], self._seen[rank], least)
+            ):
                 self._places.clear()
                 observed(True)
                 return
@@ -51,7 +60,8 @@ class Observer:
             return
 
         def taken(samples: Sequence[Sample] | None) -> None:
-            places = {one.rank: _place(one) for one in samples or () if not one.child and is_waiting(one)}
+            waits = is_waiting if asks else _has_called
+            places = {one.rank: _place(one) for one in samples or () if not one.child and waits(one)}
             moved = any(
                 worker.rank not in places or places[worker.rank] != self._places.get(worker.rank) for worker in busy
             )
@@ -59,7 +69,7 @@ class Observer:
             self._seen = _footprints(running)  # to be asked was no movement
             observed(moved)
 
-        self._taker.take(busy, _WITHIN, taken)
+        self._taker.take(busy, _WITHIN, taken, stacks=asks)
 
 
 def _footprints(running: dict[int, RunningWorker]) -> dict[int, Footprint]:
@@ -68,6 +78,11 @@ def _footprints(running: dict[int, RunningWorker]) -> dict[int, Footprint]:
 
 def _moved(before: Footprint, now: Footprint, least: int) -> bool:
     return now.is_held or now.pids != before.pids or now.transferred - before.transferred >= least
+
+
+def _has_called(sample: Sample) -> bool:
+    """Whether it has called a collective that is not completed."""
+    return any(not (call.done or call.is_p2p) for group in sample.groups or () for call in group.calls)
 
 
 def _place(sample: Sample) -> object:

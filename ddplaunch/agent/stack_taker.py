@@ -40,13 +40,14 @@ class StackTaker:
         reply: Callable[[Sequence[Sample] | None], None],
         *,
         native: bool = False,
+        stacks: bool = True,
     ) -> None:
         """Take the stacks of these workers and of their children in so many seconds; None: there is no room to.
 
-        `native`: with frames of C.
+        `native`: with frames of C. Without `stacks` only what torch tells of the collectives, and nobody gets a signal.
         """
         found = list(workers)
-        files = [worker.stacks for worker in found if worker.stacks is not None]
+        files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
         until, host = time.monotonic() + within, self._host
 
         def question() -> Sequence[Sample]:
@@ -54,10 +55,15 @@ class StackTaker:
 
             left = iter(range(FIRST, FIRST + len(files)))
             targets = [
-                Target(worker.rank, worker.pid, None if worker.stacks is None else next(left), worker.recorder)
+                Target(
+                    worker.rank,
+                    worker.pid,
+                    next(left) if worker.stacks is not None and stacks else None,
+                    worker.recorder,
+                )
                 for worker in found
             ]
-            return take(targets, until=until, host=host, native=native)
+            return take(targets, until=until, host=host, native=native, stacks=stacks)
 
         self._ask(question, reply, files)
 

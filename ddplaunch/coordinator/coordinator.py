@@ -203,6 +203,8 @@ class Coordinator:
                 self._when_known(partial(self._reporter.failed, self._state, self._traces, wait))
             case job.Print(text):
                 self._reporter.print(text)
+            case job.NameStill(seconds):
+                self._reporter.still(seconds)
             case job.EndJob(status, error, requeue):
                 if text := f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else self._begin_error:
                     self._end(status, text, requeue, ClusterEnding())

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # one node needs none of it
 
 _STACKS_WITHIN = 2.0  # seconds
 _LOOKS = 4  # whether workers move, in --hang-timeout
+_AT_REST = 101.0  # seconds from look to look without it: three make the five minutes after which a word is said
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
@@ -96,6 +97,7 @@ def run(
             debug_rank=spec.debug_rank,
             notices=frozenset(spec.requeue_on),
             look_every=(spec.hang_timeout or 0.0) / _LOOKS,
+            look_at_rest=_AT_REST,
             stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
         ),
         setup=setup,

@@ -18,7 +18,7 @@ from ddplaunch.report.closing import (
     with_reason,
 )
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.words import count, tilde
+from ddplaunch.report.words import count, duration, tilde
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, State
@@ -71,6 +71,16 @@ class JobReporter:
         ):
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
+
+    def still(self, seconds: float) -> None:
+        """Report that no worker has moved for so long."""
+        run = self._reporter.plan.run_id if self._reporter.plan is not None else ""
+        text = (
+            f"no worker has printed anything, computed or gone on to another collective for {duration(seconds)}: "
+            f"`ddplaunch stacks {run}` shows where they are"
+        )
+        self._reporter.emit("notice", text=text)
+        self.print(text)
 
     def straggler(self, text: str, facts: Mapping[str, object], pace: float | None) -> None:
         """Report that most steps wait for a rank: in a sentence, and as data."""

@@ -36,11 +36,16 @@ class Target:
     recorder: str = ""  # path of the socket where torch tells of its collectives, once it has a process group
 
 
-def take(targets: Sequence[Target], *, until: float, host: str = "", native: bool = False) -> list[Sample]:
-    """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest."""
-    found: list[Sample] = []
+def take(
+    targets: Sequence[Target], *, until: float, host: str = "", native: bool = False, stacks: bool = True
+) -> list[Sample]:
+    """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest.
+
+    Without `stacks` it is only found out what torch tells of their collectives.
+    """
+    found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
-    pending = [_of_worker(target, until, host, found) for target in targets]
+    pending = [_of_worker(target, until, host, found) for target in targets] if stacks else []
     # at the same time: two answers that do not belong together differ in their numbers
     pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
     of_native: dict[int, str] = {}

@@ -69,6 +69,13 @@ class Print:
 
 
 @record
+class NameStill:
+    """Say that no worker of any node has moved for so many seconds."""
+
+    seconds: float
+
+
+@record
 class EndJob:
     """The job has ended: report it to all agents, wait until they know."""
 
@@ -77,4 +84,4 @@ class EndJob:
     requeue: int = 0  # the notice after which it should go back into the queue
 
 
-Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | EndJob
+Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | NameStill | EndJob

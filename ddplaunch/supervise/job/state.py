@@ -142,6 +142,7 @@ class State:
     short_lives: int = 0
     generation_at: float = 0.0
     still: FrozenMap[tuple[float, float]] = NO_NODE_STILL  # from when to when no worker of a node has moved, by id
+    noticed_at: float = float("-inf")  # when it was last said that nothing moves
     exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"

@@ -45,6 +45,8 @@ class TakeStacks:
 class Observe:
     """Look whether the workers move, answer `Observed`."""
 
+    asks: bool = True  # those that compute are asked where they are, by a signal; else only what torch tells counts
+
 
 @record
 class NameRunning:

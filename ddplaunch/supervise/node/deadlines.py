@@ -5,6 +5,7 @@ from __future__ import annotations
 from signal import SIGKILL, SIGTERM
 
 from ddplaunch.record import replace
+from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import actions
 from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.node.teardown import (
@@ -24,7 +25,8 @@ from ddplaunch.supervise.outcome import Why
 
 def reached(state: State, at: float) -> Result:
     """Do what is due at this time, if anything is."""
-    if state.deadline is None or at < state.deadline:
+    due = soonest(state.deadline, state.rest_until)
+    if due is None or at < due:
         return state, ()
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:

@@ -32,6 +32,7 @@ class Policy:
     debug_rank: int | None = None
     stacks_within: float = 0.0  # seconds to find out where workers are before they are stopped; 0: that is not done
     look_every: float = 0.0  # seconds from one look whether the workers move to the next; 0: that is not done
+    look_at_rest: float = 0.0  # the same where a look may come late, and harms nobody who computes
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
 
@@ -86,8 +87,13 @@ class State:
             self.warning_deadline if warns else None,
             self.raised_deadline if self.is_going and not self.debugger else None,
             self.expected_by if self.phase is Phase.STOPPING else None,
-            self.look_at if self.looks else None,
+            self.look_at if self.looks and self.policy.look_every else None,
         )
+
+    @property
+    def rest_until(self) -> float | None:
+        """When the agent should wake, give or take."""
+        return self.look_at if self.looks and not self.policy.look_every else None
 
     @property
     def is_going(self) -> bool:

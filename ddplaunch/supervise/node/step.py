@@ -45,10 +45,12 @@ def begin(policy: Policy) -> State:
 def step(state: State, event: events.Event) -> Result:
     """Give the state after `event` and what is to be done."""
     match event:
-        case events.WorkerStarted(rank, _):
+        case events.WorkerStarted(rank, at):
             state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
             held: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
             looks = bool(state.policy.look_every) and not state.pending
+            if not looks and not state.pending and state.policy.look_at_rest:
+                state = replace(state, look_at=at + state.policy.look_at_rest)
             return state, (*held, *((actions.Observe(),) if looks else ()))
         case events.WorkerRaised(rank, error, at, lingers):
             state = replace(state, raised=(*state.raised, (rank, error)))

@@ -13,6 +13,7 @@ from ddplaunch.supervise.job import (
     Event,
     JobResumed,
     JobSuspended,
+    NameStill,
     NodeStill,
     ReportFailure,
     StopNodes,
@@ -209,9 +210,56 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
     assert (state.generation, state.still) == (1, {})
 
 
-def test_without_the_option_reports_of_other_nodes_change_nothing():
-    state, _ = history(THREE, [*met(), *STILL])
-    assert (state.why, state.still) == (None, {})
+# --- without --hang-timeout
+
+AT_REST = {"policy": replace(POLICY, look_at_rest=101.0)}
+
+
+def rested(*seconds: float, moved: bool = False) -> tuple[node.Event, ...]:
+    return tuple(event for at in seconds for event in (DeadlineReached(at), Observed(moved, at)))
+
+
+def still_for(seconds: float, until: float = 500.0) -> list[Event]:
+    return [NodeStill(id, until - seconds, until) for id in range(3)]
+
+
+def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
+    state, actions = one_node(*STARTED, **AT_REST)
+    assert (actions, state.deadline, state.node.rest_until) == ([], None, pytest.approx(101.1))
+    assert one_node(*STARTED, DeadlineReached(101.0), **AT_REST)[1] == []
+    assert one_node(*STARTED, DeadlineReached(102.0), **AT_REST)[1] == [Observe(asks=False)]
+    state, _ = one_node(*STARTED, *rested(102.0, moved=True), **AT_REST)
+    assert (state.deadline, state.node.rest_until) == (None, 203.0)
+    assert one_node(*STARTED, SignalReceived(SIGTSTP, 50.0), **AT_REST)[0].node.rest_until is None
+
+
+def test_a_job_in_which_nothing_moves_for_five_minutes_is_named_once_until_something_moves():
+    quiet = (*STARTED, *rested(102.0, moved=True), *rested(203.0, 304.0))
+    assert one_node(*quiet, **AT_REST)[1] == []
+    assert one_node(*quiet, *rested(405.0), **AT_REST)[1] == [NameStill(303.0)]
+    assert one_node(*quiet, *rested(405.0, 506.0), **AT_REST)[1] == []
+    again = (*quiet, *rested(405.0), *rested(506.0, moved=True), *rested(607.0, 708.0, 809.0))
+    state, actions = one_node(*again, **AT_REST)
+    assert actions == [NameStill(303.0)]
+    assert state.node.phase is Phase.RUNNING
+
+
+def test_a_look_after_a_pause_counts_no_more_than_one_in_time():
+    paused = (*STARTED, *rested(102.0, moved=True), *rested(30_000.0, 30_101.0))
+    assert one_node(*paused, **AT_REST)[1] == []
+
+
+def test_a_node_that_moves_is_enough():
+    assert history(THREE, [*met(), *still_for(310.0)])[1][-1] == NameStill(310.0)
+    assert NameStill(310.0) not in history(THREE, [*met(), *still_for(310.0)[:2]])[1]
+    assert history(THREE, [*met(), *still_for(310.0)])[0].why is None
+    twice = [*met(), *still_for(310.0), *still_for(411.0, until=601.0)]
+    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameStill)] == [NameStill(310.0)]
+
+
+@pytest.mark.parametrize("before", [JobSuspended(4.0), TimeoutHeld(True)], ids=["suspended", "debugged"])
+def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
+    assert NameStill(310.0) not in history(THREE, [*met(), before, *still_for(310.0)])[1]
 
 
 def test_a_worker_that_is_started_late_is_waited_for():
