@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
+from itertools import chain
 
 from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
@@ -122,6 +123,7 @@ _NOBODY = Members.of(())
 
 
 NO_NODE_STILL: FrozenMap[tuple[float, float]] = FrozenMap.of({})
+NO_EXITS: FrozenMap[tuple[WorkerExit, ...]] = FrozenMap.of({})
 
 
 @record(kw_only=True)
@@ -143,12 +145,14 @@ class State:
     generation_at: float = 0.0
     still: FrozenMap[tuple[float, float]] = NO_NODE_STILL  # from when to when no worker of a node has moved, by id
     noticed_at: float = float("-inf")  # when it was last said that nothing moves
-    exits: tuple[WorkerExit, ...] = ()  # of this generation, on all nodes
+    node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # of this generation, by the id of the node
     start_failure: StartFailure | None = None
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"
     left: tuple[str, ...] = ()  # processes that could not be ended
     has_begun: bool = False  # workers were started, or may have been
-    ended_idle: bool = False  # the job ended while there were no workers: `exits` are those of the generation before
+    ended_idle: bool = (
+        False  # the job ended while there were no workers: `node_exits` are those of the generation before
+    )
     halted: bool = False  # nothing is started again
     regroup_at: float = 0.0  # no generation begins before: what made a node leave may be on its way to others
     phase_deadline: float | None = None  # when this phase has waited long enough
@@ -184,6 +188,11 @@ class State:
     def taking_part(self) -> tuple[Member, ...]:
         """The members of the generation that runs."""
         return tuple(member for member in self.members.values() if member.place is not None)
+
+    @property
+    def exits(self) -> tuple[WorkerExit, ...]:
+        """The ends of this generation's workers, on all nodes; gathered when they are asked for, not whenever a node ends."""
+        return tuple(chain.from_iterable(self.node_exits.values()))
 
     @property
     def failure(self) -> WorkerExit | None:

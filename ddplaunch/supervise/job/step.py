@@ -9,7 +9,7 @@ from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
@@ -157,7 +157,7 @@ def _start(state: State, at: float) -> Result:
         notice=0,  # these workers have not received it
         generation=generation,
         generation_at=at,
-        exits=(),
+        node_exits=NO_EXITS,
         still=NO_NODE_STILL,
         lost=(),
         phase_deadline=None,
@@ -234,17 +234,16 @@ def _job_stopping(state: State, why: Why, signum: int, at: float, *, by_cluster:
 
 def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
     member = state.members[event.id]
+    node_exits = state.node_exits.with_item(event.id, event.exits)
     if member.is_leaving:
         rest = state.members.without(event.id)
         has_begun = state.has_begun or bool(event.exits or event.left)
-        ended, then = all_ended(
-            replace(state, members=rest, exits=(*state.exits, *event.exits), has_begun=has_begun), at
-        )
+        ended, then = all_ended(replace(state, members=rest, node_exits=node_exits, has_begun=has_begun), at)
         return ended, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
         state,
         members=state.members.with_member(replace(member, has_ended=True)),
-        exits=(*state.exits, *event.exits),
+        node_exits=node_exits,
         has_begun=state.has_begun or bool(event.exits or event.left),
         start_failure=state.start_failure or event.start_failure,
         left=(*state.left, *event.left),

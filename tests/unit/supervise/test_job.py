@@ -22,6 +22,7 @@ from ddplaunch.supervise.job import (
     Joined,
     KillNodes,
     Left,
+    Member,
     NodeEnded,
     NodeEscalated,
     NodeGivenUp,
@@ -645,3 +646,15 @@ def test_a_node_that_is_gone_before_the_start_is_named() -> None:
     joined: list[Event] = [Joined(member(0, 0), 0), Joined(member(1, 2), 1), Left(1, "connection closed", 2)]
     assert history(THREE, joined)[0].lost == ("node 2 (b): connection closed",)
     assert history(THREE, [*met(2), Left(1, "connection closed", 2)])[0].lost == ("b: connection closed",)
+
+
+def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> None:
+    number = 300
+    nodes = [Member(id=id, host=f"node{id}", workers=2, wanted=None) for id in range(number)]
+    exits = {id: (end(2 * id, f"node{id}", 5.0), end(2 * id + 1, f"node{id}", 5.0)) for id in range(number)}
+    state, _ = history(
+        Policy(min_nodes=number, max_nodes=number),
+        [*(Joined(node, 0.0) for node in nodes), *(NodeEnded(id, exits[id], None, 5.0) for id in range(number - 1))],
+    )
+    assert len(state.exits) == 2 * (number - 1)
+    assert max(len(value) for value in vars(state).values() if isinstance(value, tuple)) <= 2
