@@ -140,6 +140,7 @@ class JobSpec:
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
     max_requeues: int = 10
     debug_rank: int | None = None
+    debugpy_ranks: frozenset[int] | None = None  # that wait for a client of debugpy
     debug_on_error: bool = False  # a worker that fails gets the terminal for a debugger
     chaos: tuple[Fault, ...] = ()  # faults to inject
 

@@ -58,8 +58,9 @@ class Debuggers:
         selector: selectors.BaseSelector,
         workers: Callable[[], Mapping[int, RunningWorker]],
         feed: Callable[[node.Event], None],
+        listening: Callable[[Mapping[int, int]], None],
     ) -> None:
-        """`workers` gives those that there are, by rank.
+        """`workers` gives those that there are, by rank; `listening` is called with the ports of all that have one for debugpy.
 
         Raises:
             OSError: there are too many open files.
@@ -67,6 +68,8 @@ class Debuggers:
         self._selector = selector
         self._workers = workers
         self._feed = feed
+        self._listening = listening
+        self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
@@ -112,6 +115,10 @@ class Debuggers:
             with suppress(OSError):  # it has ended, which is read
                 socket.send_fds(sock, [b"A"], [visitor.fileno()])
             self._feed(node.DebuggerAttached(rank, clock.now()))
+        elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
+            self._ports[rank] = sock, int(packet[1:])
+            self._feed(node.DebuggerAttached(rank, clock.now()))
+            self._listening({rank: port for rank, (_, port) in sorted(self._ports.items())})
         else:
             self._drop(sock, rank)
 
@@ -123,6 +130,9 @@ class Debuggers:
         if self._asking.get(rank) is sock:
             del self._asking[rank]
             self._feed(node.TerminalReturned(rank, clock.now()))
+        if rank in self._ports and self._ports[rank][0] is sock:
+            del self._ports[rank]
+            self._feed(node.DebuggerDetached(rank, clock.now()))
         if rank in self._attached and self._attached[rank][0] is sock:
             self._attached.pop(rank)[1].close()
             self._feed(node.DebuggerDetached(rank, clock.now()))
@@ -149,7 +159,7 @@ class Debuggers:
             raise CannotAttach(
                 f"rank {rank} has ended" if worker is not None else f"rank {rank} has not been started yet"
             )
-        if rank in self._asking or rank in self._attached or rank in self._pending:
+        if rank in {*self._asking, *self._attached, *self._pending, *self._ports}:
             raise CannotAttach(f"rank {rank} has a debugger already")
         if why := _why_not(worker):
             raise CannotAttach(f"rank {rank} {why}")
@@ -186,7 +196,8 @@ class Debuggers:
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
         self._listener.close()
-        for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in self._attached.items())]:
+        held = [*self._attached.items(), *self._ports.items()]
+        for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
             self._drop(sock, rank)
 
 

@@ -100,7 +100,7 @@ class Generations:
             if self._joined is not None:
                 self._errors.begin(setup.error_files.recorders, once=True)
             self._ready = generation, setup
-        if self._setup.inputs.spec.debug_on_error:
+        if self._setup.inputs.spec.debug_on_error or self._setup.inputs.spec.debugpy_ranks:
             self.debuggers.listen()
 
     def go_on(self) -> None:
@@ -254,6 +254,16 @@ class Generations:
         if workers is self.workers:
             self._feed(node.Observed(moved, clock.now()))
 
+    def _listening(self, ports: Mapping[int, int]) -> None:
+        """Print how to connect to the workers that wait for a client of debugpy, once all of them do."""
+        here = (
+            {worker.rank for worker in self._setup.draft.workers} if self.workers is None else set(self.workers.running)
+        )
+        if ports.keys() >= here & (self._setup.inputs.spec.debugpy_ranks or frozenset()):
+            from ddplaunch.report.launch_json import announcement
+
+            self._reporter.write(announcement(ports))
+
     @property
     def debuggers(self) -> Debuggers:
         """Where workers ask for what a debugger needs."""
@@ -263,7 +273,7 @@ class Generations:
             def running() -> Mapping[int, RunningWorker]:
                 return self.workers.running if self.workers is not None else {}
 
-            self._debuggers = Debuggers(self._setup.debug_address, self._selector, running, self._feed)
+            self._debuggers = Debuggers(self._setup.debug_address, self._selector, running, self._feed, self._listening)
         return self._debuggers
 
     @property

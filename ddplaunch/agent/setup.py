@@ -61,12 +61,17 @@ class WorkerSetup:
     role: str
     has_recorder: bool = True  # torch records the collectives of each worker
     debugger: str = ""  # where workers ask for what a debugger needs, and how the job is debugged
+    debugpy_ranks: frozenset[int] = frozenset()
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
     def error_file(self, rank: int) -> str:
         """Where a worker writes its exception; "" if there is no place for it."""
         return self.error_files.path(self.generation, rank)
+
+    def debugger_of(self, rank: int) -> str:
+        """How a worker is debugged, and where it asks for what that needs."""
+        return f"{self.debugger},debugpy" if rank in self.debugpy_ranks else self.debugger
 
 
 @record(kw_only=True)
@@ -138,6 +143,7 @@ class AgentSetup:
             log_limit=None if spec.log_dir else LOG_LIMIT,
             role=spec.role,
             has_recorder=not spec.no_flight_recorder,
+            debugpy_ranks=spec.debugpy_ranks or frozenset(),
             debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec)}",
             mps_control=inputs.node.mps_control,
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
@@ -253,7 +259,7 @@ def _how_debugged(spec: JobSpec) -> str:
     """A word for worker/bootstrap.py; "" if the job is not to be debugged."""
     if spec.debug_on_error:
         return "on-error"
-    return "" if spec.debug_rank is None else "rank"
+    return "" if spec.debug_rank is None and spec.debugpy_ranks is None else "rank"
 
 
 def _shown(spec: JobSpec, local_rank: int) -> frozenset[Stream]:

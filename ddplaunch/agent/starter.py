@@ -176,7 +176,7 @@ class Starter:
                 stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
                 env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
                 env["DDPLAUNCH_RECORDER"] = recorder
-                env["DDPLAUNCH_DEBUGGER"] = setup.debugger
+                env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
             if worker.terminal:
                 stdio = Stdio(0, 1, 2, stacks)
                 output.open(worker.rank, None)

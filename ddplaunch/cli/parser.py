@@ -152,7 +152,9 @@ def with_values(argv: Sequence[str]) -> list[str]:
 
 
 def _is_value(option: Option, argument: str) -> bool:
-    return argument in option.choices if option.choices else argument.isdigit()
+    if option.choices:
+        return argument in option.choices
+    return argument.translate({44: None, 45: None} if option.listed else {}).isdigit()  # a list, as 0,2-3
 
 
 def _takes_next(argument: str, option: Option | None) -> bool:

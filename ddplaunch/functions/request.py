@@ -23,7 +23,7 @@ _OF_OTHER_HOSTS = (
 )  # fmt: skip
 _REFUSED = {
     **dict.fromkeys(("module", "no_python", "python", "run_path"), "a function runs in the interpreter that has it"),
-    **dict.fromkeys(("debug", "debug_on_error"), "the workers of a function have no terminal"),
+    **dict.fromkeys(("debug", "debug_on_error", "debugpy"), "the workers of a function have no terminal"),
     **dict.fromkeys(_OF_OTHER_HOSTS, "the workers of a function run on this machine"),
 }
 # in files and variables these are for commands, and are ignored for functions

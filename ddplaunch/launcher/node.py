@@ -70,6 +70,10 @@ def run(
         raise LaunchError(
             f"{option} needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"
         )
+    if spec.debugpy_ranks is not None and draft.interpreter is not None:
+        from ddplaunch.launcher import debugpy  # few jobs need it
+
+        debugpy.check(draft.interpreter, token.public(env))
     signals = passed_on(spec.signals)
     raise_open_files()
     warm, why_cold = _warm(draft, token.public(env))

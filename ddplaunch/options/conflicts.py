@@ -55,6 +55,11 @@ _CONFLICTS = (
         names=("debug", "debug_on_error"),
         hint="each gives the terminal to one rank, from its start or when it fails: leave one out",
     ),
+    *(
+        Conflict(names=("debugpy", name), hint="a rank has one debugger: leave one out")
+        for name in ("debug", "debug_on_error")
+    ),
+    Conflict(names=("no_python", "debugpy"), hint="debugpy is for Python: --no-python runs a command"),
     Conflict(names=("no_python", "debug_on_error"), hint="the debugger is one for Python: --no-python runs a command"),
     Conflict(
         names=("timestamps", "output"),

@@ -170,6 +170,11 @@ OPTIONS: tuple[Option, ...] = (
            help="The first rank that fails gets the terminal, for a debugger at the frame where it failed; the others are held "
                 "until you leave it."),
 
+    Option(name="debugpy", group=_DEBUGGING, metavar="[RANKS]", parse=parsers.ranks, optional="0", field="debugpy_ranks",
+           variable=False, listed=True, write=lambda ranks: ",".join(map(str, sorted(ranks))), example="0,1",
+           help="These ranks, 0 if none is given, wait for VS Code or another client of debugpy before they begin; what to put "
+                "into launch.json is printed."),
+
     Option(name="no_flight_recorder", group=_DEBUGGING, is_flag=True, parse=parsers.switch,
            help="Keep torch from recording the collectives of each worker, by which `ddplaunch stacks` says who waits for whom."),
 

@@ -67,6 +67,11 @@ def make_plan(
     own_cpus = [len(share) for share in bound] if _exclusive(spec) else []
     usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
     omp, threads_reason = threads(spec, usable, len(sharing), caller.get("OMP_NUM_THREADS"))
+    if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
+        has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+        raise LaunchError(
+            f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
+        )
     if spec.debug_rank is not None and spec.debug_rank >= world_size:
         has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
         raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")

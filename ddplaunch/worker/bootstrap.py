@@ -39,7 +39,7 @@ error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
 stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
 recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
-debugger, attach_signal, how_debugged = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
+debugger, attach_signal, how_debugged, *waits = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
 sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
 port = os.environ.get("MASTER_PORT", "")
 failed = False
@@ -97,6 +97,8 @@ if pinned or sharing or port:
         settings["share"](sharing)
     if port:
         settings["when_imported"]("torch.distributed", extend)
+if waits:
+    held = load("listen")["wait"](debugger, load("debugger"))
 program = load("program")
 run, arguments = program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], globals(), record)
 try:

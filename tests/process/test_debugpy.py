@@ -1,0 +1,106 @@
+"""`--debugpy`: ranks wait for a client, which this test is: it speaks the Debug Adapter Protocol as VS Code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PATIENCE, until
+
+needs_debugpy = pytest.mark.skipif(importlib.util.find_spec("debugpy") is None, reason="debugpy is not installed")
+
+
+class Client:
+    """A client of debugpy's adapter."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self._file = self._sock.makefile("rb")
+        self._last = 0
+        self._seen: list[dict[str, Any]] = []
+
+    def ask(self, command: str, **arguments: Any) -> int:
+        """Send a request; give its number."""
+        self._last += 1
+        body = json.dumps({"seq": self._last, "type": "request", "command": command, "arguments": arguments}).encode()
+        self._sock.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        return self._last
+
+    def sees(self, **wanted: Any) -> dict[str, Any]:
+        """Wait for a message with these fields, which may have come already; give it."""
+        while True:
+            for message in self._seen:
+                if wanted.items() <= message.items():
+                    self._seen.remove(message)
+                    return message
+            length = 0
+            while line := self._file.readline().strip():
+                length = int(line.split(b":")[1])
+            assert length, f"the connection ended before {wanted}"
+            self._seen.append(json.loads(self._file.read(length)))
+
+    def answer(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request and give the body of what it is answered with."""
+        reply = self.sees(type="response", request_seq=self.ask(command, **arguments))
+        assert reply["success"], reply
+        return dict(reply.get("body") or {})
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._sock.close()
+
+
+@needs_debugpy
+def test_a_client_connects_by_the_printed_launch_json_stops_at_a_breakpoint_and_goes_on(job, program):
+    target = program("debugpy_target")
+    line = 1 + next(n for n, text in enumerate(Path(target).read_text().splitlines()) if "# BREAK" in text)
+    with (job.home / "err").open("wb") as err:
+        job.start("--debugpy", "0,1", "--nproc-per-node", 2, "--timeout", 600, target, stderr=err)
+    written = until(
+        lambda: re.search(r"launch\.json:\n(\{.*\n\})\n", (job.home / "err").read_text(), re.DOTALL), "launch.json"
+    )
+    launch = json.loads(written[1])
+    assert launch["compounds"][0]["configurations"] == ["rank 0", "rank 1"]
+    clients = []
+    for rank, configuration in enumerate(launch["configurations"]):
+        assert (configuration["type"], configuration["request"]) == ("debugpy", "attach")
+        assert configuration["connect"]["host"] == "127.0.0.1"
+        client = Client(configuration["connect"]["port"])
+        clients.append(client)
+        client.answer("initialize", adapterID="debugpy", pathFormat="path", linesStartAt1=True)
+        attach = client.ask("attach", **configuration)
+        client.sees(type="event", event="initialized")
+        client.answer("setBreakpoints", source={"path": str(target)}, breakpoints=[{"line": line}])
+        client.answer("configurationDone")
+        client.sees(type="response", request_seq=attach, success=True)
+        thread = client.sees(type="event", event="stopped")["body"]["threadId"]
+        frame = client.answer("stackTrace", threadId=thread)["stackFrames"][0]
+        assert (frame["source"]["path"], frame["line"]) == (str(target), line)
+        assert client.answer("evaluate", expression="answer", frameId=frame["id"])["result"] == str(41 + rank)
+        client.ask("continue", threadId=thread)
+    result = job.wait()
+    for client in clients:
+        client.close()
+    assert result.status == 0, (job.home / "err").read_text()
+    assert sorted(result.out.splitlines()) == ["[0] the answer of rank 0 is 41", "[1] the answer of rank 1 is 42"]
+    job.nothing_left()
+
+
+def test_an_interpreter_without_debugpy_is_named_with_what_to_type(job, program):
+    python = job.home / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 1\nexit 7\n')
+    python.chmod(0o755)
+    result = job.run("--debugpy", "--python", python, program("debugpy_target"))
+    assert result.status == 2
+    assert result.err == (
+        f"error: --debugpy needs debugpy, which {python} does not have\n\nhint: {python} -m pip install debugpy\n"
+    )
+    assert job.run("--debugpy", "5", program("debugpy_target")).err.startswith("error: --debugpy: there is no rank 5")
+    job.nothing_left()
