@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
+from ddplaunch.agent.client import READ_TIMEOUT, Client
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed, line, piece, text
 from ddplaunch.control.fields import host as host_name
-from ddplaunch.control.frames import Decoder, FrameError, pack
+from ddplaunch.control.fields import line, piece, text
 from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import JobEnd
@@ -26,14 +26,11 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.debuggers import Debuggers, Visitor
+    from ddplaunch.agent.debuggers import Debuggers
 
 MAX_CLIENTS = 32  # at once
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
-REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
-READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
 _ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
-_CHUNK = 1 << 16  # bytes
 
 
 class Clients:
@@ -57,7 +54,7 @@ class Clients:
         self._setup = setup
         self._stop = stop
         self._guard = guard
-        self._clients: set[_Client] = set()
+        self._clients: set[Client] = set()
         self._resume: float | None = None  # when to accept again
 
     def accept(self) -> None:
@@ -72,14 +69,14 @@ class Clients:
                 self._resume = clock.now() + _ACCEPT_PAUSE
                 return
             sock.setblocking(False)
-            client = _Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
+            client = Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
             self._clients.add(client)
             if (uid := uid_of(sock)) not in (os.getuid(), 0):
                 client.refuse(f"this run belongs to another user than {uid}")
             elif len(self._clients) > MAX_CLIENTS:
                 client.refuse("too many commands ask this run at once")
 
-    def _asked(self, client: _Client, request: requests.Request) -> None:
+    def _asked(self, client: Client, request: requests.Request) -> None:
         client.send(self._run())
         if isinstance(request.asked, requests.StopRun):
             client.awaits_end = True
@@ -93,9 +90,9 @@ class Clients:
             done=lambda: self._guard(lambda: client.finish(requests.Done())),
         )
         client.until = clock.now() + request.within + READ_TIMEOUT
-        self._coordinator.ask(request.asked, request.within, client.asker)
+        self._coordinator.questions.ask(request.asked, request.within, client.asker)
 
-    def _attach(self, client: _Client, rank: int) -> None:
+    def _attach(self, client: Client, rank: int) -> None:
         from ddplaunch.agent.debuggers import CannotAttach, Visitor
 
         member = _member_of(rank, self._coordinator.state.taking_part)
@@ -110,15 +107,15 @@ class Clients:
             except CannotAttach as error:
                 client.refuse(str(error))
 
-    def _reply(self, client: _Client, reply: requests.Reply) -> None:
+    def _reply(self, client: Client, reply: requests.Reply) -> None:
         client.send(reply)
         if sum(each.queued for each in self._clients) > MAX_QUEUED:
             max(self._clients, key=lambda each: each.queued).close()
 
-    def _gone(self, client: _Client) -> None:
+    def _gone(self, client: Client) -> None:
         self._clients.discard(client)
         if client.asker is not None:
-            self._coordinator.forget(client.asker)
+            self._coordinator.questions.forget(client.asker)
         if client.visitor is not None:
             self._debuggers().forget(client.visitor)
 
@@ -172,122 +169,6 @@ class Clients:
         """Drop all; what the kernel has taken still arrives."""
         for client in list(self._clients):
             client.close()
-
-
-class _Client:
-    """One connection: a request comes, replies go as far as they are read."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        selector: selectors.BaseSelector,
-        guard: Callable[[Callable[[], None]], None],
-        *,
-        asked: Callable[[_Client, requests.Request], None],
-        gone: Callable[[_Client], None],
-    ) -> None:
-        self.until: float | None = clock.now() + REQUEST_TIMEOUT  # by the clock of deadlines
-        self.awaits_end = False
-        self.asker: Asker | None = None
-        self.visitor: Visitor | None = None
-        self._sock = sock
-        self._selector = selector
-        self._asked = asked
-        self._gone = gone
-        self._decoder = Decoder()
-        self._queue = bytearray()
-        self._has_asked = False
-        self._is_last = False  # nothing follows what waits
-        self._ready = lambda: guard(self._served)
-        selector.register(sock, selectors.EVENT_READ, self._ready)
-
-    def _served(self) -> None:
-        self._flush()
-        try:
-            data = self._sock.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-        elif not self._has_asked:
-            self._decoder.feed(data)
-            self._take()
-
-    def _take(self) -> None:
-        try:
-            if (payload := self._decoder.take()) is None:
-                return
-            protocol = requests.protocol_of(payload).protocol
-            if protocol != requests.PROTOCOL:
-                self.refuse(f"it has protocol {requests.PROTOCOL} (ddplaunch {__version__}), this command {protocol}")
-                return
-            request = requests.for_agent(payload)
-        except (FrameError, Malformed) as error:
-            self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
-            return
-        self._has_asked, self.until = True, None
-        self._asked(self, request)
-
-    def refuse(self, reason: str) -> None:
-        """Give no answer, and say why."""
-        self._has_asked = True
-        self.finish(requests.RequestRefused(line(reason)))
-
-    def finish(self, reply: requests.Reply) -> None:
-        """Send the last reply."""
-        self._is_last = True
-        if self.until is None:
-            self.until = clock.now() + READ_TIMEOUT
-        self.send(reply)
-
-    def send(self, reply: requests.Reply) -> None:
-        """Send a reply, or keep it until there is room; nothing once the connection is closed."""
-        if self._sock.fileno() < 0:
-            return
-        self._queue += pack(requests.encode(reply))
-        self._flush()
-
-    def hand_over(self) -> socket.socket | None:
-        """Give the connection away, unless it is lost."""
-        self.send(requests.Attached())
-        if self._sock.fileno() < 0:
-            return None
-        self._selector.unregister(self._sock)
-        given, self._sock = self._sock, socket.socket()
-        self._sock.close()
-        self._gone(self)
-        return given
-
-    @property
-    def queued(self) -> int:
-        """How many bytes it has not read."""
-        return len(self._queue)
-
-    def _flush(self) -> None:
-        try:
-            while self._queue:
-                del self._queue[: self._sock.send(memoryview(self._queue)[:_CHUNK].tobytes())]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
-            return
-        if self._queue or not self._is_last:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._queue else 0)
-            if self._sock.fileno() >= 0:
-                self._selector.modify(self._sock, events, self._ready)
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Drop the connection."""
-        if self._sock.fileno() >= 0:
-            self._selector.unregister(self._sock)
-            self._sock.close()
-            self._queue.clear()
-            self._gone(self)
 
 
 def _member_of(rank: int, members: Iterable[Member]) -> Member | None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
-from ddplaunch.errors import LaunchError, visible
+from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
 from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
@@ -26,13 +25,10 @@ from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddplaunch.agent.debuggers import Debuggers
-    from ddplaunch.agent.observer import Observer
-    from ddplaunch.agent.stack_taker import StackTaker
+    from ddplaunch.agent.inspection import Inspection
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.tree import Process
-    from ddplaunch.process.worker import RunningWorker
     from ddplaunch.stacks import Sample
 
 
@@ -52,7 +48,7 @@ class Generations:
         ask_apart: AskApart,
         joined: Callable[[], None] | None,
     ) -> None:
-        """`joined` is called once in a generation, when a worker has made a process group; None: nobody wants to know."""
+        """`joined` is called once in a generation, when a worker has made a process group; None: it is not to be known."""
         self._setup = setup
         self._queue = queue
         self._selector = selector
@@ -66,10 +62,7 @@ class Generations:
         self.workers: Workers | None = None
         warm, why_cold = setup.inputs.warm, setup.inputs.why_cold
         self._starter = Starter(selector, reporter.print, child_ended, warm, why_cold, queue.fileno())
-        self._taker: StackTaker | None = None
-        self._observer: Observer | None = None
-        self._debuggers: Debuggers | None = None
-        self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
+        self._inspection: Inspection | None = None
         self._joined = joined
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
@@ -80,11 +73,11 @@ class Generations:
     def prepare(self, generation: Generation, address: str | None) -> None:
         """Take what the coordinator has set for the next one, and the address of this node that the others reach."""
         self._next = generation, address
-        self.samples = ()
+        if self._inspection is not None:
+            self._inspection.begin()
 
     def begin(self) -> None:
         """Make all ready for the workers of the next generation, which are started one by one."""
-        self._observer = None
         assert self._next is not None
         generation, address = self._next
         try:
@@ -101,7 +94,7 @@ class Generations:
                 self._errors.begin(setup.error_files.recorders, once=True)
             self._ready = generation, setup
         if self._setup.inputs.spec.debug_on_error or self._setup.inputs.spec.debugpy_ranks:
-            self.debuggers.listen()
+            self.inspection.debuggers.listen()
 
     def go_on(self) -> None:
         """Go on with the start once the place of the logs is known, or will not be known soon."""
@@ -131,15 +124,15 @@ class Generations:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        debuggers = self._debuggers.deadline if self._debuggers is not None else None
-        return soonest(self.output.deadline, self._starter.deadline, debuggers)
+        looks = self._inspection.deadline if self._inspection is not None else None
+        return soonest(self.output.deadline, self._starter.deadline, looks)
 
     def expire(self, now: float) -> None:
         """Show output that has waited; say what has taken long."""
         self.output.flush(now)
         self._starter.expire(now)
-        if self._debuggers is not None:
-            self._debuggers.expire(now)
+        if self._inspection is not None:
+            self._inspection.expire(now)
 
     def start_next(self) -> None:
         """Start one worker more."""
@@ -202,19 +195,15 @@ class Generations:
                 if signum == signal.SIGWINCH:
                     self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
-                if self._debuggers is not None:
-                    self._debuggers.detach_all()
+                if self._inspection is not None:
+                    self._inspection.detach_debuggers()
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.TakeStacks(if_joined=True) if not self.workers.may_have_joined:
                 self._feed(node.StacksTaken(clock.now()))
             case node.TakeStacks(within):
-                self._stack_taker.take(self.workers.running.values(), within, partial(self._stacks_taken, self.workers))
+                self.inspection.take_stacks(self.workers, within)
             case node.Observe(asks):
-                if self._observer is None:
-                    from ddplaunch.agent.observer import Observer  # most jobs need none
-
-                    self._observer = Observer(self._stack_taker)
-                self._observer.look(self.workers, partial(self._observed, self.workers), asks=asks)
+                self.inspection.observe(self.workers, asks=asks)
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -227,62 +216,37 @@ class Generations:
             case node.LendTerminal(rank):
                 self.workers.drain(rank)
                 self.output.hide(True)
-                self.debuggers.lend_terminal(rank)
+                self.inspection.debuggers.lend_terminal(rank)
             case node.ShowOutput():
                 self.output.hide(False)
             case node.RefuseTerminal(rank):
-                self.debuggers.refuse_terminal(rank)
+                self.inspection.debuggers.refuse_terminal(rank)
             case node.Suspend() | node.Resume():
                 self.workers.suspend(isinstance(action, node.Suspend))
                 self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen
 
+    @property
+    def inspection(self) -> Inspection:
+        """What looks into the workers."""
+        if self._inspection is None:
+            from ddplaunch.agent.inspection import Inspection  # most jobs need none
+
+            self._inspection = Inspection(
+                self._setup, self._selector, lambda: self.workers, self._feed, self._reporter.write
+            )
+        return self._inspection
+
     def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""
         try:
-            from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
-
-            answer(question, self.workers, self._setup.draft, self._stack_taker, reply)
+            self.inspection.answer(question, reply)
         except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
             self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
 
-    def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
-        if workers is self.workers:  # those of the generation before have ended by themselves
-            self.samples = tuple(samples or ())
-            self._feed(node.StacksTaken(clock.now()))
-
-    def _observed(self, workers: Workers, moved: bool) -> None:
-        if workers is self.workers:
-            self._feed(node.Observed(moved, clock.now()))
-
-    def _listening(self, ports: Mapping[int, int]) -> None:
-        """Print how to connect to the workers that wait for a client of debugpy, once all of them do."""
-        here = (
-            {worker.rank for worker in self._setup.draft.workers} if self.workers is None else set(self.workers.running)
-        )
-        if ports.keys() >= here & (self._setup.inputs.spec.debugpy_ranks or frozenset()):
-            from ddplaunch.report.launch_json import announcement
-
-            self._reporter.write(announcement(ports))
-
     @property
-    def debuggers(self) -> Debuggers:
-        """Where workers ask for what a debugger needs."""
-        if self._debuggers is None:
-            from ddplaunch.agent.debuggers import Debuggers  # few jobs are debugged
-
-            def running() -> Mapping[int, RunningWorker]:
-                return self.workers.running if self.workers is not None else {}
-
-            self._debuggers = Debuggers(self._setup.debug_address, self._selector, running, self._feed, self._listening)
-        return self._debuggers
-
-    @property
-    def _stack_taker(self) -> StackTaker:
-        if self._taker is None:
-            from ddplaunch.agent.stack_taker import StackTaker  # most jobs need none
-
-            self._taker = StackTaker(self._selector, self._setup.draft.workers[0].host)
-        return self._taker
+    def samples(self) -> tuple[Sample, ...]:
+        """Where the workers were when they had to end, if that was asked."""
+        return self._inspection.samples if self._inspection is not None else ()
 
     @property
     def silent(self) -> float:
@@ -295,7 +259,7 @@ class Generations:
     @property
     def server_pids(self) -> frozenset[int]:
         """Our children that serve the workers, and are none themselves."""
-        return self._starter.pids | (self._taker.pids if self._taker is not None else frozenset())
+        return self._starter.pids | (self._inspection.pids if self._inspection is not None else frozenset())
 
     def left(self) -> list[Process]:
         """Give what descends from workers that are no descendants of ours."""
@@ -311,17 +275,12 @@ class Generations:
     def reap(self, state: node.State, now: float) -> list[WorkerExit]:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.workers = self.workers, None
-        if workers is not None and self.samples:
-            from ddplaunch.stacks.merge import lines, merge
-
-            text = "\n".join(lines(merge(self.samples, threads=True), "", threads=True))
-            workers.keep_stacks(visible(f"{text}\n").encode(errors="replace"))
+        if workers is not None and self._inspection is not None:
+            self._inspection.keep_stacks(workers)
         return workers.reap(state.exits, now) if workers is not None else []
 
     def close(self) -> None:
         """Release what is kept from one generation to the next."""
-        if self._taker is not None:
-            self._taker.close()
-        if self._debuggers is not None:
-            self._debuggers.close()
+        if self._inspection is not None:
+            self._inspection.close()
         self._starter.close()

@@ -97,7 +97,11 @@ class Agent:
             ask_apart=self._ask_apart,
         )
         self._run_socket = RunSocket(
-            job.setup, self._selector, self._stop_job, self._reporter.print, lambda: self._generations.debuggers
+            job.setup,
+            self._selector,
+            self._stop_job,
+            self._reporter.print,
+            lambda: self._generations.inspection.debuggers,
         )
         self._exits: list[WorkerExit] = []  # of the last generation that has ended
         self._state = node.begin(job.policy)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable, Collection, Sequence
+from signal import SIGTERM
 
 import msgspec
 
@@ -47,6 +48,9 @@ class Agents:
         self._clock = clock
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
+        # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends at it,
+        # and with that all that it has started. We do what it should do, if we can.
+        self._requeues_after_sigterm = SIGTERM in coordinator.state.policy.notices and _has_scontrol()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
         self._reports: dict[int, set[messages.ToCoordinator]] = {}  # of this generation, by connection
@@ -237,12 +241,17 @@ class Agents:
         """What has to be added to the times of this agent's host to get ours, in seconds, and how wrong that may be."""
         return self._connections.offset(id), self._connections.offset_error(id)
 
-    @property
-    def are_watched(self) -> bool:
-        """Whether the command that has started the agents is connected."""
-        return bool(self._watchers)
+    def are_watched(self, requeue: int) -> bool:
+        """Whether the command that has started the agents is connected, and requeues the job after this notice, if one came."""
+        return bool(self._watchers) and not (requeue == SIGTERM and self._requeues_after_sigterm)
 
     @property
     def reached_at(self) -> str | None:
         """The address of this node that most of the others reach."""
         return self._connections.reached_at
+
+
+def _has_scontrol() -> bool:
+    import shutil  # few jobs need it
+
+    return shutil.which("scontrol") is not None

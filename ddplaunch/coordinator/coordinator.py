@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from signal import SIGTERM
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.link import Answered, ForwardToAll, Generation, JobEnd, Link, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import (
+    Answered,
+    ForwardToAll,
+    Generation,
+    JobEnd,
+    Link,
+    NodeEnd,
+    Order,
+    Report,
+    event_of,
+)
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import Reservation, reserve
 from ddplaunch.plan import Plan
@@ -25,9 +34,8 @@ from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
-    from ddplaunch.control.questions import Question
     from ddplaunch.coordinator.agents import Agents
-    from ddplaunch.coordinator.questions import Asker, Questions
+    from ddplaunch.coordinator.questions import Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.ask import Asked
@@ -48,9 +56,6 @@ class Coordinator:
         self._draft = draft
         self._reporter = reporter
         self._clock = clock
-        # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends at it,
-        # and with that all that it has started. We do what it should do, if we can.
-        self._requeues_after_sigterm = SIGTERM in policy.notices and _has_scontrol()
         self._ask_apart = ask_apart
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self._state, _ = job.begin(policy, clock())
@@ -94,22 +99,8 @@ class Coordinator:
             return
         now = self._clock()
         match report:
-            case node.ReportStopping(why, signum, by_cluster):
-                self.feed(job.NodeStopping(id, why, signum, now, by_cluster))
-            case node.ReportNotice(signum):
-                self.feed(job.NodeNoticed(id, signum))
-            case node.Escalate(signum):
-                self.feed(job.NodeEscalated(id, signum, now))
-            case node.ReportStill(seconds):
-                self.feed(job.NodeStill(id, now - seconds, now))
-            case node.Suspend():
-                self.feed(job.JobSuspended(now))
-            case node.Resume():
-                self.feed(job.JobResumed(now))
             case node.RequestStore():
                 self._order((OWN,), node.StoreOrdered(now))
-            case node.HoldTimeout(held):
-                self.feed(job.TimeoutHeld(held))
             case NodeEnd(generation) if generation == self._state.generation and not self._state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self._samples += report.samples
@@ -118,14 +109,17 @@ class Coordinator:
                 self.forward(signum)
             case Answered() if self._questions is not None:
                 self._questions.take(id, report)
+            case _ if (event := event_of(report, id, now)) is not None:
+                self.feed(event)
 
-    def ask(self, question: Question, within: float, asker: Asker) -> None:
-        """Ask the agents of all nodes; who has not answered in so many seconds is not waited for."""
+    @property
+    def questions(self) -> Questions:
+        """What is asked of the agents of all nodes."""
         if self._questions is None:
             from ddplaunch.coordinator.questions import Questions
 
-            self._questions = Questions(self._order, self._clock)
-        self._questions.ask(self._state.members, question, within, asker)
+            self._questions = Questions(lambda: self._state.members, self._order, self._clock)
+        return self._questions
 
     def joined(self) -> None:
         """Take note that a worker of this generation has a process group."""
@@ -134,7 +128,7 @@ class Coordinator:
 
             self.stragglers = StragglerCheck(
                 self._state.policy.straggler_check,
-                ask=self.ask,
+                ask=self.questions.ask,
                 ask_apart=self._ask_apart,
                 offset=lambda id: (0.0, 0.0) if id == OWN or self._agents is None else self._agents.offset(id),
                 report=self._reporter.straggler,
@@ -142,18 +136,9 @@ class Coordinator:
             )
         self.stragglers.begin(self._clock())
 
-    def forget(self, asker: Asker) -> None:
-        """Answer this one no more."""
-        if self._questions is not None:
-            self._questions.forget(asker)
-
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self._state.members), node.SignalReceived(signum, self._clock(), escalates=False))
-
-    def expect_one_fewer(self) -> None:
-        """Wait for one node less: the command that starts the agents has given it up."""
-        self.feed(job.NodeGivenUp(self._clock()))
 
     @property
     def deadline(self) -> float | None:
@@ -161,11 +146,6 @@ class Coordinator:
         others = self._agents.deadline if self._agents is not None else None
         asked = self._questions.deadline if self._questions is not None else None
         return soonest(self._state.deadline, others, self._over_at, asked)
-
-    @property
-    def rest_until(self) -> float | None:
-        """When `expire` should be called, give or take."""
-        return self.stragglers.at if self.stragglers is not None else None
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
@@ -246,14 +226,13 @@ class Coordinator:
 
     def _explain(self) -> None:
         """Have it reported where the workers of this generation were when they had to end, if that is known."""
-        self._reporter.hang, self._reporter.places = "", []
+        hang: str = ""
+        places: list[str] = []
         if self._samples:
             from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
 
-            of_hang = self._state.why is Why.HUNG
-            self._reporter.hang, self._reporter.places = describe_end(
-                self._samples, self._reporter.cwd, of_hang=of_hang
-            )
+            hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self._state.why is Why.HUNG)
+        self._reporter.hang, self._reporter.places = hang, places
 
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
         """Report once it is known why the cluster is ending the job, if it may be: it is asked, and the loop goes on."""
@@ -277,8 +256,7 @@ class Coordinator:
         self._over_at = self._clock() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
-            is_watched = self._agents.are_watched and not (self._requeues_after_sigterm and requeue == SIGTERM)
-            end = replace(end, is_watched=is_watched)
+            end = replace(end, is_watched=self._agents.are_watched(requeue))
             self._agents.end(replace(end, text=text))
         assert self._own is not None
         self._own.take(end)
@@ -320,9 +298,3 @@ class Coordinator:
         self._release()
         if self._agents is not None:
             self._agents.close()
-
-
-def _has_scontrol() -> bool:
-    import shutil  # few jobs need it
-
-    return shutil.which("scontrol") is not None

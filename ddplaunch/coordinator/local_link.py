@@ -35,7 +35,7 @@ class LocalLink(Link):
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
-        self.coordinator.expect_one_fewer()
+        self.coordinator.feed(job.NodeGivenUp(self._clock()))
 
     @property
     def address(self) -> str | None:
@@ -50,7 +50,8 @@ class LocalLink(Link):
     @property
     def rest_until(self) -> float | None:
         """When the coordinator would like to be called."""
-        return self.coordinator.rest_until
+        stragglers = self.coordinator.stragglers
+        return stragglers.at if stragglers is not None else None
 
     def expire(self, now: float) -> None:
         """Have the coordinator do what the time asks for."""

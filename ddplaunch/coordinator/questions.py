@@ -30,14 +30,21 @@ class _Asked:
 class Questions:
     """At most as many as there are clients at once."""
 
-    def __init__(self, send: Callable[[Sequence[int], Order], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        members: Callable[[], Mapping[int, Member]],
+        send: Callable[[Sequence[int], Order], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._members = members
         self._send = send
         self._clock = clock
         self._asked: dict[int, _Asked] = {}
         self._last = 0  # number given
 
-    def ask(self, members: Mapping[int, Member], question: Question, within: float, asker: Asker) -> None:
-        """Ask these members; who has not answered in `within` seconds does not count any more."""
+    def ask(self, question: Question, within: float, asker: Asker) -> None:
+        """Ask all members; who has not answered in `within` seconds does not count any more."""
+        members = self._members()
         self._last += 1
         self._asked[self._last] = _Asked(asker, members, within, self._clock())
         self._send(tuple(members), Ask(self._last, question))

@@ -1,13 +1,13 @@
-"""The lines that close a job or a generation, the failure report aside. Pure."""
+"""The lines that a job or a generation is stopped and closed with, the failure report aside. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
 from ddplaunch.errors import below
 from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
-from ddplaunch.report.words import count, duration, signal_name, these_ranks
+from ddplaunch.report.words import count, duration, signal_name, size, these_ranks
 from ddplaunch.supervise.job import State
 from ddplaunch.supervise.outcome import Why, WorkerExit
 
@@ -15,6 +15,7 @@ _START_HINTS = {
     NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
     NOT_EXECUTABLE: "\nhint: is it executable? Else the machine is at a limit: see `ulimit -u` and `ulimit -n`\n",
 }
+_VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
@@ -50,6 +51,19 @@ def starting_again(wait: float, number: int, most: int) -> str:
 def render_start_failure(who: str, reason: str, status: int) -> str:
     """Write the report of a worker that could not be started."""
     return f"error: {who} could not be started: {below(reason)}\n{_START_HINTS.get(status, '')}"
+
+
+def render_stopping(signum: int, grace_period: float, running: int, nnodes: int) -> str:
+    """Say what is being stopped; how many workers of other nodes still run is not known on this one."""
+    what = count(running, "worker") if nnodes == 1 else f"the workers on {nnodes} nodes"
+    return f"stopping {what}, up to {duration(grace_period)}{'; Ctrl-C again kills' if signum == SIGINT else ''}"
+
+
+def render_still_running(written: Mapping[int, int], left: float) -> str:
+    """Say who still runs after a stop, with the bytes that each has written since, and how long they have."""
+    rank, most = max(written.items(), key=lambda one: one[1], default=(0, 0))
+    saves = f"; rank {rank} has written {size(most)} since" if most >= _VISIBLE else ""
+    return f"{these_ranks(sorted(written))} still {'runs' if len(written) == 1 else 'run'}{saves}; up to {duration(left)} more"
 
 
 def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:

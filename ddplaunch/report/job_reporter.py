@@ -38,9 +38,8 @@ class JobReporter:
         self.cwd = reporter.cwd
         self.places: list[str] = []  # where workers were when they had to end, in sentences
         self.hang = ""  # what is wrong with a job that hangs, in a sentence
-        self.came_last: tuple[str, Mapping[str, object]] | None = (
-            None  # the rank that the others waited for until the end
-        )
+        # the rank that the others waited for until the end
+        self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:

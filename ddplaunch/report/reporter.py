@@ -11,11 +11,11 @@ from ddplaunch.devices import memory
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
-from ddplaunch.report.closing import render_stopped
+from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
 from ddplaunch.report.events import Event, Reader, of_action, of_event
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
-from ddplaunch.report.words import count, duration, size, these_ranks, tilde
+from ddplaunch.report.words import count, duration, tilde
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
 
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
-_VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
 
@@ -128,17 +127,11 @@ class Reporter:
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
                 elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
-                    self.print(self._stopping(signum, before))
+                    assert self._plan is not None
+                    running = self._plan.world_size - len(before.exits)
+                    self.print(render_stopping(signum, before.policy.grace_period, running, self._plan.nnodes))
             case node.Swept(left, _):
                 self.emit("swept", signal=before.swept_with, left=list(left))
-
-    def _stopping(self, signum: int, state: State) -> str:
-        """Say what is being stopped; how many workers of other nodes still run is not known here."""
-        assert self._plan is not None
-        again = "; Ctrl-C again kills" if signum == signal.SIGINT else ""
-        running = count(self._plan.world_size - len(state.exits), "worker")
-        what = running if self._plan.nnodes == 1 else f"the workers on {self._plan.nnodes} nodes"
-        return f"stopping {what}, up to {duration(state.policy.grace_period)}{again}"
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""
@@ -204,10 +197,7 @@ class Reporter:
 
     def still_running(self, written: Mapping[int, int], left: float) -> None:
         """Report who still runs after a stop, with the bytes that each has written since: one that saves is to be waited for."""
-        rank, most = max(written.items(), key=lambda one: one[1], default=(0, 0))
-        saves = f"; rank {rank} has written {size(most)} since" if most >= _VISIBLE else ""
-        run = "runs" if len(written) == 1 else "run"
-        self.print(f"{these_ranks(sorted(written))} still {run}{saves}; up to {duration(left)} more")
+        self.print(render_still_running(written, left))
 
     def output_dropped(self, size: int) -> None:
         """Report, if it is more than was reported before, that so many bytes of output in all were not shown."""

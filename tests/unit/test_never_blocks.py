@@ -27,7 +27,7 @@ HARMLESS = {
     "agent/child.py": "the front, while it kills",
     "agent/starter.py": "/dev/null",
     "agent/store.py": "/dev/null",
-    "coordinator/coordinator.py": "before there are workers",
+    "coordinator/agents.py": "before there are workers",
     "coordinator/join.py": "before the agent is forked",
     "output/log.py": "the process that writes files",
     "remote/stdio.py": "/dev/null",

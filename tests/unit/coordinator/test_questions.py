@@ -23,7 +23,7 @@ class Bed:
     told: list[tuple[int, Answer] | str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.questions = Questions(lambda ids, order: self.sent.append((ids, order)), lambda: self.now)
+        self.questions = Questions(lambda: MEMBERS, lambda ids, order: self.sent.append((ids, order)), lambda: self.now)
         self.asker = Asker(
             answered=lambda member, answer: self.told.append((member.id, answer)),
             done=lambda: self.told.append("done"),
@@ -31,7 +31,7 @@ class Bed:
 
     def ask(self) -> None:
         """Ask all members, with two seconds to answer."""
-        self.questions.ask(MEMBERS, AskStatus(), 2.0, self.asker)
+        self.questions.ask(AskStatus(), 2.0, self.asker)
 
 
 def test_all_are_asked_at_once_and_each_answer_is_told_as_it_comes():
