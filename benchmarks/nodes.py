@@ -61,7 +61,7 @@ def _agents(
     words = ["--nnodes", str(number + 1), "--node-rank", "0", "--master-addr", "127.0.0.1"]
     words += ["--master-port", str(port), "--nproc-per-node", "1", program("waits"), str(bed.folder), "wait"]
     command = bed.start([*bed.ddplaunch, *words])
-    _listens(port + 1)
+    _listens(port + 1, command)
     (coordinator,) = _children(command.pid)
     cpu = _cpu_seconds(coordinator)
     begun = bed.folder / "ready-0"  # of the coordinator's own worker
@@ -133,8 +133,9 @@ def _free_ports(number: int) -> int:
             return int(first)
 
 
-def _listens(port: int) -> None:
+def _listens(port: int, command: subprocess.Popen[bytes]) -> None:
     while True:
+        assert command.poll() is None, f"the job ended with {command.returncode} before it listened"
         try:
             socket.create_connection(("127.0.0.1", port)).close()
             return
