@@ -70,9 +70,10 @@ def forget() -> None:
 
 
 def extend(distributed: "Any") -> None:
-    """Have the store at MASTER_PORT served as under torchrun, the process group destroyed at the end, collectives recorded."""
+    """Have the store at MASTER_PORT served as under torchrun, process groups end without a deadlock, collectives recorded."""
     try:
         load("process_group")["destroy_at_exit"](distributed, lambda: failed)
+        load("reducers")["outlived_by_groups"](distributed)
         load("store")["serve"](distributed, os.path.join(folder, "store_server.py"))
         if how_debugged:
             load("timeouts")["raise_all"](distributed)
