@@ -60,7 +60,8 @@ OPTIONS: tuple[Option, ...] = (
                 "workers than CPUs, and no accelerators, would each import it before all else."),
     Option(name="preload", group=_PROGRAM, metavar="MODULES", parse=parsers.modules, write=",".join, listed=True,
            example="torch,transformers",
-           help="What that process imports. Not given: torch and torch.distributed."),
+           help="What that process imports. Not given: torch, torch.distributed and torch._dynamo, which the first step of an "
+                "optimizer imports."),
     Option(name="keep_warm", group=_PROGRAM, metavar="[MINUTES]", parse=parsers.number(1, 1440), optional="10", example="10",
            help="That process stays for the next run that imports the same, which then starts its workers at once, until no "
                 "run has needed it for so many minutes: 10, if they are not given. Means --start-method forkserver. "

@@ -8,9 +8,10 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.plan import WorkerPlan, first_steps
 from ddplaunch.spec import JobSpec, ProgramKind
 
-# not torch._dynamo, which DDP and optimizers import: with torch 2.13 a script that has it from the start may hang where its DDP
-# model ends, in fresh processes too (~ProcessGroupGloo joins a thread that waits for the GIL)
-PRELOAD = ("torch", "torch.distributed")
+# what DDP and every optimizer import at their first step is the last of them, and takes as long as torch itself
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo")
+_WITHOUT_STEPS = PRELOAD[:-1]
+_TRAINS = (b"optim", b"DistributedDataParallel", b"torch.compile")
 
 # OpenMP reads these and the CPUs it may use when it is loaded, which the fork server does for all workers
 _OPENMP_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET")
@@ -27,7 +28,7 @@ def modules(
         changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
         if changes or not first_steps.import_torch(script):
             return None, None
-        return PRELOAD, None
+        return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
     asked = _asked(spec)
     if spec.program.kind is ProgramKind.COMMAND:
         return None, f"{asked} has no effect: a command cannot be forked from an interpreter"
