@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -16,13 +17,9 @@ def threads(bed: Bed) -> Iterator[Figure]:
 
 def _threads(bed: Bed, workers: int) -> Figure:
     cores = os.cpu_count() or 1
-    rounds = bed.rounds(3)
-    taken = Rounds(
-        rounds,
-        lambda: _samples(bed, workers),
-        lambda: _samples(bed, workers, "--threads", "1"),
-        lambda: _samples(bed, workers, "--threads", str(cores)),
-    )
+    rounds = bed.rounds(9)
+    rows = _samples(bed, workers, rounds)
+    taken = Rounds(rounds, *(iter([row[way] for row in rows]).__next__ for way in range(3)))
     ours, one, unbounded = taken.medians()
     return Figure(
         name=f"training, {workers} worker{'s' * (workers > 1)}: to the better of one thread and one for each core",
@@ -34,8 +31,11 @@ def _threads(bed: Bed, workers: int) -> Figure:
     )
 
 
-def _samples(bed: Bed, workers: int, *words: str) -> float:
+def _samples(bed: Bed, workers: int, rounds: int) -> list[list[float]]:
+    """Samples a second in each round: with our number of threads, with one, with one for each core."""
     file = bed.folder / "samples"
     env = {name: value for name, value in bed.env.items() if name != "OMP_NUM_THREADS"}
-    bed.seconds([*bed.ddplaunch, *words, "--nproc-per-node", str(workers), program("trains"), str(file)], env=env)
-    return float(file.read_text())
+    command = [*bed.ddplaunch, "--start-method", "forkserver", "--nproc-per-node", str(workers)]
+    bed.seconds([*command, program("trains"), str(file), str(rounds)], env=env)
+    rows: list[list[float]] = json.loads(file.read_text())
+    return rows
