@@ -51,7 +51,7 @@ class ForkRequests:
                     self.notes.append(text)
                 case "ready":
                     self.is_ready = True
-                case "unsafe" | "stale":
+                case "unsafe" | "stale" | "unfit":
                     raise ServerLost(text)
                 case _:
                     self._take(what, text)

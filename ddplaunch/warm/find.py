@@ -90,6 +90,17 @@ def names() -> Iterator[str]:
             os.close(folder)
 
 
+def remove_ended() -> None:
+    """Remove the sockets of those that were killed."""
+    for name in names():
+        try:
+            connect(name).close()
+        except ConnectionRefusedError:
+            run_socket.remove_refusing(run_socket.runtime_folder(os.getuid()), name)
+        except OSError:
+            pass
+
+
 def name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
     """Give the name of the socket where an interpreter listens that fits: other names, other interpreters; None: none can.
 

@@ -69,6 +69,8 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[find.Place, str]:
         why = find.ask(place.name, f"check {place.seconds} {place.folder}")
         if why == "ok":
             return place, ""
+        if why.startswith("unfit "):
+            raise CannotKeep(why.partition(" ")[2])
     except (FileNotFoundError, ConnectionRefusedError):
         pass
     except OSError as error:
@@ -78,6 +80,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[find.Place, str]:
             try:
                 find.connect(place.name).close()  # another run was faster
             except (FileNotFoundError, ConnectionRefusedError):
+                find.remove_ended()
                 _start(place, plan, caller)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None

@@ -40,7 +40,6 @@ def kept(name: str) -> Kept | None:
     try:
         fields = find.ask(name, "status").split("\t")
     except (FileNotFoundError, ConnectionRefusedError):
-        run_socket.remove_refusing(run_socket.runtime_folder(os.getuid()), name)
         return None
     if len(fields) != 6:
         return None

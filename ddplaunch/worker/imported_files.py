@@ -3,6 +3,12 @@
 import os
 import sys
 
+before = set(sys.modules)
+from importlib import machinery as loading  # noqa: E402
+
+for name in set(sys.modules) - before:
+    del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Stamp = tuple[int, int, int] | None
@@ -21,13 +27,20 @@ class ImportedFiles:
         }
         # it may have been read before it was written
         self._unsure = [path for path in files if (stamp := self._seen.get(path)) and stamp[0] >= since]
-        self._names = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+        self._suffixes = tuple(loading.all_suffixes())
+        self._names = {name.partition(".")[0] for name in sys.modules} - {"__main__", *sys.builtin_module_names}
         self._libraries = _replaced_libraries()
         self._folder = folder
         self._found = self._in(folder)
 
-    def why_stale(self, folder: str) -> "str | None":
-        """Say what has changed since, None if nothing has; `folder` is that of the script to be run."""
+    def why_unfit(self, folder: str) -> "str | None":
+        """Say why scripts in another folder than the first might import something else, None if they would not."""
+        if folder != self._folder and (found := self._in(folder) or self._found):
+            return f"scripts in {folder} and in {self._folder} may import different modules {min(found)}"
+        return None
+
+    def why_stale(self) -> "str | None":
+        """Say what has changed since, None if nothing has."""
         for path in self._unsure:
             return f"{path} has changed"
         for path, stamp in self._seen.items():
@@ -35,18 +48,26 @@ class ImportedFiles:
                 return f"{path} has changed"
         if replaced := _replaced_libraries() - self._libraries:
             return f"{min(replaced)} has been replaced"
-        found = self._in(folder)
-        if found != self._found or (found and folder != self._folder):
-            name = min(found ^ self._found or found)
-            return f"a script in {folder} may import another module {name}"
+        if changed := self._in(self._folder) ^ self._found:
+            return f"{min(changed)} in {self._folder} has changed"
         return None
 
     def _in(self, folder: str) -> "set[str]":
-        """The names in this folder that have been imported, from wherever."""
+        """The modules in this folder with names that have been imported, from wherever."""
         try:
-            return {entry.partition(".")[0] for entry in os.listdir(folder)} & self._names
+            entries = os.listdir(folder)
         except OSError:
             return set()
+        names = {entry: entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
+        packages = (entry for entry in entries if entry in self._names and _is_package(f"{folder}/{entry}"))
+        return {*names.values(), *packages} & self._names
+
+
+def _is_package(path: str) -> bool:
+    try:
+        return any(entry.startswith("__init__.") for entry in os.listdir(path))
+    except OSError:
+        return False
 
 
 def _stamp(path: str) -> "Stamp":

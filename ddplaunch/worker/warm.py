@@ -3,8 +3,8 @@
 It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds that it is
 kept unused, and what it imports. A connection, of the same user only, begins with one line:
 
-    check SECONDS FOLDER    answered by `ok`, or by `stale WHY` or `unsafe WHY`: then it takes no more, and ends with the last
-                            guard. FOLDER is that of the script, SECONDS are those that it is kept unused from now on
+    check SECONDS FOLDER    answered by `ok`, by `unfit WHY`, or by `stale WHY` or `unsafe WHY`: then it takes no more, and ends
+                            with the last guard. FOLDER is that of the script, SECONDS are those that it is kept unused
     guard SECONDS FOLDER    answered alike; after `ok` a guard serves the connection
     status                  answered by pid, runs, running guards, seconds left, interpreter and modules, with tabs between
     stop                    answered by `ok`; it ends with the last guard
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BACKLOG = 64
-_LINE_TIMEOUT = 1.0  # seconds that a client has for its line
+_LINE_TIMEOUT = 0.2  # seconds that a client has for its line, which it sends with its connection
+_LONGEST = 86400  # seconds that it is kept unused
 _LONGEST_LINE = 8192  # bytes
 
 
@@ -147,13 +148,19 @@ class _Warm:
             self._take_no_more()
             return "ok\n", False
         seconds, _, folder = rest.partition(" ")
+        if (
+            what not in ("check", "guard") or not seconds.isdecimal()
+        ):  # nothing, where it was only looked whether we are there
+            return "", False
         ours = {one.fileno() for one in (self._listener, connection, *self.guards.values())}
         if why := self._imported.why_unsafe(ours, self.guards):
             answer = f"unsafe {why}\n"
-        elif why := self._files.why_stale(folder):
+        elif why := self._files.why_stale():
             answer = f"stale {why}\n"
+        elif why := self._files.why_unfit(folder):
+            return f"unfit {why}\n", False
         else:
-            self._seconds = int(seconds)
+            self._seconds = min(int(seconds), _LONGEST)
             self._until = time.monotonic() + self._seconds
             self._runs += what == "guard"
             return "ok\n", what == "guard"

@@ -37,9 +37,10 @@ STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
 ]
 # a time limit that a page shows, and one in which workers have certainly started on a busy machine
 SHORT, LONGER = "1s", "5s"
-# words that call for other hosts; a terminal; a wait
+# words that call for other hosts; a terminal; a process that outlives the test; a wait
 _ELSEWHERE = {"--hosts", "--hostfile", "--nnodes"}
 _TERMINAL = {"--debug", "--debugpy"}
+_KEPT = {"--keep-warm"}
 _SUBMIT = {"--follow", "--wait", "--parsable"}
 
 
@@ -73,7 +74,7 @@ class Place:
             return False
         if "--simulate" in words:
             return False
-        return bool(self.command.before or self.around or words & _ELSEWHERE or words & _TERMINAL)
+        return bool(self.command.before or self.around or words & (_ELSEWHERE | _TERMINAL | _KEPT))
 
     @property
     def is_compared(self) -> bool:

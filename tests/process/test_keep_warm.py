@@ -118,6 +118,9 @@ def test_it_serves_no_run_that_would_differ(keep, tmp_path):
     _, _, interpreter = keep.run()
     _, _, other = keep.run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
     _, _, third = keep.run(WORKER, "--threads", 2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "subprocess.py").touch()
+    assert find.ask(socket_of(interpreter), f"check 60 {tmp_path}/elsewhere").startswith("unfit scripts in ")
     assert len({interpreter, other, third}) == 3
     os.utime(tmp_path / "preloaded.py", (2, 2))
     result, _, new = keep.run()
@@ -202,6 +205,24 @@ def test_a_run_goes_on_when_what_is_kept_is_killed_and_the_next_starts_another(k
     result, _, other = keep.run()
     assert (result.status, "warm" in result.err) == (0, False)
     assert other != interpreter
+
+
+def test_what_is_kept_minds_no_other_client(keep):
+    _, _, interpreter = keep.run()
+    name = socket_of(interpreter)
+    for line in (
+        "",
+        "guard",
+        "guard x /",
+        "check 99999999999999999999999999999999 /",
+        "\udcff" * 9000,
+        "no such request",
+    ):
+        find.ask(name, line)
+    find.connect(name).close()
+    silent = find.connect(name)
+    assert keep.run()[2] == interpreter
+    silent.close()
 
 
 def test_two_runs_at_once_share_it(keep, job, tmp_path):
