@@ -60,9 +60,7 @@ class Plan:
     interpreter: str | None  # that runs the program; None: it is no Python program
     workers: tuple[WorkerPlan, ...]  # of this node, by rank
     preload: tuple[str, ...] | None = None  # what a fork server imports before workers; None: they are fresh processes
-    keep_warm: int | None = (
-        None  # seconds for which what has imported it is kept, unused, for the next run; None: it is not
-    )
+    keep_warm: int | None = None  # seconds for which that stays, unused, for the next run; None: it ends with this one
     secret: frozenset[str] = frozenset()  # variables of workers whose values are shown nowhere
     preload_is_asked: bool = True  # --start-method says so
     authenticated: bool = True  # the agents share a secret, or do not talk

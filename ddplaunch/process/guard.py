@@ -110,7 +110,8 @@ class Guard(ForkRequests):
     def rouse(self) -> None:
         """Have it go on if it is stopped."""
         if not self.has_ended:
-            os.kill(self.pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End it, with all that is below it, whatever it is doing."""

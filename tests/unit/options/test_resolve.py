@@ -524,3 +524,16 @@ def test_options_without_effect_leave_a_remark(words: str, remark: str) -> None:
 )
 def test_options_with_effect_leave_none(words: str) -> None:
     assert spec(words).remarks == ()
+
+
+def test_what_is_kept_warm_forks_the_workers() -> None:
+    kept = spec("--keep-warm 5")
+    assert (kept.keep_warm, kept.start_method, kept.asked("start_method", "...")) == (
+        5,
+        "forkserver",
+        "--keep-warm ...",
+    )
+    assert spec("--keep-warm --preload json").remarks == ()
+    assert spec("--keep-warm").keep_warm == 10
+    assert spec("--start-method spawn", {"DDPLAUNCH_KEEP_WARM": "5"}).keep_warm is None
+    assert "--keep-warm 10 and --start-method auto do not go together" in refused("--keep-warm --start-method auto")

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.plan import WorkerPlan
-from ddplaunch.plan.start_method import PRELOAD, modules
-from ddplaunch.plan.variables import of_fork_server, of_place
+from ddplaunch.plan.start_method import PRELOAD, keep_warm, modules
+from ddplaunch.plan.variables import of_fork_server, of_place, of_warm_interpreter
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from tests.unit.plans import plan_of
 
@@ -85,3 +86,36 @@ def test_one_of_openmps_binding_and_ours_does_no_harm(cpus: tuple[int, ...], cal
 def test_the_server_has_what_all_workers_have_and_no_place_among_them() -> None:
     plan = plan_of(worker(0, {"CUDA_VISIBLE_DEVICES": "0"}), worker(1, {"CUDA_VISIBLE_DEVICES": "1"}))
     assert of_fork_server({"HOME": "/root", "OMP_NUM_THREADS": "1"}, plan) == {"HOME": "/root", "OMP_NUM_THREADS": "4"}
+
+
+def here(cluster: str = "local", **fields: Any) -> Allocation:
+    return Allocation(cluster=cluster, endpoint=Endpoint("127.0.0.1", "", None, ""), **fields)
+
+
+def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() -> None:
+    assert keep_warm(spec(keep_warm=5), PRELOAD, here(), {}) == (300, "")
+    assert keep_warm(spec(), PRELOAD, here(), {}) == (None, "")
+    assert keep_warm(spec(keep_warm=5), None, here(), {}) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("allocation", "caller", "why"),
+    [
+        (here("slurm"), {}, "what is kept serves jobs on this machine alone"),
+        (here(nnodes=(2, 2)), {}, "what is kept serves jobs on this machine alone"),
+        (here(), {"PBS_JOBID": "7"}, "nothing may outlive a batch job, and PBS_JOBID is set"),
+        (here(), {"TORCHELASTIC_RUN_ID": "a"}, "nothing may outlive the job whose worker has started this one"),
+        (here(), {"SUDO_UID": "1000"}, "no process of another user is to stay after sudo"),
+        (here(), {"DDPLAUNCH_CALL": "a"}, "what is kept cannot run a function"),
+    ],
+)
+def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(
+    allocation: Allocation, caller: dict[str, str], why: str
+) -> None:
+    assert keep_warm(spec(keep_warm=5), PRELOAD, allocation, caller) == (None, why)
+
+
+def test_what_is_kept_has_no_variable_that_differs_from_shell_to_shell() -> None:
+    caller = {"HOME": "/root", "PWD": "/tmp", "SSH_CLIENT": "10.0.0.1 1 2", "PYTHONPATH": "lib"}
+    kept = of_warm_interpreter(caller, plan_of(worker(0)))
+    assert kept == {"HOME": "/root", "PYTHONPATH": "lib", "OMP_NUM_THREADS": "4"}
