@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BACKLOG = 64
+_IMPORTS_WITHIN = 600  # seconds
 _LINE_TIMEOUT = 0.2  # seconds that a client has for its line, which it sends with its connection
 _LONGEST = 86400  # seconds that it is kept unused
 _LONGEST_LINE = 8192  # bytes
@@ -43,7 +44,9 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
     listener.listen(_BACKLOG)  # again: from now on the kernel names this process to who connects
     listener.settimeout(0)
     program = sys.argv[1:3]
+    guard["_signal"].alarm(_IMPORTS_WITHIN)  # which ends this process: nobody else would
     imported = server["Imported"](modules, *program)
+    guard["_signal"].alarm(0)
     files = load("imported_files")["ImportedFiles"](began, server["folder_of"](*program))
     imported.leave_folder()
     guard["adopt"]()  # what the workers of a guard have started that was killed
