@@ -69,6 +69,7 @@ class SentProcess(Struct, frozen=True):
     ended: bool
     groups: Annotated[tuple[SentGroup, ...], Meta(max_length=256)] | None
     native: Text
+    ras: Text = ""
 
 
 class NodeStacks(Struct, frozen=True, tag="stacks"):

@@ -16,6 +16,7 @@ from ddplaunch.process.program import working_directory
 from ddplaunch.record import fields_of
 from ddplaunch.runs import client, find
 from ddplaunch.stacks.collectives import explain
+from ddplaunch.stacks.hang import told_by_ras
 from ddplaunch.stacks.merge import lines, merge
 from ddplaunch.stacks.sent import received
 
@@ -66,7 +67,7 @@ def show(
 
         data = {"run_id": name, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
         return json.dumps(data, indent=1)
-    blocks = [waits, lines(merge(shown, threads=threads), cwd, threads=threads), silent]
+    blocks = [waits, lines(merge(shown, threads=threads), cwd, threads=threads), told_by_ras(samples), silent]
     return "\n\n".join("\n".join(block) for block in blocks if block) or f"run {name} has no worker now"
 
 

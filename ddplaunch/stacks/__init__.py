@@ -55,6 +55,7 @@ class Sample:
     ended: bool = False
     groups: tuple[Group, ...] | None = None  # in which it has called something; None: torch tells nothing
     native: str = ""  # the stacks of py-spy, with frames of C
+    ras: str = ""  # what NCCL's RAS service says of the whole job, if this worker is the one that listens for it
 
     @property
     def is_unanswered(self) -> bool:

@@ -10,6 +10,7 @@ from ddplaunch.stacks.collectives import at_the_end, awaited, explain
 from ddplaunch.stacks.merge import is_waiting, merge, where
 
 _MOST = 16  # places that are named
+_MOST_LINES = 80  # of RAS
 
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
@@ -31,7 +32,20 @@ def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
         if first and waiting:
             head = f"{_are(first)} in no collective, {these_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in one"
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
-    return head, [*(f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST]), *waits]
+    places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
+    return head, [*places, *waits, *told_by_ras(samples)]
+
+
+def told_by_ras(samples: Sequence[Sample]) -> list[str]:
+    """Give what NCCL's RAS service says of the whole job, if a worker listens for it."""
+    asked = next((sample for sample in samples if sample.ras), None)
+    if asked is None:
+        return []
+    return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in _lines(asked.ras))]
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()][:_MOST_LINES]
 
 
 def _are(ranks: frozenset[int]) -> str:

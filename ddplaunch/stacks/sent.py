@@ -63,6 +63,7 @@ def _process(
         ended=sample.ended,
         groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups),
         native=text(sample.native, _NATIVE),
+        ras=text(sample.ras, _NATIVE),
     )
 
 
@@ -106,6 +107,7 @@ def received(node: NodeStacks, host: str) -> list[Sample]:
                 for group in process.groups
             ),
             native=process.native,
+            ras=process.ras,
         )
         for process in node.processes
     ]

@@ -15,7 +15,7 @@ from ddplaunch.process.linux import memory_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.record import record, replace
-from ddplaunch.stacks import Group, Sample, dump
+from ddplaunch.stacks import Group, Sample, dump, ras
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
 from ddplaunch.stacks.recorder import ask
 
@@ -23,6 +23,7 @@ _PACE = 0.001  # seconds between two looks
 _SETTLING = 0.5  # seconds after the fork of a child
 _MOST_CHILDREN = 64  # of a worker
 _LONGEST_NATIVE = 20_000  # bytes
+_RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
 _NAME = "/memfd:ddplaunch-stacks"
 
 
@@ -49,6 +50,9 @@ def take(
     # at the same time: two answers that do not belong together differ in their numbers
     pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
     of_native: dict[int, str] = {}
+    of_ras: dict[int, str] = {}
+    ranks = {target.rank: target.pid for target in targets}
+    pending += [ras.ask(ranks, of_ras, until=min(until, time.monotonic() + _RAS))] if stacks else []
     pending += [_native(target, until, of_native) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # looked at first: each notes once more what it has not learned
@@ -59,7 +63,10 @@ def take(
     complete = (
         replace(one, groups=tuple(groups[one.rank][0])) if groups[one.rank] and not one.child else one for one in found
     )
-    complete = (one if one.child else replace(one, native=of_native.get(one.rank, "")) for one in complete)
+    complete = (
+        one if one.child else replace(one, native=of_native.get(one.rank, ""), ras=of_ras.get(one.rank, ""))
+        for one in complete
+    )
     return sorted(complete, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
 
 
