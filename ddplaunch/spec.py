@@ -171,6 +171,13 @@ class JobSpec:
         """The signals that ask the job to end."""
         return frozenset(self.stop_signals) - frozenset(self.forward_signals)
 
+    @property
+    def wants_terminal(self) -> str | None:
+        """What gives a worker the terminal, for a debugger, as it was written; None: nothing does."""
+        if self.debug_on_error:
+            return "--debug-on-error"
+        return None if self.debug_rank is None else self.asked("debug_rank", self.debug_rank)
+
     def origin(self, name: str) -> str:
         """Where the value of this field came from."""
         return self.origins.get(name, "default")

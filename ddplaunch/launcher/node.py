@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # one node needs none of it
 _STACKS_WITHIN = 2.0  # seconds
 _LOOKS = 4  # whether workers move, in --hang-timeout
 _AT_REST = 101.0  # seconds from look to look without it: three make the five minutes after which a word is said
+_PTY = ": `srun --pty` gives one to the first node"
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 
 
@@ -65,10 +66,14 @@ def run(
         port.reserve(draft.master_port).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
-    if (spec.debug_rank is not None or spec.debug_on_error) and not (os.isatty(0) and os.isatty(1)):
-        option = "--debug-on-error" if spec.debug_on_error else "--debug"
+    is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks
+    if (asked := spec.wants_terminal) and is_here and not (os.isatty(0) and os.isatty(1)):
+        hint = (
+            f"run it in a terminal, on each node whose ranks it is for{_PTY if allocation.cluster == 'slurm' else ''}"
+        )
         raise LaunchError(
-            f"{option} needs a terminal for its worker, but stdin or stdout is none", hint="run it in a terminal"
+            f"{asked.partition(' ')[0]} needs a terminal for its worker, but stdin or stdout is none",
+            hint=hint if several else "run it in a terminal",
         )
     if spec.debugpy_ranks is not None and draft.interpreter is not None:
         from ddplaunch.launcher import debugpy  # few jobs need it

@@ -38,11 +38,10 @@ def run_over_ssh(
     Raises:
         LaunchError: nothing was started.
     """
-    if spec.debug_rank is not None or spec.debug_on_error:
-        asked = "--debug-on-error" if spec.debug_on_error else spec.asked("debug_rank", spec.debug_rank)
+    if asked := spec.wants_terminal:
         raise LaunchError(
             f"{asked}: a worker on another node cannot have this terminal",
-            hint="debug it in a job of one node, on that host",
+            hint="debug it in a job of one node, on that host; or start ddplaunch on each node yourself, with --node-rank",
         )
     python = spec.remote_python or sys.executable
     signals = passed_on(spec.signals)

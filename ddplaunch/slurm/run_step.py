@@ -16,7 +16,7 @@ from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
-from ddplaunch.errors import below, visible
+from ddplaunch.errors import LaunchError, below, visible
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
@@ -49,6 +49,11 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     Raises:
         LaunchError: nothing was started.
     """
+    if asked := spec.wants_terminal:
+        raise LaunchError(
+            f"{asked}: the step that ddplaunch would start has no terminal",
+            hint=f"start it yourself: `srun --pty --ntasks-per-node=1 ddplaunch {asked} ...` gives the first node yours",
+        )
     for note in allocation.notes:
         sys.stderr.write(visible(f"ddplaunch: {below(note)}\n"))
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)

@@ -257,6 +257,24 @@ def test_the_debugger_is_stopped_and_continued_with_its_line(job, program):
     job.nothing_left()
 
 
+# --- several nodes
+
+
+def test_the_node_of_the_rank_has_the_terminal_and_the_others_need_none(nodes, program):
+    target = (program("debug_target"), "breakpoint", 0, "done")
+    terminal = typed(nodes, *nodes.static(2, 0), "--debug", 0, *target)
+    nodes.node(*nodes.static(2, 1), "--debug", 0, *target)
+    terminal.sees(PDB)
+    assert enter(terminal, "p RANK") == "0"
+    terminal.press("c", ENTER)
+    assert terminal.status() == 0
+    assert nodes.statuses() == [0]
+    lacks = nodes.node(*nodes.static(2, 1), "--debug", 1, *target)
+    assert lacks.process.wait() == 2
+    assert "hint: run it in a terminal, on each node whose ranks it is for" in lacks.err
+    nodes.nothing_left()
+
+
 # --- mistakes
 
 

@@ -34,8 +34,7 @@ def check(request: SubmitRequest, spec: JobSpec, env: Mapping[str, str]) -> None
             f"--no-requeue of sbatch and {spec.origin('requeue_on')} do not go together",
             hint="leave one out: --requeue-on needs a job that may be requeued",
         )
-    if spec.debug_rank is not None or spec.debug_on_error:
-        asked = "--debug-on-error" if spec.debug_on_error else spec.asked("debug_rank", spec.debug_rank)
+    if asked := spec.wants_terminal:
         raise LaunchError(
             f"{asked}: a batch job has no terminal",
             hint="debug it in an allocation of `salloc`, or of `srun --pty bash`",

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.errors import LaunchError
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import from_argv
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.record import replace
 from ddplaunch.slurm.quoting import escaped, unescaped
-from ddplaunch.slurm.run_step import argv, environment
+from ddplaunch.slurm.run_step import argv, environment, run_step
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 
@@ -37,6 +38,17 @@ def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_worke
     assert variables(**secret.hidden(job)) == variables()  # of an outer step
     read = {name for option in OPTIONS for name, _ in option.variables}
     assert read == secret.public(dict.fromkeys(read, "")).keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"), [({"debug_rank": 1}, "--debug 1"), ({"debug_on_error": True}, "--debug-on-error")]
+)
+def test_a_job_that_needs_a_terminal_has_none_in_a_step_of_ours(changes: dict[str, object], asked: str) -> None:
+    job = replace(SPEC, origins={"debug_rank": "--debug"}, **changes)
+    with pytest.raises(LaunchError) as raised:
+        run_step(job, {}, place("node1", "node2"))
+    assert raised.value.message == f"{asked}: the step that ddplaunch would start has no terminal"
+    assert f"srun --pty --ntasks-per-node=1 ddplaunch {asked}" in str(raised.value.hint)
 
 
 def test_what_srun_would_take_for_tasks_of_the_step_is_left_out() -> None:
