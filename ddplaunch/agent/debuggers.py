@@ -28,6 +28,7 @@ _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 _WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless it is in C
+_ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
 _OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/attach.py
 
 
@@ -73,6 +74,7 @@ class Debuggers:
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
+        self._resume: float | None = None  # when to accept again
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + address)
@@ -86,7 +88,11 @@ class Debuggers:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # too many open files, say; the connection is still there, and would wake us at once
+            self._selector.unregister(self._listener)
+            self._resume = clock.now() + _ACCEPT_PAUSE
             return
         sock.setblocking(False)
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -176,10 +182,13 @@ class Debuggers:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return soonest(*(pending.until for pending in self._pending.values()))
+        return soonest(self._resume, *(pending.until for pending in self._pending.values()))
 
     def expire(self, now: float) -> None:
-        """Give up workers that have not come by."""
+        """Give up workers that have not come by; accept again after a pause."""
+        if self._resume is not None and now >= self._resume:
+            self._resume = None
+            self.listen()
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
                 del self._pending[rank]

@@ -94,7 +94,10 @@ class Generations:
                 self._errors.begin(setup.error_files.recorders, once=True)
             self._ready = generation, setup
         if self._setup.inputs.spec.debug_on_error or self._setup.inputs.spec.debugpy_ranks:
-            self.inspection.debuggers.listen()
+            try:
+                self.inspection.debuggers.listen()
+            except OSError as error:
+                self._reporter.print(f"warning: no worker can be given a debugger: {error.strerror}")
 
     def go_on(self) -> None:
         """Go on with the start once the place of the logs is known, or will not be known soon."""

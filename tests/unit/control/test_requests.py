@@ -35,12 +35,16 @@ RUN = {
 TO_AGENT: list[dict[str, Any]] = [
     {"asked": {"type": "status"}, "within": 2.0, "protocol": 1},
     {"asked": {"type": "stop"}, "within": 2.0, "protocol": 1},
+    {"asked": {"type": "attach", "rank": 3}, "within": 2.0, "protocol": 1},
 ]
 TO_CLIENT: list[dict[str, Any]] = [
     RUN,
     {"type": "node", "node_rank": None, "host": "a", "answer": {"type": "none", "reason": "was lost"}},
     {"type": "done"},
     {"type": "ended", "status": 130, "why": "signalled", "text": ""},
+    {"type": "attached"},
+    {"type": "unreached"},
+    {"type": "said", "text": "(Pdb) ", "asks": True, "ends": False},
     {"type": "refused", "reason": "too many"},
 ]
 CASES = [(requests.for_agent, message) for message in TO_AGENT] + [
