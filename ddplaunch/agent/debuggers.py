@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.agent.workers import Workers
 from ddplaunch.errors import below
 from ddplaunch.process import clock
 from ddplaunch.process.start import ATTACH_SIGNAL
@@ -55,21 +57,22 @@ class Debuggers:
 
     def __init__(
         self,
-        address: str,
+        setup: AgentSetup,
         selector: selectors.BaseSelector,
-        workers: Callable[[], Mapping[int, RunningWorker]],
+        workers: Callable[[], Workers | None],
         feed: Callable[[node.Event], None],
-        listening: Callable[[Mapping[int, int]], None],
+        write: Callable[[str], None],
     ) -> None:
-        """`workers` gives those that there are, by rank; `listening` is called with the ports of all that have one for debugpy.
+        """`workers` gives those of the generation that there is, `write` writes lines for the user.
 
         Raises:
             OSError: there are too many open files.
         """
         self._selector = selector
-        self._workers = workers
+        self._generation = workers
         self._feed = feed
-        self._listening = listening
+        self._debugpy_ranks = setup.inputs.spec.debugpy_ranks or frozenset()
+        self._write = write
         self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
@@ -77,7 +80,7 @@ class Debuggers:
         self._resume: float | None = None  # when to accept again
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
-        self._listener.bind("\0" + address)
+        self._listener.bind("\0" + setup.debug_address)
 
     def listen(self) -> None:
         """Take connections; a second time changes nothing."""
@@ -96,7 +99,7 @@ class Debuggers:
             return
         sock.setblocking(False)
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        rank = next((rank for rank, worker in self._workers().items() if worker.pid == pid), None)
+        rank = next((rank for rank, worker in self._workers.items() if worker.pid == pid), None)
         if rank is None or uid != os.getuid():
             sock.close()
             return
@@ -124,9 +127,23 @@ class Debuggers:
         elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
             self._ports[rank] = sock, int(packet[1:])
             self._feed(node.DebuggerAttached(rank, clock.now()))
-            self._listening({rank: port for rank, (_, port) in sorted(self._ports.items())})
+            self._announce()
         else:
             self._drop(sock, rank)
+
+    def _announce(self) -> None:
+        """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
+        generation = self._generation()
+        here = {plan.rank for plan in generation.plans} if generation is not None else set()
+        if self._ports.keys() >= here & self._debugpy_ranks:
+            from ddplaunch.report.launch_json import announcement  # few jobs have one
+
+            self._write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
+
+    @property
+    def _workers(self) -> Mapping[int, RunningWorker]:
+        generation = self._generation()
+        return generation.running if generation is not None else {}
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
         if sock.fileno() < 0:
@@ -160,7 +177,7 @@ class Debuggers:
         Raises:
             CannotAttach: it cannot.
         """
-        worker = self._workers().get(rank)
+        worker = self._workers.get(rank)
         if worker is None or worker.look() is not None:
             raise CannotAttach(
                 f"rank {rank} has ended" if worker is not None else f"rank {rank} has not been started yet"

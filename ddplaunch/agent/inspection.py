@@ -6,7 +6,7 @@ It is made when it is first needed; it decides nothing, and what it finds become
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddplaunch.agent.setup import AgentSetup
@@ -14,7 +14,6 @@ from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
 from ddplaunch.errors import visible
 from ddplaunch.process import clock
-from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.supervise import node
 
@@ -91,22 +90,8 @@ class Inspection:
         if self._debuggers is None:
             from ddplaunch.agent.debuggers import Debuggers  # few jobs are debugged
 
-            self._debuggers = Debuggers(
-                self._setup.debug_address, self._selector, self._running, self._feed, self._listening
-            )
+            self._debuggers = Debuggers(self._setup, self._selector, self._workers, self._feed, self._write)
         return self._debuggers
-
-    def _running(self) -> Mapping[int, RunningWorker]:
-        workers = self._workers()
-        return workers.running if workers is not None else {}
-
-    def _listening(self, ports: Mapping[int, int]) -> None:
-        """Print how to connect to the workers that wait for a client of debugpy, once all of them do."""
-        here = self._running().keys() or {worker.rank for worker in self._setup.draft.workers}
-        if ports.keys() >= here & (self._setup.inputs.spec.debugpy_ranks or frozenset()):
-            from ddplaunch.report.launch_json import announcement
-
-            self._write(announcement(ports))
 
     def detach_debuggers(self) -> None:
         """Have no worker stay in a debugger."""
