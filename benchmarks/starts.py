@@ -75,9 +75,8 @@ def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
         "mpirun": lambda script: bed.mpirun(workers, [*by_hand, *script]),
     }
     known = {name: way for name, way in ways.items() if way([]) is not None}
-    rounds = bed.rounds(
-        5 if workers < 8 else 3
-    )  # 8 workers take a minute a round on two cores, most of it the others' way
+    # a round of 8 workers takes a minute on two cores, most of it the others' ways
+    rounds = bed.rounds(5 if workers < 8 else 3)
     marks: dict[str, list[list[float]]] = {name: [] for name in known}  # first step, tenth step, end
     for _ in range(rounds):
         for name, way in known.items():
