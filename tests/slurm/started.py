@@ -36,7 +36,7 @@ def batch(
     options: tuple[str, ...] = (),
     tells: bool = False,
 ) -> Batch:
-    """Submit a script that starts 2 workers on each of 3 nodes in one of these ways; its status is the command's.
+    """Submit a script that starts 2 workers on each of 2 nodes in one of these ways; its status is the command's.
 
     tells: it prints the status instead, which Slurm does not note of a job that it ends, whose script it signals too.
     """

@@ -64,8 +64,8 @@ def test_a_job_goes_back_once_and_completes(job: SlurmJob, way: str) -> None:
 
 
 def test_a_job_goes_back_before_its_time_is_up(job: SlurmJob) -> None:
-    running = leaving(job, ONE_NODE, options=("--time=1", "--signal=B:USR1@60"))
-    job.cluster.pass_time(30)
+    running = leaving(job, ONE_NODE, options=("--time=3", "--signal=B:USR1@60"))
+    job.cluster.pass_time(125)
     goes_back(job, running, 2)
 
 
@@ -129,7 +129,7 @@ def test_workers_that_the_notice_itself_ends_have_left(job: SlurmJob) -> None:
     running.cancel("--signal=USR1")
     running.wait("PENDING")
     assert len(about_the_queue(running)) == 1
-    assert "6 workers on 3 nodes left after SIGUSR1" in running.output()
+    assert f"{RANKS} workers on {NODES} nodes left after SIGUSR1" in running.output()
     running.cancel()
 
 
