@@ -30,7 +30,7 @@ for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 TESTS = Path(__file__).parent
 LIGHT_TORCH = str(TESTS / "torch" / "light")
 QUICK = ("cli", "unit")  # folders without a long test
-PATIENCE = 60.0  # seconds until a test gives up waiting for something that should have happened long ago
+PATIENCE = 120.0  # seconds until a test gives up waiting for something that should have happened long ago
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

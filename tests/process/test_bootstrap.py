@@ -15,7 +15,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.conftest import LIGHT_TORCH
+from tests.conftest import LIGHT_TORCH, PATIENCE
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "ddplaunch" / "worker"
@@ -24,7 +24,6 @@ PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's inter
 VERSION = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version_info.minor)"], text=True)
 BEFORE_3_11 = int(VERSION) < 11
 OTHER_PYTHON = pytest.mark.skipif("DDP_TEST_PYTHON" in os.environ, reason="it is not installed for DDP_TEST_PYTHON")
-TIMEOUT = 60  # seconds
 
 Outcome = tuple[int, str, str]
 
@@ -38,7 +37,7 @@ def run(*command: object, cwd: Path, stdin: str = "", env: Mapping[str, str] | N
         input=stdin.encode(),
         env={**kept, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
         capture_output=True,
-        timeout=TIMEOUT,
+        timeout=PATIENCE,
         check=False,
     )
     out, err = (

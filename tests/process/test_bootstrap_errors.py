@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import Frame, WorkerError
-from tests.conftest import LIGHT_TORCH
+from tests.conftest import LIGHT_TORCH, PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
@@ -54,7 +54,7 @@ class Worker:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
 

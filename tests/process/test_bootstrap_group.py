@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("DDP_TEST_PYTHON", sys.executable)  # the worker's interpreter; it may be older than ours
 
@@ -35,7 +37,9 @@ def run(folder: Path, source: str) -> tuple[int, list[str]]:
     (folder / "program.py").write_text(BEFORE + source)
     command = [PYTHON, str(ROOT / "ddplaunch" / "worker" / "bootstrap.py"), "script", str(folder / "program.py")]
     env = {**os.environ, "MASTER_PORT": "29500"}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False
+    )
     return done.returncode, done.stdout.decode().splitlines()
 
 

@@ -11,6 +11,8 @@ from textwrap import dedent
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
 PROGRAMS = ROOT / "tests" / "programs" / "bootstrap"
@@ -27,7 +29,7 @@ def run(script: Path, *args: str, device: str = "cuda:2", **env: str) -> list[st
         env={**kept, "DDPLAUNCH_PIN_DEVICE": device, **env},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     return result.stdout.splitlines()
