@@ -35,7 +35,10 @@ def show(
     """
     wanted = find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
-        raise LaunchError("--native needs py-spy, which is not installed here", hint="type `pip install py-spy`, or install ddplaunch[native]")
+        raise LaunchError(
+            "--native needs py-spy, which is not installed here",
+            hint="type `pip install py-spy`, or install ddplaunch[native]",
+        )
     chosen = find.choose(env, named, "stacks")
     name = find.name_of(chosen)
     within = _NATIVE if native else WITHIN

@@ -69,6 +69,24 @@ go.set()
     assert run(tmp_path, source) == (0, ["thread True", "atexit True", *DESTROYED])
 
 
+@pytest.mark.parametrize("end", ["", "sys.exit(1)"])
+def test_a_thread_of_gloo_that_still_needs_the_gil_gets_it(tmp_path: Path, end: str) -> None:
+    source = f"""
+import ctypes, hashlib
+torch.distributed.destroy_process_group()
+computes = threading.Event()
+def release():
+    ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0)  # PR_SET_NAME
+    computes.set()
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 300_000)  # without the GIL
+    print("released", flush=True)
+threading.Thread(target=release, daemon=True).start()
+computes.wait()
+{end}
+"""
+    assert run(tmp_path, source)[1] == ["destroyed", "released"]
+
+
 @pytest.mark.parametrize("broken", ["threading.Event().wait", "lambda: 1 / 0"])
 def test_a_group_that_cannot_be_destroyed_spoils_no_good_end(tmp_path: Path, broken: str) -> None:
     assert run(tmp_path, f"torch.distributed.destroy_process_group = {broken}") == (0, [])

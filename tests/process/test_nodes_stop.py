@@ -110,7 +110,7 @@ def test_a_node_that_leaves_while_others_are_waited_for_may_come_again(nodes, pr
     assert nodes.statuses(started[1]) == [130]
     again = [nodes.node(*nodes.static(3, place), program("place")) for place in (1, 2)]
     assert nodes.statuses(started[0], *again) == [0, 0, 0]
-    assert "has left: its ddplaunch was ended" in started[0].err
+    assert "has left: its ddplaunch has ended" in started[0].err
     nodes.nothing_left()
 
 
