@@ -6,6 +6,7 @@ Who asks is known by its process, as the kernel names it. A connection lasts as 
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import struct
@@ -77,10 +78,12 @@ class Debuggers:
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
+        self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
         self._resume: float | None = None  # when to accept again
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + setup.debug_address)
+        selector.register(self._hang_ups, selectors.EVENT_READ, self._hung_up)
 
     def listen(self) -> None:
         """Take connections; a second time changes nothing."""
@@ -121,6 +124,7 @@ class Debuggers:
             and (visitor := pending.visitor.attached()) is not None
         ):
             self._attached[rank] = sock, visitor
+            self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
             with suppress(OSError):  # it has ended, which is read
                 socket.send_fds(sock, [b"A"], [visitor.fileno()])
             self._feed(node.DebuggerAttached(rank, clock.now()))
@@ -130,6 +134,19 @@ class Debuggers:
             self._announce()
         else:
             self._drop(sock, rank)
+
+    def _hung_up(self) -> None:
+        """Have workers whose visitors have left look at that: one that runs to a breakpoint reads nothing until it is there."""
+        left = {fd for fd, _ in self._hang_ups.poll(0)}
+        for rank, (sock, visitor) in list(self._attached.items()):
+            if visitor.fileno() in left:
+                self._readable(sock, rank)  # perhaps it was the worker who left
+                if (
+                    (worker := self._workers.get(rank)) is not None
+                    and rank in self._attached
+                    and not _why_deadly(worker)
+                ):
+                    worker.signal(ATTACH_SIGNAL)
 
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
@@ -157,7 +174,9 @@ class Debuggers:
             del self._ports[rank]
             self._feed(node.DebuggerDetached(rank, clock.now()))
         if rank in self._attached and self._attached[rank][0] is sock:
-            self._attached.pop(rank)[1].close()
+            _, visitor = self._attached.pop(rank)
+            self._hang_ups.unregister(visitor)  # else it stays there as long as anybody has a copy
+            visitor.close()
             self._feed(node.DebuggerDetached(rank, clock.now()))
 
     def lend_terminal(self, rank: int) -> None:
@@ -225,15 +244,24 @@ class Debuggers:
         held = [*self._attached.items(), *self._ports.items()]
         for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
             self._drop(sock, rank)
+        self._selector.unregister(self._hang_ups)
+        self._hang_ups.close()
 
 
 def _why_not(worker: RunningWorker) -> str:
     """Say, as a predicate, why a worker would not come, or would be killed by the signal; "" if it does."""
     status = read_status(worker.pid)
+    if status is not None and status.is_stopped:
+        return "is stopped" if status.state == "T" else "is held by a debugger"
+    blocks = status is not None and status.blocks(ATTACH_SIGNAL)
+    return _why_deadly(worker) or ("blocks the signal by which a debugger would get in" if blocks else "")
+
+
+def _why_deadly(worker: RunningWorker) -> str:
+    """Say, as a predicate, why the signal would not reach our handler, and perhaps kill; "" if it does, now or later."""
+    status = read_status(worker.pid)
     if status is None:
         return "has ended"
-    if status.is_stopped:
-        return "is stopped" if status.state == "T" else "is held by a debugger"
     mode = 0 if worker.stacks is None else os.fstat(worker.stacks).st_mode
     if worker.stacks is None or mode & _OTHERS:
         return "is no Python, or has not begun to run its program"
@@ -241,4 +269,4 @@ def _why_not(worker: RunningWorker) -> str:
         return f"handles signal {ATTACH_SIGNAL} (SIGRTMAX-6) itself, by which a debugger would get in: its program has taken it"
     if not has_file(worker.pid, worker.stacks) or not status.catches(ATTACH_SIGNAL):
         return "runs another program by now, or has taken the signals by which a debugger would get in"
-    return "blocks the signal by which a debugger would get in" if status.blocks(ATTACH_SIGNAL) else ""
+    return ""

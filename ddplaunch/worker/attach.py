@@ -20,15 +20,21 @@ def offer(fd: int, signum: int, address: str, names: "dict[str, Any]", load: "Ca
     """Do that; `names` are those of stacks.py, of whose agent's file this is the descriptor."""
     own: Any = sys.modules["_signal"]
     worker = os.getpid()
+    peer: Any = None  # who looks, or has looked last
 
     def asked(_signum: int, frame: "FrameType | None") -> None:
+        nonlocal peer
         if os.getpid() != worker:
+            return
+        if peer is not None and peer.is_open:
+            peer.leave_if_hung_up()
             return
         try:
             session = load("prompt")["meet"](address, load("debugger"))
         except Exception:  # noqa: BLE001 - such as files of another version: the program goes on
             return
         if session is not None:
+            peer = session.peer
             session.open_at(frame)
 
     def mark(bits: int) -> None:

@@ -5,6 +5,7 @@ Loaded when somebody attaches. To leave it lets the program go on, whatever the 
 
 import json
 import pdb  # noqa: T100 - it is what was asked for
+import select
 import socket
 import sys
 
@@ -92,6 +93,14 @@ class Peer:
             self.sock.close()
             self.agent.close()
 
+    def leave_if_hung_up(self) -> None:
+        """Let the program go on, which may be on its way to a breakpoint, if nobody looks any more."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        if poll.poll(0):
+            sys.settrace(None)  # the breakpoints stay: it may be bdb, looking for one, that we have interrupted
+            self.close()
+
 
 class Session(pdb.Pdb):
     """One debugger, from the moment that somebody attaches until they leave."""
@@ -99,6 +108,7 @@ class Session(pdb.Pdb):
     def __init__(self, peer: Peer) -> None:
         super().__init__(stdin=peer, stdout=peer, nosigint=True, readrc=False)  # type: ignore[arg-type]
         self.peer = peer
+        self.clear_all_breaks()  # which are the process's, of somebody who has hung up
 
     def open_at(self, frame: "FrameType | None") -> None:
         """Open at the interrupted frame, in the middle of a line; from then on as the user has it."""

@@ -51,6 +51,13 @@ def detached(job, run: str, rank: int, attach) -> Terminal:
     return found[-1]
 
 
+def runs_to_breakpoint(terminal: Terminal, job, sign: str) -> None:
+    """Have the rank run with a breakpoint whose condition is false for ever."""
+    enter(terminal, f"break attached:16, put({sign!r})")
+    terminal.press("c", ENTER)
+    until(lambda: job.has_sign(sign), "the breakpoint")
+
+
 def test_the_rank_is_held_where_it_is_and_steps(job, runs, attach):
     run = runs("count", "count")
     terminal = attach(run, 1)
@@ -83,6 +90,16 @@ def test_the_rank_goes_on_however_the_debugger_is_left(job, runs, attach):
     terminal.hang_up()
     terminal.child.wait()
     terminal = detached(job, run, 1, attach)
+    os.kill(terminal.child.pid, signal.SIGKILL)
+    terminal.child.wait()
+    terminal = detached(job, run, 1, attach)
+    runs_to_breakpoint(terminal, job, "first")
+    terminal.press(CTRL_C)
+    terminal.sees("rank 1 goes on")
+    assert terminal.status() == 0
+    terminal = detached(job, run, 1, attach)
+    assert enter(terminal, "break") == ""
+    runs_to_breakpoint(terminal, job, "second")
     os.kill(terminal.child.pid, signal.SIGKILL)
     terminal.child.wait()
     terminal = detached(job, run, 1, attach)
