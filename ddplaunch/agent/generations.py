@@ -64,6 +64,7 @@ class Generations:
         self._starter = Starter(selector, reporter.print, child_ended, warm, why_cold, queue.fileno())
         self._inspection: Inspection | None = None
         self._joined = joined
+        self._given_up: set[str] = set()  # of what a job can do without
         self._errors = FolderWatch()
         if self._errors.fd >= 0:
             selector.register(self._errors.fd, selectors.EVENT_READ, self._file_written)
@@ -166,7 +167,7 @@ class Generations:
     def _file_written(self) -> None:
         folders = self._errors.drain()
         if self._setup.error_files.recorders in folders and self._joined is not None:
-            self._joined()
+            self._guard("stragglers are no longer looked for", self._joined)
         if self._setup.error_files.folder not in folders:
             return
         if self._setup.error_files.takes_request():
@@ -206,7 +207,11 @@ class Generations:
             case node.TakeStacks(within):
                 self.inspection.take_stacks(self.workers, within)
             case node.Observe(asks):
-                self.inspection.observe(self.workers, asks=asks)
+                workers = self.workers
+                self._guard(
+                    "it is no longer looked whether workers move",
+                    lambda: self.inspection.observe(workers, asks=asks),
+                )
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -245,6 +250,15 @@ class Generations:
             self.inspection.answer(question, reply)
         except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
             self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
+
+    def _guard(self, without: str, call: Callable[[], None]) -> None:
+        """Call this; what fails in it, such as files of another version, is no reason to end a job, which goes on without."""
+        if without not in self._given_up:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001
+                self._given_up.add(without)
+                self._reporter.print(f"warning: {without}: {type(error).__name__}: {error}")
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -78,7 +78,7 @@ class StragglerCheck:
             call()
         except Exception as error:  # noqa: BLE001
             self.end()
-            self._warn(f"warning: it is not looked for stragglers any more: {type(error).__name__}: {error}")
+            self._warn(f"warning: stragglers are no longer looked for: {type(error).__name__}: {error}")
 
     def _read(self, members: Mapping[int, Member]) -> None:
         from ddplaunch.control.arrival_answers import AskArrivals
@@ -173,15 +173,15 @@ class _Reading:
 
     def compare(self) -> list[Steps]:
         """Compare all that was answered; runs in a child."""
-        from ddplaunch.stacks.read_arrivals import received
-        from ddplaunch.stacks.stragglers import compare
-
-        found, clocks = {}, {}
-        for answer, clock in self._answers:
-            of_node = received(answer)
-            found.update(of_node)
-            clocks.update(dict.fromkeys(of_node, clock))
         try:
+            from ddplaunch.stacks.read_arrivals import received
+            from ddplaunch.stacks.stragglers import compare
+
+            found, clocks = {}, {}
+            for answer, clock in self._answers:
+                of_node = received(answer)
+                found.update(of_node)
+                clocks.update(dict.fromkeys(of_node, clock))
             return compare(found, clocks)
         except Exception:  # noqa: BLE001 - it would be raised in the agent, where it is no reason to end a job
             return []

@@ -64,6 +64,8 @@ class Asked(Generic[T]):
 
         The child has no descriptors but these, from FIRST on.
         """
+        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
+
         self._selector = selector
         self._answered = answered
         self.answer = otherwise  # until there is another

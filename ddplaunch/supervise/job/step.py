@@ -6,7 +6,7 @@ from signal import SIGTERM
 
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
-from ddplaunch.supervise.job import actions, events
+from ddplaunch.supervise.job import actions, events, hanging
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
@@ -49,8 +49,6 @@ def step(state: State, event: events.Event) -> Result:
         case events.NodeNoticed(who, signum):
             return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
         case events.NodeStill(who):
-            from ddplaunch.supervise.job import hanging  # few jobs look for it
-
             return hanging.still(state, event) if _is_awaited(state, who) else (state, ())
         case events.NodeEscalated(who, signum, _):
             return _escalated(_noted(state, signum), who, signum)

@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGTERM
 
 from ddplaunch.record import replace
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.node import actions
+from ddplaunch.supervise.node import actions, looking
 from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.node.teardown import (
     KILL_TIMEOUT,
@@ -34,8 +34,6 @@ def reached(state: State, at: float) -> Result:
         case Phase.RUNNING | Phase.SETTLING if _is_warning_due(state, at):
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.RUNNING if state.look_at is not None and at >= state.look_at:
-            from ddplaunch.supervise.node import looking  # few jobs ask for it
-
             return looking.look(state, at)
         case Phase.SETTLING:
             return stop(state, Why.FAILED, SIGTERM, at)

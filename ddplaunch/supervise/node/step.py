@@ -10,7 +10,7 @@ from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import follows
-from ddplaunch.supervise.node import actions, events
+from ddplaunch.supervise.node import actions, events, looking
 from ddplaunch.supervise.node.deadlines import reached
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
@@ -110,8 +110,6 @@ def step(state: State, event: events.Event) -> Result:
 
             return debugging.step(state, event)
         case events.Observed(moved, at):
-            from ddplaunch.supervise.node import looking  # few jobs look
-
             return looking.observed(state, at, moved=moved)
         case events.DeadlineReached(at):
             return reached(state, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_what_fails_in_it_ends_the_readings_and_nothing_else():
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], object())
     asker.answered(None, sent({0: []}, 0))
-    assert bed.warned[0].startswith("warning: it is not looked for stragglers any more: AttributeError")
+    assert bed.warned[0].startswith("warning: stragglers are no longer looked for: AttributeError")
     assert bed.check.at is None
 
 
@@ -154,3 +155,15 @@ def test_what_is_sent_of_arrivals_arrives(late):
     assert isinstance(message, Answered)
     assert isinstance(message.answer, NodeArrivals)
     assert received(message.answer) == found
+
+
+def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    monkeypatch.setitem(
+        sys.modules, "ddplaunch.stacks.read_arrivals", None
+    )  # its import fails, as that of a removed file
+    bed.answer({3: 20 * MS})
+    assert bed.check.straggler is None
+    assert bed.warned == []  # nothing was raised in the child, and so again in the loop
