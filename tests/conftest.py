@@ -97,6 +97,7 @@ class Job:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
+    command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "ddplaunch"])
 
     @property
     def env(self) -> dict[str, str]:
@@ -125,7 +126,7 @@ class Job:
 
     def argv(self, *args: object) -> list[str]:
         """The real command with these arguments."""
-        return [sys.executable, "-m", "ddplaunch", *map(str, args)]
+        return [*self.command, *map(str, args)]
 
     def start(self, *args: object, env: dict[str, str] | None = None, **popen: Any) -> subprocess.Popen[bytes]:
         """Start the command; its output goes to pipes unless told otherwise."""

@@ -18,7 +18,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.warm import find
 
 VARIABLE = "DDPLAUNCH_WARM"
-_LOCK_TIMEOUT = 0.2  # seconds
+LOCK_TIMEOUT = 0.2  # seconds
 _LOOK_AGAIN = 0.005  # seconds
 _PROGRAM = slice(0, 4)  # of a worker's command: interpreter, bootstrap, kind of program, and program
 
@@ -91,7 +91,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[find.Place, str]:
 def _lock() -> Iterator[None]:
     """Let no other run start one meanwhile."""
     folder = run_socket.open_runtime_folder(make=True)
-    until = time.monotonic() + _LOCK_TIMEOUT
+    until = time.monotonic() + LOCK_TIMEOUT
     try:
         while True:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.report import run_socket
 from ddplaunch.warm import find, show
-from tests.conftest import Job, Result, until
+from tests.conftest import PATIENCE, Job, Result, until
+from tests.process import keeping
 
 IMPORTED = "import os\npid = os.getpid()\n"
 # each worker says who its parent is, who has imported for it, and what it has left behind
@@ -31,6 +34,15 @@ WORKER = """
     sign(f"parents-{generation}", f"{os.getppid()} {preloaded.pid}")
 """
 WAITS = WORKER + "    signs and time.sleep(600)\n"
+
+
+@pytest.fixture
+def job(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """One whose sockets lie in its home, where the test looks for them too, and which waits as a test waits."""
+    sockets = str(tmp_path / "sockets")
+    monkeypatch.setattr(run_socket, "runtime_folder", lambda _uid: sockets)
+    job.command = [sys.executable, keeping.__file__, sockets, str(PATIENCE)]
+    return job
 
 
 @pytest.fixture
@@ -243,6 +255,29 @@ def test_two_runs_at_once_share_it(keep, job, tmp_path):
 def test_one_that_does_not_answer_is_done_without(keep):
     _, _, interpreter = keep.run()
     os.kill(interpreter, signal.SIGSTOP)
+    keep.job.command[-1] = "0.1"
     result = keep.job.run("--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", keep.folder / "train.py")
     assert result.status == 0
     assert "no interpreter is kept warm: the one that is there does not answer" in result.err
+
+
+def test_all_that_is_kept_is_shown_and_stopped(keep, job):
+    assert job.run("warm").out == job.run("warm", "--stop").out == "no interpreter is kept warm\n"
+    _, _, idle = keep.run()
+    _, _, silent = keep.run(WORKER, "--threads", 2)
+    os.kill(silent, signal.SIGSTOP)
+    keep.start(WAITS, "--threads", 3)
+    guard, used = keep.parents()
+    run, job.process = job.process, None
+    job.command[-1] = "2"
+    assert f"process {silent}: imports still, or hangs" in job.run("warm").out
+    assert sorted(job.run("warm", "--stop").out.splitlines()) == sorted(
+        [f"process {idle} ends", f"process {silent} did not answer, and was killed", f"process {used} ends after 1 run"]
+    )
+    until(lambda: set(job.left()).isdisjoint({idle, silent}), "the end of those that serve no run")
+    assert os.path.exists(f"/proc/{guard}")
+    assert [show.kept(name) for name in find.names()] == [None]  # a socket that who was killed has left
+    run.send_signal(signal.SIGINT)
+    job.process = run
+    assert keep.wait().status == 130
+    until(lambda: not job.left(), "the end of the last")

@@ -1,0 +1,19 @@
+"""The command with sockets in a folder of its own, and with as much patience as is said: `keeping.py FOLDER SECONDS ...`.
+
+What other runs on this machine keep warm is out of its reach, and it takes no way out that is meant for a busy machine.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ddplaunch.__main__ import main
+from ddplaunch.report import run_socket
+from ddplaunch.warm import find, prepare
+
+if __name__ == "__main__":
+    _, folder, seconds, *arguments = sys.argv
+    run_socket.runtime_folder = lambda uid: folder
+    find.ANSWER_WITHIN = prepare.LOCK_TIMEOUT = float(seconds)
+    sys.argv[1:] = arguments
+    main()
