@@ -47,6 +47,11 @@ _OF_A_JOB = (
     "LSB_JOBID",
     "FLUX_JOB_ID",
     "OAR_JOB_ID",
+    "SGE_TASK_ID",  # Grid Engine: "undefined" where the job is no array
+    "PE_HOSTFILE",
+    "LOADL_STEP_ID",
+    "COBALT_JOBID",
+    "PJM_JOBID",
     "_CONDOR_SCRATCH_DIR",
 )
 _OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")

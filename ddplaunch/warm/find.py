@@ -17,6 +17,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.warm import inherited
 
 ANSWER_WITHIN = 1.0  # seconds
+MOST = 4  # that a user has on a machine; each may hold what torch takes of memory
 _PREFIX = ".warm-"  # a hidden name: it is no socket of a run
 _LONGEST_ANSWER = 8192  # bytes
 
@@ -99,6 +100,17 @@ def remove_ended() -> None:
             run_socket.remove_refusing(run_socket.runtime_folder(os.getuid()), name)
         except OSError:
             pass
+
+
+def make_room() -> None:
+    """Have those end that were taken longest ago, if there were too many with one more; with its last run, what serves one."""
+    folder, taken = run_socket.runtime_folder(os.getuid()), {}
+    for name in names():
+        with suppress(OSError):
+            taken[name] = os.stat(f"{folder}/{name}").st_mtime_ns
+    for name in sorted(taken, key=lambda name: taken[name])[: 1 - MOST]:
+        with suppress(OSError), connect(name) as sock:
+            sock.sendall(b"stop\n")  # and waits for no answer: it may import still
 
 
 def name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:

@@ -81,6 +81,7 @@ def prepare(plan: Plan, caller: Mapping[str, str]) -> tuple[find.Place, str]:
                 find.connect(place.name).close()  # another run was faster
             except (FileNotFoundError, ConnectionRefusedError):
                 find.remove_ended()
+                find.make_room()
                 _start(place, plan, caller)
     except OSError as error:
         raise CannotKeep(why_failed(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -106,6 +107,7 @@ def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path)
     first, guard, interpreter = keep.run()
     assert (first.status, first.out) == (0, "")
     assert "warm" not in first.err
+    os.utime(tmp_path / "sockets" / socket_of(interpreter), (1, 1))
     facts = "    print(sys.argv[1:], os.getcwd(), os.umask(0), os.getsid(0) == os.getpid())\n"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -118,9 +120,11 @@ def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path)
         *["/dev/null"] * 3,
     ]
     assert os.getsid(interpreter) == interpreter
-    kept = show.kept(socket_of(interpreter))
+    kept_at = socket_of(interpreter)
+    kept = show.kept(kept_at)
     assert kept is not None
     assert (kept.runs, kept.running, kept.modules) == (2, 0, "preloaded")
+    assert (tmp_path / "sockets" / kept_at).stat().st_mtime > 1
     plan = keep.job.run("plan", "--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", tmp_path / "train.py")
     assert f"process {interpreter}  --keep-warm" in plan.out
     assert f"process {interpreter}: " in keep.job.run("warm").out
@@ -142,6 +146,31 @@ def test_it_serves_no_run_that_would_differ(keep, tmp_path):
         in result.err
     )
     until(lambda: not os.path.exists(f"/proc/{interpreter}"), "the end of what is not used any more")
+
+
+def test_where_there_were_too_many_with_one_more_that_taken_longest_ago_ends(keep, tmp_path):
+    os.close(run_socket.open_runtime_folder(make=True))
+    folder = os.open(tmp_path / "sockets", os.O_RDONLY)
+    there = [socket.socket(socket.AF_UNIX) for _ in range(find.MOST)]
+    for number, listener in enumerate(there):
+        run_socket.listen(listener, folder, name := f".warm-{number}")
+        os.utime(name, (number ^ 1, number ^ 1), dir_fd=folder)
+        listener.setblocking(False)
+    assert keep.run()[0].status == 0
+    asked = [received(listener) for listener in there]
+    assert [b"stop\n" in lines for lines in asked] == [False, True, False, False]
+    os.close(folder)
+
+
+def received(listener: socket.socket) -> list[bytes]:
+    """Take all connections that have come; give what each has sent."""
+    lines = []
+    with listener, suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                lines.append(connection.recv(100))
+    return lines
 
 
 def test_it_ends_when_no_run_has_come_for_so_long(keep, tmp_path):

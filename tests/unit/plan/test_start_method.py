@@ -104,6 +104,11 @@ def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() ->
         (here("slurm"), {}, "what is kept serves jobs on this machine alone"),
         (here(nnodes=(2, 2)), {}, "what is kept serves jobs on this machine alone"),
         (here(), {"PBS_JOBID": "7"}, "nothing may outlive a batch job, and PBS_JOBID is set"),
+        (
+            here(),
+            {"JOB_ID": "7", "SGE_TASK_ID": "undefined"},
+            "nothing may outlive a batch job, and SGE_TASK_ID is set",
+        ),
         (here(), {"TORCHELASTIC_RUN_ID": "a"}, "nothing may outlive the job whose worker has started this one"),
         (here(), {"SUDO_UID": "1000"}, "no process of another user is to stay after sudo"),
         (here(), {"DDPLAUNCH_CALL": "a"}, "what is kept cannot run a function"),
