@@ -130,6 +130,12 @@ class Still(Struct, frozen=True, tag="still"):
     seconds: Duration
 
 
+class Held(Struct, frozen=True, tag="held"):
+    """An agent to the coordinator: a debugger holds a worker of it, or does no longer."""
+
+    held: bool
+
+
 class RequestStore(Struct, frozen=True, tag="request_store"):
     """An agent to the coordinator: a worker waits for torch's store, which no process of node 0 hosts."""
 
@@ -259,7 +265,9 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = Hello | Watch | Stopping | Noticed | Escalate | Still | RequestStore | Forward | Ended | Answered | Pong
+ToCoordinator = (
+    Hello | Watch | Stopping | Noticed | Escalate | Still | Held | RequestStore | Forward | Ended | Answered | Pong
+)
 ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
 
 encode = msgspec.json.Encoder().encode

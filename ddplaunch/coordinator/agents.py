@@ -96,7 +96,7 @@ class Agents:
                 self._ended(id, message)
             case messages.Escalate() | messages.RequestStore() if id not in self._ranks:
                 pass  # it has no part in what it wants killed, or served
-            case messages.Answered() | messages.Still():
+            case messages.Answered() | messages.Still() | messages.Held():
                 self._report(id, message)
             case messages.Stopping() | messages.Noticed() | messages.Escalate() | messages.RequestStore():
                 self._reported(id, message)

@@ -110,7 +110,7 @@ def event_of(report: Report, id: int, now: float) -> job.Event | None:
         case node.ReportStill(seconds):
             return job.NodeStill(id, now - seconds, now)
         case node.HoldTimeout(held):
-            return job.TimeoutHeld(held)
+            return job.TimeoutHeld(id, held)
         case node.Suspend():
             return job.JobSuspended(now)
         case node.Resume():

@@ -42,6 +42,8 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
             return messages.Escalate(signum)
         case node.ReportStill(seconds):
             return messages.Still(seconds)
+        case node.HoldTimeout(held):
+            return messages.Held(held)
         case node.RequestStore():
             return messages.RequestStore()
         case ForwardToAll(signum):
@@ -74,6 +76,8 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
             return node.Escalate(signum)
         case messages.Still(seconds):
             return node.ReportStill(seconds)
+        case messages.Held(held):
+            return node.HoldTimeout(held)
         case messages.RequestStore():
             return node.RequestStore()
         case messages.Forward(signum):

@@ -113,8 +113,9 @@ class JobResumed:
 
 @record
 class TimeoutHeld:
-    """The user debugs a worker, or does no longer."""
+    """The user debugs a worker of a node, or does no longer."""
 
+    id: int
     held: bool
 
 

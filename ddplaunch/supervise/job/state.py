@@ -160,7 +160,9 @@ class State:
     notice_at: float | None = None  # when to report what is being waited for
     job_deadline: float | None = None  # when the time of the whole job is up
     suspended_at: float | None = None
-    is_debugged: bool = False  # the time of the job may be up only when the debugger is left
+    held: frozenset[int] = (
+        frozenset()
+    )  # the ids of nodes that have said that a debugger holds a worker of this generation
     status: int | None = None
 
     @property
@@ -178,6 +180,11 @@ class State:
         """Whether the job is to stop when its time is up."""
         is_ending = self.phase in (Phase.STOPPING, Phase.ENDED)
         return self.suspended_at is None and not is_ending and not self.is_debugged
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether a debugger holds a worker of any node, so that the time of the job may be up only when it is left."""
+        return any(id in self.members and _runs(self.members[id]) for id in self.held)
 
     @property
     def needs_all(self) -> bool:

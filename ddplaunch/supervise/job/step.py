@@ -62,8 +62,9 @@ def step(state: State, event: events.Event) -> Result:
             return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
         case events.JobResumed(at):
             return _resumed(state, at), ()
-        case events.TimeoutHeld(held):
-            return replace(state, is_debugged=held), ()
+        case events.TimeoutHeld(who, held):
+            holders = state.held | {who} if held else state.held - {who}
+            return (replace(state, held=holders), ()) if _is_awaited(state, who) else (state, ())
         case events.DeadlineReached(at):
             return _deadline(state, at)
 
@@ -157,6 +158,7 @@ def _start(state: State, at: float) -> Result:
         generation_at=at,
         node_exits=NO_EXITS,
         still=NO_NODE_STILL,
+        held=frozenset(),
         lost=(),
         phase_deadline=None,
         rdzv_deadline=None,

@@ -76,6 +76,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},
     {"type": "still", "seconds": 1.5},
+    {"type": "held", "held": True},
     {"type": "forward", "signum": 10},
     {"type": "watch"},
     {"type": "pong", "sent": 1.0, "at": 2.0},

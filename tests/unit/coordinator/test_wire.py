@@ -48,6 +48,7 @@ REPORTS: list[Report] = [
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
     node.ReportStill(1.5),
+    node.HoldTimeout(True),
     node.RequestStore(),
     ForwardToAll(SIGUSR1),
     Answered(1, NodeStatus((WorkerStatus(3, 1, 9, "cpu", "ended", "exit status 3", 1.0, 0.5, 0, None),))),
@@ -85,7 +86,7 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
     assert wire.decode_order(message, NOW) == order
 
 
-@pytest.mark.parametrize("report", [node.Suspend(), node.Resume(), node.HoldTimeout(True)], ids=repr)
+@pytest.mark.parametrize("report", [node.Suspend(), node.Resume()], ids=repr)
 def test_only_where_the_coordinator_is_does_a_pause_stop_the_clock(report: Report) -> None:
     assert wire.encode_report(report) is None
 

@@ -109,7 +109,7 @@ class OneNode:
                     exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
                     self._decide(job.NodeEnded(OWN, exits, self.node.start_failure, at, self.node.left), at)
                 case node.HoldTimeout(held):
-                    self._decide(job.TimeoutHeld(held), at)
+                    self._decide(job.TimeoutHeld(OWN, held), at)
                 case node.Suspend():
                     self._asked.append(action)
                     self._decide(job.JobSuspended(at), at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGINT, SIGTERM
 
 from ddplaunch.record import replace
-from ddplaunch.supervise import node
+from ddplaunch.supervise import job, node
 from ddplaunch.supervise.node import (
     DeadlineReached,
     DebuggerAttached,
@@ -26,7 +26,10 @@ from ddplaunch.supervise.node import (
     TerminalReturned,
     WorkerStarted,
 )
+from ddplaunch.supervise.outcome import Why
+from tests.unit.supervise import job_histories
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended, one_node
+from tests.unit.supervise.job_histories import ELASTIC, THREE, history, met
 
 LENT = (*STARTED, TerminalAsked(1, "ValueError: boom", 1.0))
 SECOND = TerminalAsked(2, "KeyError: 3", 2.0)
@@ -118,3 +121,30 @@ def test_a_restart_may_be_debugged_again():
         TerminalAsked(0, "boom", 100.0),
     )
     assert LendTerminal(0) in one_node(*again, max_restarts=1)[1]
+
+
+# --- a job of several nodes
+
+
+def test_time_limits_wait_until_the_last_debugger_of_any_node_is_left():
+    two = [*met(), job.TimeoutHeld(1, True), job.TimeoutHeld(2, True), job.TimeoutHeld(1, False)]
+    timed = replace(THREE, timeout=60.0)
+    assert history(timed, [*two, job.DeadlineReached(60.0)])[0].why is None
+    left = [*two, job.TimeoutHeld(2, False), job.DeadlineReached(60.0)]
+    assert history(timed, left)[0].why is Why.TIMED_OUT
+
+
+def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
+    timed = replace(ELASTIC, timeout=60.0, max_restarts=1)
+    held = [*met(), job.TimeoutHeld(2, True)]
+    assert not history(timed, held)[0].has_time_limit
+    assert not history(timed, [*held, job_histories.ended(2, 5.0)])[0].is_debugged
+    lost = [*held, job.Left(2, "silent for 10 s", 5.0)]
+    assert not history(timed, lost)[0].is_debugged
+    again = [*held, *job_histories.failing(1, 5.0), *(job_histories.stopping(id, 6.0) for id in (0, 2))]
+    state, _ = history(timed, [*again, job.DeadlineReached(6.0)])
+    assert (state.generation, state.has_time_limit) == (1, True)
+
+
+def test_a_node_that_takes_no_part_holds_nothing():
+    assert not history(THREE, [*met(), job.TimeoutHeld(7, True)])[0].is_debugged
