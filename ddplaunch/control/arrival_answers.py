@@ -8,11 +8,13 @@ from msgspec import Meta, Struct
 
 from ddplaunch.control.fields import Duration, Number, Piece, Size
 
+MAX_MEMBERS = 4096  # characters of the ranks of a group, as many as a worker writes down
 _MAX_CALLS = 100_000
 _MAX_RANKS = 65536
 _MAX_SERIES = 100_000  # workers and groups
 
 Gaps = Annotated[tuple[Size, ...], Meta(max_length=_MAX_CALLS)]  # each from the one before, the first one from zero
+Members = Annotated[str, Meta(max_length=MAX_MEMBERS, pattern=r"\A[0-9,-]*\Z")]  # ranks as ranges: "0-8191"
 
 
 class AskArrivals(Struct, frozen=True, tag="arrivals"):
@@ -41,5 +43,5 @@ class NodeArrivals(Struct, frozen=True, tag="arrivals"):
     wall: Annotated[
         int, Meta(ge=-(2**63), le=2**63 - 1)
     ]  # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
-    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=_MAX_RANKS)], ...], Meta(max_length=4096)]
+    members: Annotated[tuple[Members, ...], Meta(max_length=4096)]
     series: Annotated[tuple[SentArrivals, ...], Meta(max_length=_MAX_SERIES)]

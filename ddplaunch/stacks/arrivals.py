@@ -23,7 +23,7 @@ class Arrivals:
     """What one worker has called last in one process group."""
 
     group: str  # its name, and what carries it out: "nccl 0"
-    members: tuple[int, ...]  # (): not known
+    members: str  # its ranks as ranges, "0-8191", which is as short as they are regular; "": not known
     numbers: tuple[int, ...]  # of its collectives, rising
     times: tuple[int, ...]  # when it came to each: nanoseconds of the time of day
     newest: int  # the time of the last one, whether it is among these or not
@@ -31,7 +31,7 @@ class Arrivals:
     period: float  # seconds from step to step
 
 
-def arrivals(bodies: Iterable[bytes], members: Mapping[str, tuple[int, ...]], every: int = 1) -> list[Arrivals]:
+def arrivals(bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
     """Give what the recorders of a worker tell; of the numbers only every so many blocks."""
     calls: dict[str, list[tuple[int, int, str, str]]] = {}
     for body in bodies:
@@ -57,7 +57,7 @@ def _group(fields: Mapping[str, Any]) -> str:
 
 
 def _of_group(
-    group: str, calls: Sequence[tuple[int, int, str, str]], members: Mapping[str, tuple[int, ...]], every: int
+    group: str, calls: Sequence[tuple[int, int, str, str]], members: Mapping[str, str], every: int
 ) -> Arrivals:
     length, period = step([(at, (name, sizes)) for _, at, name, sizes in calls])
     if not length:
@@ -65,7 +65,7 @@ def _of_group(
     kept = [(number, at) for number, at, *_ in calls if number // BLOCK % every == 0]
     return Arrivals(
         group=group,
-        members=members.get(group.partition(" ")[2], ()),
+        members=members.get(group.partition(" ")[2], ""),
         numbers=tuple(number for number, _ in kept),
         times=tuple(at for _, at in kept),
         newest=calls[-1][1],

@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from ddplaunch.control.arrival_answers import NodeArrivals, SentArrivals
+from ddplaunch.control.arrival_answers import MAX_MEMBERS, NodeArrivals, SentArrivals
 from ddplaunch.control.fields import number, piece
+from ddplaunch.plan.ranks import compress
 from ddplaunch.stacks.arrivals import Arrivals, arrivals
 from ddplaunch.stacks.recorder import answers, members_of
 
@@ -26,7 +27,10 @@ def read(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArriv
     pending = [answers(path, bodies[rank].append) for rank, path in recorders.items()]
     while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
         time.sleep(_PACE)
-    found = {rank: arrivals(bodies[rank], members_of(path), every) for rank, path in recorders.items()}
+    found = {
+        rank: arrivals(bodies[rank], {name: compress(ranks) for name, ranks in members_of(path).items()}, every)
+        for rank, path in recorders.items()
+    }
     return sent(found, _wall())
 
 
@@ -39,12 +43,12 @@ def _wall() -> int:
 
 def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
     """Give what was read as it is sent."""
-    members: dict[tuple[int, ...], int] = {}  # and their places
+    members: dict[str, int] = {}  # and their places
     series = tuple(
         SentArrivals(
             rank=rank,
             group=piece(each.group),
-            members=members.setdefault(each.members, len(members)),
+            members=members.setdefault(each.members if len(each.members) <= MAX_MEMBERS else "", len(members)),
             numbers=_gaps(each.numbers),
             times=_gaps(each.times),
             newest=each.newest,
@@ -71,7 +75,7 @@ def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:
             found.setdefault(each.rank, []).append(
                 Arrivals(
                     group=each.group,
-                    members=node.members[each.members] if each.members < len(node.members) else (),
+                    members=node.members[each.members] if each.members < len(node.members) else "",
                     numbers=numbers,
                     times=times,
                     newest=each.newest,

@@ -33,7 +33,7 @@ class Late:
 class Steps:
     """What one reading shows of a group."""
 
-    group: tuple[str, tuple[int, ...]]  # its name and its ranks
+    group: tuple[str, str]  # its name and its ranks
     ranks: int  # that were compared
     length: int  # collectives of a step
     period: float  # seconds of a step
@@ -71,15 +71,15 @@ class Clock:
 
 def compare(found: Mapping[int, Sequence[Arrivals]], clocks: Mapping[int, Clock]) -> list[Steps]:
     """Compare when these ranks came to the same collectives; `clocks` are those of their nodes, by rank."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, Arrivals]] = {}
+    groups: dict[tuple[str, str], dict[int, Arrivals]] = {}
     for rank, of_rank in sorted(found.items()):
         for each in of_rank:
-            if each.length and (not each.members or rank in each.members):
+            if each.length:
                 groups.setdefault((each.group, each.members), {})[rank] = each
     return [_compared(group, ranks, clocks) for group, ranks in groups.items()]
 
 
-def _compared(group: tuple[str, tuple[int, ...]], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
+def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
     common = sorted(set.intersection(*(set(each.numbers) for each in ranks.values())))
     length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
     newest_at = max((each.newest - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
@@ -116,9 +116,9 @@ class History:
     """The steps of one generation, reading after reading."""
 
     def __init__(self) -> None:
-        self._late: dict[tuple[str, tuple[int, ...]], deque[tuple[float, Late]]] = {}
-        self._known: dict[tuple[str, tuple[int, ...]], Steps] = {}
-        self._read: dict[tuple[str, tuple[int, ...]], float] = {}  # when, the last time
+        self._late: dict[tuple[str, str], deque[tuple[float, Late]]] = {}
+        self._known: dict[tuple[str, str], Steps] = {}
+        self._read: dict[tuple[str, str], float] = {}  # when, the last time
         self._read_at = 0.0
 
     def add(self, read: Sequence[Steps], at: float) -> None:
@@ -143,7 +143,7 @@ class History:
         found = [one for group in self._known if (one := self._of_group(group)) is not None]
         return max(found, key=lambda one: one.share, default=None)
 
-    def _of_group(self, group: tuple[str, tuple[int, ...]]) -> Straggler | None:
+    def _of_group(self, group: tuple[str, str]) -> Straggler | None:
         late = [each for _, each in self._late[group]]
         period = self._known[group].period
         if len(late) < LEAST_STEPS or period <= 0:

@@ -13,6 +13,7 @@ from ddplaunch.control.messages import Answered, encode, for_coordinator
 from ddplaunch.control.questions import NoAnswer
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.coordinator.straggler_check import StragglerCheck
+from ddplaunch.record import replace
 from ddplaunch.stacks.arrivals import Arrivals
 from ddplaunch.stacks.read_arrivals import received, sent
 from ddplaunch.supervise.job import Member
@@ -27,7 +28,7 @@ def arrivals(late: int, ahead: int, first: int) -> Arrivals:
     times = tuple(ahead + number * 100 * MS + late for number in numbers)
     return Arrivals(
         group="gloo 0",
-        members=(0, 1, 2, 3),
+        members="0-3",
         numbers=numbers,
         times=times,
         newest=times[-1],
@@ -167,3 +168,13 @@ def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
     assert bed.warned == []  # nothing was raised in the child, and so again in the loop
+
+
+def test_what_a_node_sends_of_groups_grows_with_its_own_ranks_and_not_with_those_of_the_job():
+    def size(members: str) -> int:
+        ranks = {rank: [replace(arrivals(0, 10**18, 1), members=members)] for rank in range(8)}
+        return len(encode(Answered(1, sent(ranks, 0))))
+
+    assert size("0-8191") - size("0-7") < 8
+    irregular = ",".join(map(str, range(0, 20_000, 2)))  # longer than any that a worker writes down
+    assert size(irregular) < size("0-7")

@@ -53,7 +53,7 @@ def read(
     *,
     history: History | None = None,
     clocks: Mapping[int, Clock] | None = None,
-    members: Mapping[str, tuple[int, ...]] | None = None,
+    members: Mapping[str, str] | None = None,
     at: float | None = None,
 ) -> History:
     found = {
@@ -162,7 +162,7 @@ def test_members_of_a_sub_group_are_compared_with_each_other():
         2: (recorded(), recorded(90 * MS, group="2")),
         3: (recorded(), recorded(90 * MS, group="2")),
     }
-    straggler = read(bodies, members={"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3)}).straggler
+    straggler = read(bodies, members={"0": "0-3", "1": "0-1", "2": "2-3"}).straggler
     assert straggler is not None
     assert (straggler.rank, straggler.seconds) == (1, pytest.approx(0.06))
 
