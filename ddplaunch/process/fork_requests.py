@@ -1,6 +1,7 @@
 """The agent's side of a connection to a process that forks workers: its lines, and requests to it. Starts and ends nothing.
 
-Whatever the other side does, or does not do any more, costs the agent at most `ANSWER_TIMEOUT`.
+Whatever the other side does, or does not do any more, costs the agent at most `ANSWER_TIMEOUT`, once: after that no answer is
+waited for, nor taken for that to a later request.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class ForkRequests:
         self._received = b""
         self.notes: list[str] = []  # why some modules were not imported
         self.is_ready = False
+        self._why_lost = ""  # it is asked nothing any more
 
     def fileno(self) -> int:
         """The descriptor that is readable when it has something to say: `read`."""
@@ -104,13 +106,16 @@ class ForkRequests:
         Raises:
             ServerLost: there is none.
         """
+        if self._why_lost:
+            raise ServerLost(self._why_lost)
         try:
             self._socket.settimeout(ANSWER_TIMEOUT)
             self._send(fields, *descriptors)
             while not (lines := self._lines()):
                 pass
         except OSError as error:
-            raise ServerLost(str(error.strerror or "it does not answer")) from None
+            self._why_lost = str(error.strerror or "it does not answer")
+            raise ServerLost(self._why_lost) from None
         finally:
             self._socket.setblocking(False)
         return lines[0]

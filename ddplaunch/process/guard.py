@@ -35,7 +35,7 @@ class Guard(ForkRequests):
         self._check = check
         self._output = output
         self._process: Process | None = None
-        self._life = -1  # pipe: at its end when the guard has ended
+        self._life = -1  # pipe: at its end when the guard has ended; -1 before it is ready, and when it is closed
         self.is_over = False  # it has ended, and nothing is left of what it and its workers have started
 
     @property
@@ -75,7 +75,7 @@ class Guard(ForkRequests):
     def has_ended(self) -> bool:
         """Whether it has ended, and the kernel has killed its workers."""
         with suppress(BlockingIOError):
-            return not os.read(self._life, 1)
+            return self._life < 0 or not os.read(self._life, 1)
         return False
 
     def fork(
@@ -98,7 +98,9 @@ class Guard(ForkRequests):
         return [self._process] if self.has_ended else list(descendants(self.pid))
 
     def reap(self, pid: int) -> Usage:
-        """Have it reap a worker."""
+        """Have it reap a worker; what that has used is lost where it does not answer."""
+        if self.has_ended:
+            return Usage(0, 0.0)
         try:
             what, *fields = self._ask(["reap", str(pid)]).split(" ")
             if what == "usage":
@@ -118,6 +120,7 @@ class Guard(ForkRequests):
         self._socket.close()
         if self._life >= 0:
             os.close(self._life)
+            self._life = -1  # the number may soon be another file's
 
 
 class GuardedChild:

@@ -1,0 +1,67 @@
+"""The guard of a run, seen from the agent, with the other side of its connection in the hands of the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ddplaunch.process import fork_requests
+from ddplaunch.process.child import Usage
+from ddplaunch.process.guard import Guard
+
+NOTHING = Usage(0, 0.0)
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Guard, socket.socket, int]]:
+    """A guard that is ready, its side of the connection, and the pipe that it holds open for as long as it lives."""
+    ours, theirs = socket.socketpair()
+    guard = Guard(ours, 2, lambda _pid: None)
+    theirs.settimeout(5)
+    theirs.sendall(f"guard {os.getpid()}\nready\n".encode())
+    guard.read()
+    _, (folder, output, life), _, _ = socket.recv_fds(theirs, 8, 3)
+    os.close(folder)
+    os.close(output)
+    with theirs:
+        yield guard, theirs, life
+    guard.close()
+
+
+def test_after_one_answer_that_does_not_come_none_is_waited_for_nor_taken_for_another(sides, monkeypatch):
+    guard, other, life = sides
+    other.sendall(b"usage 3 0.5\n")
+    assert guard.reap(100) == Usage(3072, 0.5)
+    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.01)
+    assert guard.reap(101) == NOTHING
+    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 600)
+    other.sendall(b"usage 7 0.5\n")
+    assert guard.reap(102) == NOTHING
+    guard.read()
+    assert guard.reap(103) == NOTHING
+    os.close(life)
+
+
+def test_one_that_has_ended_is_asked_nothing_even_while_what_it_has_left_is_ended(sides):
+    guard, other, life = sides
+    assert not guard.has_ended
+    os.close(life)
+    assert guard.has_ended
+    other.sendall(b"usage 7 0.5\n")
+    assert guard.reap(100) == NOTHING
+
+
+def test_one_that_is_closed_has_ended_whatever_file_has_its_number(sides):
+    guard, _, life = sides
+    guard.close()
+    os.close(life)
+    pipes = [os.pipe() for _ in range(3)]
+    for _, write in pipes:
+        os.write(write, b"x")
+    assert guard.has_ended
+    assert [os.read(read, 2) for read, _ in pipes] == [b"x"] * 3
+    for fd in (fd for pipe in pipes for fd in pipe):
+        os.close(fd)
