@@ -37,6 +37,10 @@ def offer(fd: int, signum: int, address: str, names: "dict[str, Any]", load: "Ca
             peer = session.peer
             session.open_at(frame)
 
+    def forked() -> None:
+        if peer is not None:
+            peer.forget()
+
     def mark(bits: int) -> None:
         try:
             if os.getpid() == worker and os.readlink(f"/proc/self/fd/{fd}").startswith(names["NAME"]):
@@ -48,6 +52,7 @@ def offer(fd: int, signum: int, address: str, names: "dict[str, Any]", load: "Ca
         if own.getsignal(signum) != 0:  # SIG_DFL: a .pth file or sitecustomize has it
             return
         own.signal(signum, asked)
+        os.register_at_fork(after_in_child=forked)
     except Exception:  # noqa: BLE001 - the program does without it
         return
     mark(OTHERS)

@@ -90,6 +90,18 @@ class Peer:
             self.flush()
             self.send(self.waiting, ends=True)
             self.is_open = False
+            for sock in (self.agent, self.sock):  # the agent first, which takes the end of the other for a hang-up
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)  # whoever else has a copy, as a child that a C library has forked
+                except OSError:
+                    pass
+                sock.close()
+
+    def forget(self) -> None:
+        """Leave all to the worker: this is a child that it has forked."""
+        if self.is_open:
+            self.is_open = False
+            sys.settrace(None)
             self.sock.close()
             self.agent.close()
 

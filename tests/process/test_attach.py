@@ -53,9 +53,9 @@ def detached(job, run: str, rank: int, attach) -> Terminal:
 
 def runs_to_breakpoint(terminal: Terminal, job, sign: str) -> None:
     """Have the rank run with a breakpoint whose condition is false for ever."""
-    enter(terminal, f"break attached:16, put({sign!r})")
+    enter(terminal, f"break attached:27, put({sign!r})")
     terminal.press("c", ENTER)
-    until(lambda: job.has_sign(sign), "the breakpoint")
+    job.sign(sign)
 
 
 def test_the_rank_is_held_where_it_is_and_steps(job, runs, attach):
@@ -106,6 +106,23 @@ def test_the_rank_goes_on_however_the_debugger_is_left(job, runs, attach):
     terminal.press("next", ENTER)
     terminal.sees(PDB)
     terminal.press("q", ENTER)
+    assert terminal.status() == 0
+    finish(job)
+
+
+def test_a_process_that_is_forked_meanwhile_is_not_debugged_and_holds_nothing(job, runs, attach):
+    run = runs("count", "count")
+    terminal = attach(run, 1)
+    terminal.sees(PDB)
+    enter(terminal, "break put")  # which the child calls
+    (job.home / "signs" / "fork").touch()
+    terminal.press("c", ENTER)
+    job.sign("forked")
+    terminal.press(CTRL_C)
+    terminal.sees("rank 1 goes on")
+    assert terminal.status() == 0
+    terminal = detached(job, run, 1, attach)
+    terminal.press(CTRL_D)
     assert terminal.status() == 0
     finish(job)
 
