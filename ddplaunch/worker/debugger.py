@@ -48,7 +48,7 @@ def ask(address: str, what: str) -> "socket.socket | None":
         agent.connect("\0" + address)
         uid = CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
         if uid in (os.getuid(), 0):
-            agent.sendall(what.encode("utf-8", "replace"))
+            agent.sendall(what.encode("utf-8", "replace"), socket.MSG_NOSIGNAL)
             return agent
     except OSError:
         pass

@@ -80,7 +80,7 @@ class Peer:
             payload = json.dumps(message, ensure_ascii=True).encode()
             try:
                 if self.is_open and not self.is_lost:
-                    self.sock.sendall(len(payload).to_bytes(4, "big") + payload)
+                    self.sock.sendall(len(payload).to_bytes(4, "big") + payload, socket.MSG_NOSIGNAL)
             except OSError:
                 self.is_lost = True
 
