@@ -21,7 +21,7 @@ class AskArrivals(Struct, frozen=True, tag="arrivals"):
     """When the workers came to their last collectives."""
 
     within: Annotated[float, Meta(ge=0, le=30)] = 2.0  # seconds that they have to say so
-    every: Annotated[int, Meta(ge=1, le=_MAX_RANKS)] = 1  # of the blocks of numbers only every so many
+    every: Annotated[int, Meta(ge=1, le=_MAX_RANKS)] = 1  # of the steps only every so many, as far as so many are known
 
 
 class SentArrivals(Struct, frozen=True, array_like=True):
@@ -33,6 +33,7 @@ class SentArrivals(Struct, frozen=True, array_like=True):
     numbers: Gaps
     times: Gaps  # nanoseconds
     newest: Size
+    newest_at: Size  # nanoseconds
     length: Number
     period: Duration
 

@@ -15,7 +15,6 @@ from ddplaunch.stacks.recorder import entries_of, number_of
 _MOST_GROUPS = 64  # of a worker
 _LEAST_REPEATS = 3  # of a sequence, or it is none that repeats
 _RARE = 2  # times that a collective is called which belongs to no step: an evaluation's, or the first ones
-BLOCK = 64  # numbers in a row: of very many ranks only every so many blocks are compared
 
 
 @record(kw_only=True)
@@ -24,15 +23,16 @@ class Arrivals:
 
     group: str  # its name, and what carries it out: "nccl 0"
     members: str  # its ranks as ranges, "0-8191", which is as short as they are regular; "": not known
-    numbers: tuple[int, ...]  # of its collectives, rising
+    numbers: tuple[int, ...]  # of its collectives, rising; of very many ranks those of some steps only
     times: tuple[int, ...]  # when it came to each: nanoseconds of the time of day
-    newest: int  # the time of the last one, whether it is among these or not
+    newest: int  # number of the last one, whether it is among these or not
+    newest_at: int  # its time
     length: int  # collectives of a step; 0: they do not repeat
     period: float  # seconds from step to step
 
 
 def arrivals(bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
-    """Give what the recorders of a worker tell; of the numbers only every so many blocks."""
+    """Give what the recorders of a worker tell; of the steps only every so many, but some of those that are known."""
     calls: dict[str, list[tuple[int, int, str, str]]] = {}
     for body in bodies:
         for fields in entries_of(body):
@@ -62,16 +62,31 @@ def _of_group(
     length, period = step([(at, (name, sizes)) for _, at, name, sizes in calls])
     if not length:
         length, period = step([(at, name) for _, at, name, _ in calls])
-    kept = [(number, at) for number, at, *_ in calls if number // BLOCK % every == 0]
+    kept = [(number, at) for number, at, *_ in calls]
+    if length and every > 1:
+        steps = _kept(kept[0][0], kept[-1][0], length, every)
+        kept = [(number, at) for number, at in kept if number // length in steps]
     return Arrivals(
         group=group,
         members=members.get(group.partition(" ")[2], ""),
         numbers=tuple(number for number, _ in kept),
         times=tuple(at for _, at in kept),
-        newest=calls[-1][1],
+        newest=calls[-1][0],
+        newest_at=calls[-1][1],
         length=length,
         period=period,
     )
+
+
+def _kept(first: int, last: int, length: int, every: int) -> range:
+    """Which steps are kept of those that are whole between these numbers: one of `every`, but two of them, if there are two.
+
+    They are multiples of a power of two, so that ranks which know less than others keep the same ones, and some between.
+    """
+    begin, end = -(-first // length), (last + 1) // length
+    whole = max(0, end - begin)
+    apart = 1 << (max(1, min(every, whole // 2)).bit_length() - 1)
+    return range(-(-begin // apart) * apart, end, apart)[-max(2, whole // every) :]
 
 
 def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:

@@ -52,6 +52,7 @@ def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
             numbers=_gaps(each.numbers),
             times=_gaps(each.times),
             newest=each.newest,
+            newest_at=each.newest_at,
             length=number(each.length),
             period=max(0.0, each.period),
         )
@@ -79,6 +80,7 @@ def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:
                     numbers=numbers,
                     times=times,
                     newest=each.newest,
+                    newest_at=each.newest_at,
                     length=each.length,
                     period=each.period,
                 )

@@ -82,14 +82,14 @@ def compare(found: Mapping[int, Sequence[Arrivals]], clocks: Mapping[int, Clock]
 def _compared(group: tuple[str, str], ranks: Mapping[int, Arrivals], clocks: Mapping[int, Clock]) -> Steps:
     common = sorted(set.intersection(*(set(each.numbers) for each in ranks.values())))
     length = Counter(each.length for each in ranks.values()).most_common(1)[0][0]
-    newest_at = max((each.newest - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
+    newest_at = max((each.newest_at - clocks[rank].ahead) / 1e9 for rank, each in ranks.items())
     period = middle(each.period for each in ranks.values())
     steps = Steps(
         group=group,
         ranks=len(ranks),
         length=length,
         period=period,
-        newest=max((each.numbers[-1] for each in ranks.values() if each.numbers), default=0),
+        newest=max(each.newest for each in ranks.values()),
         newest_at=newest_at,
         late=(),
     )

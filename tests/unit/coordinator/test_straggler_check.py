@@ -31,7 +31,8 @@ def arrivals(late: int, ahead: int, first: int) -> Arrivals:
         members="0-3",
         numbers=numbers,
         times=times,
-        newest=times[-1],
+        newest=numbers[-1],
+        newest_at=times[-1],
         length=1,
         period=0.1,
     )

@@ -55,9 +55,11 @@ def read(
     clocks: Mapping[int, Clock] | None = None,
     members: Mapping[str, str] | None = None,
     at: float | None = None,
+    every: int = 1,
 ) -> History:
     found = {
-        rank: arrivals([each] if isinstance(each, bytes) else each, members or {}) for rank, each in bodies.items()
+        rank: arrivals([each] if isinstance(each, bytes) else each, members or {}, every)
+        for rank, each in bodies.items()
     }
     steps = compare(found, {**dict.fromkeys(bodies, Clock(ahead=NOON)), **(clocks or {})})
     history = history or History()
@@ -199,11 +201,46 @@ def test_where_sizes_change_operations_tell_the_step():
     assert (found.length, found.period) == (2, pytest.approx(0.1))
 
 
-def test_of_very_many_ranks_the_same_blocks_of_numbers_are_compared():
-    (all_of_it,) = arrivals([recorded()], {})
-    (some,) = arrivals([recorded()], {}, every=2)
-    assert set(some.numbers) == {number for number in all_of_it.numbers if number // 64 % 2 == 0}
-    assert (some.length, some.period, some.newest) == (all_of_it.length, all_of_it.period, all_of_it.newest)
+def numbers_of(entries: range, length: int, every: int) -> set[int]:
+    """Those that are kept of a group with steps of so many collectives, of which these are recorded."""
+    body = json.dumps({"entries": [entry(n, NOON + n * MS, sizes=[[n % length]]) for n in entries]}).encode()
+    (found,) = arrivals([body], {}, every)
+    assert (found.length, found.newest, found.newest_at) == (length, entries[-1], NOON + entries[-1] * MS)
+    return set(found.numbers)
+
+
+@pytest.mark.parametrize("length", [1, 3, 30, 120])
+@pytest.mark.parametrize("every", [2, 9, 64, 512])
+def test_of_very_many_ranks_whole_steps_are_compared_and_the_same_of_each_rank(length, every):
+    for first in range(1, 3000, 389):
+        one = numbers_of(range(first, first + 500), length, every)
+        other = numbers_of(range(first + 2, first + 402), length, every)  # a newer call, and other groups in between
+        steps = {number // length for number in one & other}
+        whole = [each for each in steps if set(range(each * length, (each + 1) * length)) <= one & other]
+        assert whole
+        assert len(one) <= max(500 // every, 2 * length)
+
+
+def test_a_straggler_among_very_many_ranks_is_found_by_what_is_kept():
+    """Also where a step is longer than what would be kept of each rank."""
+    length = 100
+    history = History()
+    for first in range(1, 20 * 700, 700):  # each reading is far from the last
+        bodies = {
+            rank: json.dumps(
+                {
+                    "entries": [
+                        entry(n, NOON + n * MS + (20 * MS if rank == 2 else 0), sizes=[[n % length]])
+                        for n in range(first, first + 450)
+                    ]
+                }
+            ).encode()
+            for rank in range(4)
+        }
+        read(bodies, history=history, every=64)
+    assert history.straggler is not None
+    assert (history.straggler.rank, history.straggler.share) == (2, pytest.approx(0.2))
+    assert history.straggler.steps >= 20
 
 
 json_values = st.recursive(
