@@ -144,6 +144,8 @@ class State:
     short_lives: int = 0
     generation_at: float = 0.0
     still: FrozenMap[tuple[float, float]] = NO_NODE_STILL  # from when to when no worker of a node has moved, by id
+    moved_at: float = float("-inf")  # when one of them has, as far as is known
+    still_missing: int | None = None  # a node without whose next report not all are known to be still
     noticed_at: float = float("-inf")  # when it was last said that nothing moves
     node_exits: FrozenMap[tuple[WorkerExit, ...]] = NO_EXITS  # of this generation, by the id of the node
     start_failure: StartFailure | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 
 import pytest
@@ -13,12 +14,14 @@ from ddplaunch.supervise.job import (
     Event,
     JobResumed,
     JobSuspended,
+    Member,
     NameStill,
     NodeStill,
     ReportFailure,
     StopNodes,
     TimeoutHeld,
 )
+from ddplaunch.supervise.job.state import Members
 from ddplaunch.supervise.node import (
     DeadlineReached,
     Observe,
@@ -264,3 +267,33 @@ def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
 
 def test_a_worker_that_is_started_late_is_waited_for():
     assert one_node(*STARTED[:-1], WorkerStarted(2, 30.0), **HUNG)[1] == [Observe()]
+
+
+class CountedMembers(Members):
+    """These, and how often all of them were looked at."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.scans += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("stride", [1, 7, 299], ids=["by their numbers", "mixed", "the last first"])
+def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stride: int):
+    nodes, period = 300, 101.0
+    members = [Member(id=id, host=f"n{id}", workers=8, wanted=id, place=id) for id in range(nodes)]
+    counted = CountedMembers.of(members)
+    assert isinstance(counted, CountedMembers)
+    policy = replace(THREE, min_nodes=nodes, max_nodes=nodes)
+    state = job.State(policy=policy, phase=job.Phase.RUNNING, members=counted, generation=0)
+    began, said = [0.0] * nodes, []
+    for turn in range(1, 13):
+        for turn_of_node in range(nodes):  # each looks at a time of its own
+            id, at = turn_of_node * stride % nodes, (turn + turn_of_node / nodes) * period
+            if turn == 7 and id == 3:
+                began[id] = at - 20.0
+            state, then = job.step(state, NodeStill(id, began[id], at))
+            said += [action for action in then if isinstance(action, NameStill)]
+    assert len(said) == 2
+    assert counted.scans < 30
