@@ -35,7 +35,7 @@ def answer(
             reply(_bounded(_status(workers, draft)))
         case AskStacks(within, threads, native):
             running = workers.running.values() if workers is not None else ()
-            taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native)
+            taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native, ras=True)
         case AskArrivals(within, every):
             recorders = {} if workers is None else workers.recorders
             if recorders:

@@ -204,8 +204,8 @@ class Generations:
                 self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.TakeStacks(if_joined=True) if not self.workers.may_have_joined:
                 self._feed(node.StacksTaken(clock.now()))
-            case node.TakeStacks(within):
-                self.inspection.take_stacks(self.workers, within)
+            case node.TakeStacks(within, _, ras):
+                self.inspection.take_stacks(self.workers, within, ras=ras)
             case node.Observe(asks):
                 workers = self.workers
                 self._guard(

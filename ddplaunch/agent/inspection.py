@@ -49,9 +49,9 @@ class Inspection:
         """Forget what was seen of the last generation."""
         self._observer, self.samples = None, ()
 
-    def take_stacks(self, workers: Workers, within: float) -> None:
+    def take_stacks(self, workers: Workers, within: float, *, ras: bool) -> None:
         """Find out where these workers are, which have to end."""
-        self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers))
+        self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers), ras=ras)
 
     def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
         if workers is self._workers():  # those of the generation before have ended by themselves

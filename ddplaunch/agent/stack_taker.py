@@ -41,10 +41,12 @@ class StackTaker:
         *,
         native: bool = False,
         stacks: bool = True,
+        ras: bool = False,
     ) -> None:
         """Take the stacks of these workers and of their children in so many seconds; None: there is no room to.
 
         `native`: with frames of C. Without `stacks` only what torch tells of the collectives, and nobody gets a signal.
+        `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
         files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
@@ -63,7 +65,7 @@ class StackTaker:
                 )
                 for worker in found
             ]
-            return take(targets, until=until, host=host, native=native, stacks=stacks)
+            return take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
 
         self._ask(question, reply, files)
 

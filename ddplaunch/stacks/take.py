@@ -15,8 +15,9 @@ from ddplaunch.process.linux import memory_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.record import record, replace
-from ddplaunch.stacks import Group, Sample, dump, ras
+from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
+from ddplaunch.stacks.ras import ask as ask_ras
 from ddplaunch.stacks.recorder import ask
 
 _PACE = 0.001  # seconds between two looks
@@ -38,11 +39,18 @@ class Target:
 
 
 def take(
-    targets: Sequence[Target], *, until: float, host: str = "", native: bool = False, stacks: bool = True
+    targets: Sequence[Target],
+    *,
+    until: float,
+    host: str = "",
+    native: bool = False,
+    stacks: bool = True,
+    ras: bool = False,
 ) -> list[Sample]:
     """Take the stacks of these and of their children, until this time (CLOCK_MONOTONIC) at the latest.
 
-    Without `stacks` it is only found out what torch tells of their collectives.
+    Without `stacks` it is only found out what torch tells of their collectives. `ras`: NCCL is asked too, on the node of rank 0:
+    it tells of all ranks.
     """
     found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
@@ -52,7 +60,7 @@ def take(
     of_native: dict[int, str] = {}
     of_ras: dict[int, str] = {}
     ranks = {target.rank: target.pid for target in targets}
-    pending += [ras.ask(ranks, of_ras, until=min(until, time.monotonic() + _RAS))] if stacks else []
+    pending += [ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))] if ras and 0 in ranks else []
     pending += [_native(target, until, of_native) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # looked at first: each notes once more what it has not learned

@@ -35,10 +35,12 @@ class TakeStacks:
     """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds.
 
     `if_joined`: only if any has a process group, in which it may wait for others; else the answer comes at once.
+    `ras`: they hang, and NCCL may know why.
     """
 
     within: float
     if_joined: bool = False
+    ras: bool = False
 
 
 @record

@@ -25,6 +25,7 @@ _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator
 _EXPLAINED = (Why.FAILED, Why.TIMED_OUT, Why.COORDINATOR, Why.SIGNALLED)
 
 _SOON = (Why.FAILED, Why.COORDINATOR)  # those of them that are not to wait for an answer
+_LEAST_LOOKS = 3  # without any movement, before the coordinator stops a job that hangs
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
@@ -54,7 +55,9 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
     ):
         by = at + state.policy.stacks_within
         taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by)
-        taken = actions.TakeStacks(state.policy.stacks_within, if_joined=why in _SOON and not state.policy.look_every)
+        looks = state.policy.look_every
+        hangs = why is Why.COORDINATOR and 0 < _LEAST_LOOKS * looks <= at - state.still_since
+        taken = actions.TakeStacks(state.policy.stacks_within, if_joined=why in _SOON and not looks, ras=hangs)
         return taking, (taken, *reported, *resumed)
     stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
     then: tuple[actions.Action, ...] = (stops, *reported, *resumed)

@@ -69,13 +69,21 @@ def test_the_worker_that_listens_is_asked(serve, host):
 
 def test_whoever_takes_stacks_gets_its_state_from_where_the_variable_of_nccl_says(serve):
     pid, _ = serve("Job summary\nlaunch counts mismatch\n")
-    (sample,) = take([Target(3, pid, None)], until=time.monotonic() + 20)
+    rank_0, rank_3 = Target(0, os.getpid(), None), Target(3, pid, None)
+    _, sample = take([rank_0, rank_3], until=time.monotonic() + 20, ras=True)
     assert received(sent([sample], threads=False), "here")[0].ras == "Job summary\nlaunch counts mismatch"
     assert describe([sample], "")[1][1:] == [
         "NCCL's RAS service, asked at rank 3:",
         "  Job summary",
         "  launch counts mismatch",
     ]
+
+
+def test_nccl_is_asked_where_that_is_wanted_and_on_one_node_of_the_job(serve):
+    pid, _ = serve("Job summary")
+    (elsewhere,) = take([Target(3, pid, None)], until=time.monotonic() + 20, ras=True)
+    (unasked,) = take([Target(0, pid, None)], until=time.monotonic() + 20)
+    assert (elsewhere.ras, unasked.ras) == ("", "")
 
 
 def test_who_is_no_worker_is_not_asked(serve):

@@ -75,13 +75,20 @@ def test_without_the_option_nobody_looks_and_nothing_wakes():
 def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123():
     assert one_node(*FIRST, *looks(2, 3, 4), **HUNG)[0].node.phase is Phase.RUNNING
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), **HUNG)
-    assert actions == [TakeStacks(2.0)]
+    assert actions == [TakeStacks(2.0, ras=True)]
     assert state.job.why is Why.HUNG
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), **HUNG)
     assert actions == [StopWorkers(SIGTERM, ALL)]
     ends = [ended(rank, 6.0, code=None, signal=15, stopped_with=15, stopped_at=5.5) for rank in sorted(ALL)]
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), *ends, NOTHING_LEFT, **HUNG)
     assert state.node.status == 123
+
+
+def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
+    state = node.begin(LOOKING)
+    for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, moved=True), *looks(4)):
+        state, _ = node.step(state, event)
+    assert TakeStacks(2.0) in node.step(state, node.StopOrdered(SIGTERM, 5.0))[1]
 
 
 def test_a_hang_is_a_failure_after_which_all_start_again():
