@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_KILL_TIMEOUT = 2.0  # seconds that what was killed has to end
+KILL_TIMEOUT = 2.0  # seconds that what was killed has to end
 _LOOK_AGAIN = 0.002  # seconds
 
 
@@ -65,17 +65,15 @@ class Children:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(child) for child in file.read().split()]
 
-    def kill(self, but_for: "Collection[int]" = ()) -> None:
-        """Kill and reap all but these, and what is below them: that falls to us, as orphans do."""
-        until = time.monotonic() + _KILL_TIMEOUT
-        while (left := {*self.now()} - {*but_for}) and time.monotonic() < until:
-            for child in left:
-                try:
-                    os.kill(child, _signal.SIGKILL)
-                except OSError:  # another user's by now
-                    pass
-                os.waitpid(child, os.WNOHANG)
-            time.sleep(_LOOK_AGAIN)
+    def kill(self, but_for: "Collection[int]" = ()) -> bool:
+        """Kill all but these, and reap those that have ended; say whether any are left. What is below them falls to us later."""
+        for child in {*self.now()} - {*but_for}:
+            try:
+                os.kill(child, _signal.SIGKILL)
+            except OSError:  # another user's by now
+                pass
+            os.waitpid(child, os.WNOHANG)
+        return bool({*self.now()} - {*but_for})
 
 
 def adopt() -> None:
@@ -155,7 +153,9 @@ class _Guard:
             try:
                 content, descriptors = self._names["receive"](self._control)
             except (EOFError, OSError):
-                self._children.kill()
+                until = time.monotonic() + KILL_TIMEOUT
+                while self._children.kill() and time.monotonic() < until:
+                    time.sleep(_LOOK_AGAIN)
                 os._exit(0)
             kind, _, rest = content.partition(b"\0")
             if kind == b"fork":

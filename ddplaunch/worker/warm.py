@@ -50,7 +50,8 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
     files = load("imported_files")["ImportedFiles"](began, server["folder_of"](*program))
     imported.leave_folder()
     guard["adopt"]()  # what the workers of a guard have started that was killed
-    warm = _Warm(socket, path, inode, listener, int(seconds), modules, imported, files, guard["Children"]())
+    children = guard["Children"]()
+    warm = _Warm(socket, path, inode, listener, int(seconds), modules, imported, files, children, guard["KILL_TIMEOUT"])
     while True:
         connection = warm.next_run()
         try:
@@ -76,6 +77,7 @@ class _Warm:
         imported: "Any",
         files: "Any",
         children: "Any",
+        kill_timeout: float,
     ) -> None:
         self._socket = socket
         self._path = path
@@ -86,18 +88,28 @@ class _Warm:
         self._imported = imported
         self._files = files
         self._children = children
+        self._kill_timeout = kill_timeout
+        self._of_imports = {*children.now()}  # every other child is a guard, or was left by one
+        self._lost: list[
+            tuple[float, Any]
+        ] = []  # connections of guards that have left something; closed then, at the latest
+        self._has_left = False  # something that a guard has left was killed, and has not ended yet
         self._runs = 0
         self._until = time.monotonic() + seconds
         self.guards: dict[int, Any] = {}  # pid -> connection, which is kept open until nothing is left of the run
 
     def next_run(self) -> "Any":
         """Wait for the next run, and give the connection that its guard is to serve; end when there is to be none."""
-        while self._listener is not None or self.guards:
-            unused = None if self.guards else max(0.0, self._until - time.monotonic())
-            ready, _, _ = select.select([self._children.fd, *filter(None, [self._listener])], [], [], unused)
+        while self._listener is not None or self.guards or self._lost:
+            times = [until for until, _ in self._lost]
+            if self._listener is not None and not self.guards:
+                times.append(self._until)
+            wait = max(0.0, min(times) - time.monotonic()) if times else None
+            ready, _, _ = select.select([self._children.fd, *filter(None, [self._listener])], [], [], wait)
             if self._children.fd in ready:
                 self._children.drain()
                 self._look()
+            self._close_lost()
             if self._listener in ready and (connection := self._accept()) is not None:
                 return connection
             if not self.guards and time.monotonic() >= self._until:
@@ -107,16 +119,27 @@ class _Warm:
     def close(self) -> None:
         """Leave nothing of this process to a guard."""
         self._children.close()
-        for one in filter(None, [self._listener, *self.guards.values()]):
+        for one in filter(None, [self._listener, *self._connections()]):
             one.close()
 
+    def _connections(self) -> "list[Any]":
+        return [*self.guards.values(), *(connection for _, connection in self._lost)]
+
     def _look(self) -> None:
-        """Reap guards that have ended, and end what one that was killed has left."""
+        """Reap guards that have ended, and kill what one has left: each end brings us here again, with what was below."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
-            connection = self.guards.pop(pid)
-            self._until = time.monotonic() + self._seconds
-            self._children.kill(but_for=self.guards)
-            connection.close()  # the agent waits for that
+            now = time.monotonic()
+            self._lost.append((now + self._kill_timeout, self.guards.pop(pid)))
+            self._until = now + self._seconds
+        if self._lost or self._has_left:
+            self._has_left = self._children.kill(but_for={*self.guards, *self._of_imports})
+
+    def _close_lost(self) -> None:
+        """Close connections of guards of which nothing is left, for which the agent waits; others in time."""
+        now = time.monotonic()
+        for lost in [lost for lost in self._lost if not self._has_left or lost[0] <= now]:
+            self._lost.remove(lost)
+            lost[1].close()
 
     def _accept(self) -> "Any":
         """Take a connection; give it if a guard is to serve it."""
@@ -155,8 +178,8 @@ class _Warm:
             what not in ("check", "guard") or not seconds.isdecimal()
         ):  # nothing, where it was only looked whether we are there
             return "", False
-        ours = {one.fileno() for one in (self._listener, connection, *self.guards.values())}
-        if why := self._imported.why_unsafe(ours, self.guards):
+        ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
+        if why := self._imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
             answer = f"unsafe {why}\n"
         elif why := self._files.why_stale():
             answer = f"stale {why}\n"

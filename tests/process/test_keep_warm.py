@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -13,13 +14,17 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import psutil
 import pytest
 
+from ddplaunch.process.tree import look
 from ddplaunch.report import run_socket
 from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
 
+PTRACE_SEIZE = 0x4206  # linux/ptrace.h
+WALL = 0x40000000  # linux/wait.h
 IMPORTED = "import os\npid = os.getpid()\n"
 # each worker says who its parent is, who has imported for it, and what it has left behind
 WORKER = """
@@ -234,6 +239,23 @@ def test_when_the_guard_is_killed_the_workers_are_too_and_what_they_have_started
     result = keep.wait()
     assert result.status == 137
     assert "SIGKILL" in result.err
+
+
+def test_what_does_not_end_when_it_is_killed_keeps_nobody_waiting(keep, tmp_path):
+    keep.start(WAITS)
+    guard, interpreter = keep.parents()
+    [left, *_] = [each.pid for each in psutil.Process(guard).children(recursive=True) if each.name() == "sleep"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(PTRACE_SEIZE, left, None, None):  # its end is then ours first, and its parent's when we have seen it
+        pytest.skip(f"no process of ours may be traced: {os.strerror(ctypes.get_errno())}")
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: (found := look(left)) is not None and found.state == "Z", "its end")
+    assert keep.wait().status == 137
+    assert keep.run()[2] == interpreter
+    assert look(left) is not None
+    os.waitpid(left, WALL)
+    until(lambda: look(left) is None, "the interpreter to reap it")
+    assert keep.run()[2] == interpreter
 
 
 def test_a_run_goes_on_when_what_is_kept_is_killed_and_the_next_starts_another(keep, job):
