@@ -11,20 +11,29 @@ from collections.abc import Mapping
 from ddplaunch.process.fork_requests import ServerLost
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts", "pid_for_children", "time_for_children")
-_FILES = (
-    "cgroup",
-    "limits",
-    "oom_score_adj",
-    "loginuid",
-    "sessionid",
-    "attr/current",
-    "coredump_filter",
-    "personality",
-)
-_STATUS = (
-    "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters",
-    "Speculation_Store_Bypass", "SpeculationIndirectBranch", "THP_enabled", "Cpus_allowed", "Mems_allowed",
-)  # fmt: skip
+# each with the words for a process that has other ones
+_FILES = {
+    "cgroup": "another control group",
+    "limits": "other resource limits (ulimit)",
+    "oom_score_adj": "another OOM score adjustment (choom)",
+    "loginuid": "another login user (loginuid)",
+    "sessionid": "another audit session (sessionid)",
+    "attr/current": "another security context (AppArmor profile, SELinux label)",
+    "coredump_filter": "another core dump filter",
+    "personality": "another execution domain (setarch)",
+}
+_STATUS = {
+    "Uid": "another user",
+    "Gid": "another group",
+    "Groups": "other supplementary groups",
+    **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "other capabilities"),
+    "NoNewPrivs": "another no_new_privs",
+    **dict.fromkeys(("Seccomp", "Seccomp_filters"), "other seccomp filters"),
+    **dict.fromkeys(("Speculation_Store_Bypass", "SpeculationIndirectBranch"), "another speculation control"),
+    "THP_enabled": "another setting of transparent huge pages",
+    "Cpus_allowed": "other CPUs (taskset, cpuset)",
+    "Mems_allowed": "other memory nodes (numactl, cpuset)",
+}
 _SCHEDULING = slice(15, 17), slice(37, 39)  # of /proc/PID/stat behind the name: priority, nice; rt_priority, policy
 _PRCTL = (27, 30, 42, 66, 68)  # linux/prctl.h: securebits, timer slack, THP, memory-deny-write-execute, memory merging
 # unistd.h: keyctl, get_mempolicy, ioprio_get
@@ -55,7 +64,19 @@ def check(pid: int) -> None:
     """
     ours, theirs = visible(os.getpid()), visible(pid)
     if different := [name for name, value in ours.items() if theirs[name] != value]:
-        raise ServerLost(f"it has another {different[0]}")
+        raise ServerLost(f"it has {named(different[0])}")
+
+
+def named(name: str) -> str:
+    """Say in words what another value of this means."""
+    match name:
+        case "root":
+            return "another root directory (chroot)"
+        case "scheduling":
+            return "another priority or scheduling policy (nice, chrt)"
+        case _ if name.startswith("ns/"):
+            return f"another {name.removeprefix('ns/').removesuffix('_for_children')} namespace"
+    return {**_FILES, **_STATUS}[name]
 
 
 def own() -> dict[str, str] | None:

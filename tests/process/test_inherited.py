@@ -1,0 +1,36 @@
+"""What a process has inherited that would serve a run, and how it is named where it differs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from ddplaunch.process.fork_requests import ServerLost
+from ddplaunch.warm import inherited
+
+
+def test_what_differs_is_named_as_people_name_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waits = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft - 1}, {hard})); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as same:
+        inherited.check(same.pid)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-Sc", waits], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        with pytest.raises(ServerLost) as lost:
+            inherited.check(other.pid)
+    assert str(lost.value) == "it has other resource limits (ulimit)"
+
+
+def test_all_that_is_compared_has_words() -> None:
+    names = inherited.visible(os.getpid())
+    assert [name for name in names if " " not in inherited.named(name)] == []
+    assert inherited.named("ns/pid_for_children") == "another pid namespace"
+    assert inherited.named("attr/current") == "another security context (AppArmor profile, SELinux label)"
