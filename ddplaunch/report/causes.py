@@ -243,6 +243,11 @@ CAUSES: tuple[Row, ...] = (
         "(tensor.numpy())",
     ),
     Row(
+        "module hidden",
+        matches(r"^(?:\[rank\d+\]: )?ModuleNotFoundError: .{0,199}; '(?P<module>[^']+)' is not a package"),
+        "a file {module}.py that is found before it hides the package `{module}`: give that file another name",
+    ),
+    Row(
         "module not found",
         matches(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",

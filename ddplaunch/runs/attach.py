@@ -16,6 +16,7 @@ from ddplaunch.errors import LaunchError, below, count, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.runs import client, find, stacks
 
+UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
 _FIRST_REPLY = 10.0  # seconds
 
 
@@ -63,7 +64,7 @@ def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], wri
                     write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
                     here = stacks.show(env, name, ranks=str(rank), threads=False, native=False, as_json=False)
                     sys.stdout.write(f"{visible(here)}\n")
-                    return NODE_LOST
+                    return UNREACHED
                 case requests.Attached():
                     write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     sock.settimeout(None)

@@ -20,6 +20,7 @@ _LONGEST = 512  # characters of a path or a name; faulthandler writes 500
 _THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
 _LONGEST_LINE = 8192
+_OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("attach", "debugger", "prompt"))
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
@@ -37,14 +38,15 @@ def parse(text: str) -> tuple[Thread, ...]:
             threads[-1][2].append(_frame(found))
     main = next((place for place, (current, _, _) in enumerate(threads) if current), len(threads) - 1)
     return tuple(
-        Thread(frames=without_bootstrap(frames), name=name, is_main=place == main)
+        Thread(frames=of_program(frames), name=name, is_main=place == main)
         for place, (_, name, frames) in enumerate(threads)
     )
 
 
-def without_bootstrap(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Leave out the frame of ours below the program's first one."""
-    return tuple(frame for frame in frames if not frame.file.endswith("/ddplaunch/worker/bootstrap.py"))
+def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
+    """Leave out the frame of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
+    held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
+    return tuple(frame for frame in frames[held:] if not frame.file.endswith("/ddplaunch/worker/bootstrap.py"))
 
 
 def _frame(found: re.Match[str]) -> Frame:

@@ -308,6 +308,11 @@ ROWS = [
         ),
         Evidence(),
     ),
+    (
+        "module hidden",
+        raised("ModuleNotFoundError", "No module named 'torch.distributed'; 'torch' is not a package"),
+        Evidence(),
+    ),
     ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
     (
         "broken library",

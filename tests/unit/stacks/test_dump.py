@@ -33,6 +33,17 @@ Current thread's C stack trace (most recent call first):
 """
 
 
+HELD = """\
+Current thread 0x00007f1a6a1f5740 (most recent call first):
+  File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
+  File "/usr/lib/python3.11/cmd.py", line 129 in cmdloop
+  File "/usr/lib/python3.11/pdb.py", line 390 in user_line
+  File "/opt/ddplaunch/worker/attach.py", line 71 in _attach
+  File "/home/me/train.py", line 88 in train_step
+  File "/opt/ddplaunch/worker/bootstrap.py", line 84 in <module>
+"""
+
+
 def main(text: str) -> list[str]:
     (thread,) = (thread for thread in parse(text) if thread.is_main)
     return [f"{frame.file}:{frame.line} {frame.function}" for frame in thread.frames]
@@ -68,6 +79,10 @@ def test_notes_in_place_of_frames_are_left_out():
     head = "Current thread 0x1 (most recent call first):\n"
     assert main(f"{head}  <no Python frame>\n") == []
     assert main(f"{head}  <Cannot show all threads while the GIL is disabled>\n  ...\n") == []
+
+
+def test_a_rank_that_a_debugger_holds_is_where_its_program_is():
+    assert main(HELD) == ["/home/me/train.py:88 train_step"]
 
 
 def test_what_is_no_dump_has_no_threads():
