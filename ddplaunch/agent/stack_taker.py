@@ -8,16 +8,18 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.process.ask import FIRST, Asked
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
     from ddplaunch.control.arrival_answers import NodeArrivals
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
 
 class StackTaker:

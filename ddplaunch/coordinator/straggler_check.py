@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from ddplaunch.record import fields_of, replace
 from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
+    from typing import Any
+
     from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
     from ddplaunch.control.questions import Answer
     from ddplaunch.coordinator.questions import Asker

@@ -18,27 +18,27 @@ def test_a_rank_that_the_others_wait_for_is_named_in_ps_in_the_record_and_at_the
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
     job.start("--simulate", "--nnodes", 2, "--nproc-per-node", 2, "--straggler-check", "1s", program("torch_late"))
 
-    def shown() -> list[dict[str, object]]:
-        assert main.main(["ps", "--json"]) == 0
-        return [run for run in json.loads(capsys.readouterr().out) if run.get("straggler")]
+    def shown(*options: str) -> str:
+        assert main.main(["ps", *options]) == 0
+        return str(capsys.readouterr().out)
 
-    (run,) = until(shown, "the straggler")
-    assert run["straggler"].startswith("rank 2 on ")
-    assert 1 < run["steps_per_second"] < 50
-    assert main.main(["ps"]) == 0
-    text = capsys.readouterr().out
-    assert "steps/s" in text
-    assert "rank 2 on " in text
+    def has_named(run: dict[str, object]) -> bool:
+        """On a busy machine another rank may come last for a while, or none make any step."""
+        return str(run.get("straggler")).startswith("rank 2 on ") and bool(run.get("steps_per_second"))
+
+    until(lambda: any(map(has_named, json.loads(shown("--json")))), "the straggler")
+    until(lambda: "steps/s" in (text := shown()) and "rank 2 on " in text, "the same for people")
     (job.home / "signs" / "enough").touch()
     result = job.wait()
     assert result.status == 0
     lines = [line for line in result.err.splitlines() if " came last to the collectives in " in line]
-    assert len(lines) == 2
+    assert "rank 2 on " in lines[-1]
     folder = next(job.folder.glob("*/events.jsonl"), job.folder / "events.jsonl").parent
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    (event,) = [event for event in events if event["event"] == "straggler"]
-    assert event["rank"] == 2
-    assert event.keys() == {"v", "event", "at", "mono", *SCHEMA["straggler"]}
+    named = [event for event in events if event["event"] == "straggler"]
+    assert named  # another rank first, perhaps: then no word of this one for five minutes
+    assert len(lines) == len(named) + 1  # and one at the end
+    assert named[0].keys() == {"v", "event", "at", "mono", *SCHEMA["straggler"]}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["straggler"]["rank"] == 2
     assert summary["straggler"]["seconds"] > 0.02
