@@ -39,7 +39,7 @@ STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
 SHORT, LONGER = "1s", "5s"
 # words that call for other hosts; a terminal; a process that outlives the test; a wait
 _ELSEWHERE = {"--hosts", "--hostfile", "--nnodes"}
-_TERMINAL = {"--debug", "--debugpy"}
+_TERMINAL = {"--debug", "--debug-on-error", "--debugpy"}
 _KEPT = {"--keep-warm"}
 _SUBMIT = {"--follow", "--wait", "--parsable"}
 
