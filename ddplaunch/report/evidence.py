@@ -42,6 +42,15 @@ Found = Mapping[str, str]  # values for the advice
 Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
+@record
+class Row:
+    """One line of the table of causes."""
+
+    name: str
+    predicate: Predicate
+    advice: str
+
+
 def matches(pattern: str) -> Predicate:
     """Fit by the text of the failure; the groups that took part are values for the advice."""
     return lambda end, _: _search(pattern, failure_text(end))

@@ -14,8 +14,8 @@ import pytest
 
 from ddplaunch.record import replace
 from ddplaunch.report import error_file, evidence
-from ddplaunch.report.causes import CAUSES, Row
-from ddplaunch.report.evidence import Evidence
+from ddplaunch.report.causes import CAUSES
+from ddplaunch.report.evidence import Evidence, Row
 from ddplaunch.report.failure import failure_report
 from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
