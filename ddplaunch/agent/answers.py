@@ -27,12 +27,20 @@ _NO_ROOM = NoAnswer("could not create the process that asks the workers")
 
 
 def answer(
-    question: Question, workers: Workers | None, draft: Plan, taker: StackTaker, reply: Callable[[Answer], None]
+    question: Question,
+    workers: Workers | None,
+    draft: Plan,
+    debugged: frozenset[int],
+    taker: StackTaker,
+    reply: Callable[[Answer], None],
 ) -> None:
-    """Answer, now or later, by a call of `reply`; `draft` are the workers that there will be, if there are none yet."""
+    """Answer, now or later, by a call of `reply`; `draft` are the workers that there will be, if there are none yet.
+
+    `debugged` are the ranks that have a debugger.
+    """
     match question:
         case AskStatus():
-            reply(_bounded(_status(workers, draft)))
+            reply(_bounded(_status(workers, draft, debugged)))
         case AskStacks(within, threads, native):
             running = workers.running.values() if workers is not None else ()
             taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native, ras=True)
@@ -58,17 +66,21 @@ def _bounded(answer: Answer) -> Answer:
     return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
 
 
-def _status(workers: Workers | None, draft: Plan) -> NodeStatus:
+def _status(workers: Workers | None, draft: Plan, debugged: frozenset[int]) -> NodeStatus:
     plans = (draft.workers if workers is None else workers.plans)[:MAX_WORKERS]
     running = workers.running if workers is not None else {}
     quiet = workers.quiet if workers is not None else {}
     now = time.monotonic()
-    return NodeStatus(tuple(_worker(plan, running.get(plan.rank), quiet.get(plan.rank), now) for plan in plans))
+    return NodeStatus(
+        tuple(_worker(plan, running.get(plan.rank), quiet.get(plan.rank), plan.rank in debugged, now) for plan in plans)
+    )
 
 
-def _worker(plan: WorkerPlan, running: RunningWorker | None, quiet: float | None, now: float) -> WorkerStatus:
+def _worker(
+    plan: WorkerPlan, running: RunningWorker | None, quiet: float | None, debugged: bool, now: float
+) -> WorkerStatus:
     used = usage(running.pid) if running is not None else None
-    state, how = _state(running, used.state if used is not None else "")
+    state, how = _state(running, used.state if used is not None else "", debugged)
     return WorkerStatus(
         rank=plan.rank,
         local_rank=plan.local_rank,
@@ -83,7 +95,7 @@ def _worker(plan: WorkerPlan, running: RunningWorker | None, quiet: float | None
     )
 
 
-def _state(running: RunningWorker | None, kernel: str) -> tuple[str, str]:
+def _state(running: RunningWorker | None, kernel: str, debugged: bool) -> tuple[str, str]:
     """The state of a worker in a word, and how it ended; `kernel` is the letter of proc(5)."""
     if running is None:
         return "waiting", ""
@@ -91,7 +103,9 @@ def _state(running: RunningWorker | None, kernel: str) -> tuple[str, str]:
         return "ended", str(end)
     if kernel in _STATES:
         return _STATES[kernel], ""
-    return ("stopping" if running.stopped_with is not None else "running"), ""
+    if running.stopped_with is not None:
+        return "stopping", ""
+    return ("debugged" if debugged else "running"), ""
 
 
 _STATES = {"D": "uninterruptible", "T": "suspended", "t": "traced"}

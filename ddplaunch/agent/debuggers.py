@@ -85,6 +85,11 @@ class Debuggers:
         self._listener.bind("\0" + setup.debug_address)
         selector.register(self._hang_ups, selectors.EVENT_READ, self._hung_up)
 
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The workers that have a debugger, or wait for one."""
+        return frozenset((*self._asking, *self._attached, *self._ports))
+
     def listen(self) -> None:
         """Take connections; a second time changes nothing."""
         if self._listener not in self._selector.get_map():
@@ -201,7 +206,7 @@ class Debuggers:
             raise CannotAttach(
                 f"rank {rank} has ended" if worker is not None else f"rank {rank} has not been started yet"
             )
-        if rank in {*self._asking, *self._attached, *self._pending, *self._ports}:
+        if rank in self.ranks or rank in self._pending:
             raise CannotAttach(f"rank {rank} has a debugger already")
         if why := _why_not(worker):
             raise CannotAttach(f"rank {rank} {why}")

@@ -82,7 +82,8 @@ class Inspection:
         """Answer a question about the workers, now or later, by a call of `reply`."""
         from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
 
-        answer(question, self._workers(), self._setup.draft, self._taker, reply)
+        debugged = self._debuggers.ranks if self._debuggers is not None else frozenset[int]()
+        answer(question, self._workers(), self._setup.draft, debugged, self._taker, reply)
 
     @property
     def debuggers(self) -> Debuggers:

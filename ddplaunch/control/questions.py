@@ -27,7 +27,7 @@ class WorkerStatus(Struct, frozen=True, array_like=True):
     local_rank: Number
     pid: Number  # 0: not started yet
     device: Line
-    state: Keyword  # waiting, running, stopping, suspended, traced, uninterruptible, ended
+    state: Keyword  # waiting, running, stopping, debugged, suspended, traced, uninterruptible, ended
     how: Line  # it ended: "exit status 3"; "" before
     seconds: Duration  # since it was started
     cpu_seconds: Duration  # user and system, of it and the children that it waited for

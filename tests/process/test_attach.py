@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -66,6 +67,8 @@ def test_the_rank_is_held_where_it_is_and_steps(job, runs, attach):
     assert "count(0)" in where
     assert "bootstrap" not in where
     assert enter(terminal, "p __import__('signs').RANK") == "1"
+    shown = {each["run_id"]: each for each in json.loads(job.__class__(job.home).run("ps", "--json").out)}
+    assert [each["state"] for each in shown[run]["workers"]] == ["running", "debugged"]
     second = attach(run, 1)
     assert second.sees_the_end() == f"error: run {run}: rank 1 has a debugger already\r\n"
     terminal.press("p nonsense", CTRL_C)
