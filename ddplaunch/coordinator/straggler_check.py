@@ -58,7 +58,7 @@ class StragglerCheck:
 
     def begin(self, now: float) -> None:
         """Begin: a worker of this generation has a process group."""
-        self._history = History()
+        self._history, self._hosts = History(), {}
         self.at = now + self._every
 
     def end(self) -> None:
@@ -86,14 +86,15 @@ class StragglerCheck:
         from ddplaunch.control.arrival_answers import AskArrivals
         from ddplaunch.coordinator.questions import Asker
 
-        reading, history = _Reading(self._clock), self._history
+        reading, history, several = _Reading(self._clock), self._history, len(members) > 1
 
         def compared(steps: list[Steps]) -> None:
             self._reads = False
             if history is self._history and self.at is not None:
                 history.add(steps, time.monotonic())
                 self.last_pace = self.pace or self.last_pace
-                self._hosts = reading.hosts if len(members) > 1 else {}
+                if several or self._hosts:  # nodes that end before the others are still those of their ranks
+                    self._hosts = {**self._hosts, **reading.hosts}
                 self._say()
 
         def done() -> None:

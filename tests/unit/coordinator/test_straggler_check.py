@@ -101,6 +101,19 @@ def test_who_comes_last_is_named_with_the_host_by_one_clock():
     assert bed.check.last_word is not None
 
 
+def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
+    bed = Bed()
+    bed.check.begin(0.0)
+    bed.expire(30.0)
+    bed.answer({3: 20 * MS})
+    bed.check.expire(60.0, {0: MEMBERS[0]}, may_read=True)
+    _, asker = bed.asked[-1]
+    asker.answered(MEMBERS[0], sent({0: [arrivals(0, 0, 61)]}, 0))
+    asker.done()
+    assert bed.check.last_word is not None
+    assert bed.check.last_word[0].startswith("rank 3 on host-1 ")
+
+
 def test_a_node_whose_clock_was_set_does_not_count_that_time():
     bed = Bed()
     bed.check.begin(0.0)
