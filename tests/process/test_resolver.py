@@ -322,7 +322,7 @@ import socket, sys
 real = socket.getaddrinfo
 def hang(host, *args, flags=0, **more):
     if not flags:
-        open(sys.argv[1]).close()
+        open(sys.argv[1]).read()
     return real(host, *args, flags=flags, **more)
 socket.getaddrinfo = hang
 from ddplaunch.net.resolver import look_up
