@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ddplaunch.exitcodes import USAGE
 
@@ -62,6 +62,14 @@ def some(names: Iterable[str], most: int = 8) -> str:
     """Name things, of many the first ones: "a, b", "a, b and 7 more"."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def expendable(call: Callable[[], None], failed: Callable[[str], None]) -> None:
+    """Call what a job can do without: what fails in it, such as files of another version, goes to `failed` and ends no job."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        failed(f"{type(error).__name__}: {error}")
 
 
 def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:

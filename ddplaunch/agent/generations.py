@@ -9,13 +9,14 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddplaunch.agent.pipes import OutputQueue
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.process import clock
 from ddplaunch.process.linux import FolderWatch
 from ddplaunch.report.reporter import Reporter
@@ -108,13 +109,7 @@ class Generations:
         if generation.agreed is not None:
             self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
         self.workers = Workers(
-            setup,
-            self._starter,
-            self.output,
-            self._selector,
-            self._ended,
-            clock.now,
-            self._ask_apart,
+            setup, self._starter, self.output, self._selector, self._ended, clock.now, self._ask_apart
         )
         self._reporter.generation_started(generation.number, generation.port)
 
@@ -208,10 +203,8 @@ class Generations:
                 self.inspection.take_stacks(self.workers, within, ras=ras)
             case node.Observe(asks):
                 workers = self.workers
-                self._guard(
-                    "it is no longer looked whether workers move",
-                    lambda: self.inspection.observe(workers, asks=asks),
-                )
+                without = "a job in which nothing moves is no longer noticed"
+                self._guard(without, lambda: self.inspection.observe(workers, asks=asks))
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(self.workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
@@ -246,19 +239,21 @@ class Generations:
 
     def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""
-        try:
-            self.inspection.answer(question, reply)
-        except Exception as error:  # noqa: BLE001 - such as files of another version: no reason to end a job
-            self._reporter.print(f"warning: a question could not be answered: {type(error).__name__}: {error}")
+        expendable(
+            lambda: self.inspection.answer(question, reply), partial(self._warn, "a question could not be answered")
+        )
 
     def _guard(self, without: str, call: Callable[[], None]) -> None:
-        """Call this; what fails in it, such as files of another version, is no reason to end a job, which goes on without."""
+        """Call this unless it has failed before."""
         if without not in self._given_up:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001
-                self._given_up.add(without)
-                self._reporter.print(f"warning: {without}: {type(error).__name__}: {error}")
+            expendable(call, partial(self._give_up, without))
+
+    def _give_up(self, without: str, why: str) -> None:
+        self._given_up.add(without)
+        self._warn(without, why)
+
+    def _warn(self, without: str, why: str) -> None:
+        self._reporter.print(f"warning: {without}: {why}")
 
     @property
     def samples(self) -> tuple[Sample, ...]:

@@ -268,24 +268,16 @@ class Agent:
                 self._report_left(signum, sparing)
             case node.ReportEnded():
                 self._report_end(clock.now())
-            case (
-                node.ReportStopping()
-                | node.ReportNotice()
-                | node.Escalate()
-                | node.ReportStill()
-                | node.HoldTimeout()
-                | node.RequestStore()
-            ):
-                self._report(action)
             case node.Suspend() | node.Resume():
                 self._report(action)
                 self._generations.do(action)
+            case _ if isinstance(action, Report):
+                self._report(action)
             case node.Exit():
                 self._exits = self._generations.reap(self._state, clock.now()) or self._exits
                 self._reporter.output_dropped(self._generations.output.dropped)
-                if (
-                    end := self._orders.job_end
-                ) is None:  # the coordinator did not answer, and the user does not wait for it
+                end = self._orders.job_end
+                if end is None:  # the coordinator did not answer, and the user does not wait for it
                     self._link.leave()
                     end = JobEnd(action.status, "signalled", self._reporter.stopped(self._state.signum))
                     self._orders.job_end = end

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.coordinator.link import JobEnd, Link
+from ddplaunch.errors import expendable
 from ddplaunch.output.file_queue import LISTEN
 
 TYPE_CHECKING = False
@@ -85,13 +86,11 @@ class RunSocket:
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Call this; if it fails there is no socket any more, and the job goes on."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason to end a job
-            self.close()
-            self._warn(
-                f"warning: `ddplaunch ps`, `stop` and `stacks` no longer reach this run: {type(error).__name__}: {error}"
-            )
+        expendable(call, self._failed)
+
+    def _failed(self, why: str) -> None:
+        self.close()
+        self._warn(f"warning: `ddplaunch ps`, `stop` and `stacks` no longer reach this run: {why}")
 
     @property
     def deadline(self) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from ddplaunch.errors import expendable
 from ddplaunch.record import fields_of, replace
 from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
@@ -75,12 +76,12 @@ class StragglerCheck:
             self._guard(lambda: self._read(members))
 
     def _guard(self, call: Callable[[], None]) -> None:
-        """Call this; whatever fails in it, such as files of another version, is no reason to end a job."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001
-            self.end()
-            self._warn(f"warning: stragglers are no longer looked for: {type(error).__name__}: {error}")
+        """Call this; if it fails nothing is read any more."""
+        expendable(call, self._failed)
+
+    def _failed(self, why: str) -> None:
+        self.end()
+        self._warn(f"warning: stragglers are no longer looked for: {why}")
 
     def _read(self, members: Mapping[int, Member]) -> None:
         from ddplaunch.control.arrival_answers import AskArrivals
@@ -171,7 +172,7 @@ class _Reading:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no worker has told anything."""
+        """Whether no recorder has answered."""
         return not self.hosts
 
     def compare(self) -> list[Steps]:

@@ -152,10 +152,10 @@ class GuardedChild:
         """Give how it ended, None while it lives; does not reap it."""
         if self._end is None:
             try:
-                told = os.read(self.ended, 32)
+                status = os.read(self.ended, 32)
             except BlockingIOError:
                 return None
-            self._end = End.of(*map(int, told.split())) if told else End(None, signal.SIGKILL, False)
+            self._end = End.of(*map(int, status.split())) if status else End(None, signal.SIGKILL, False)
         return self._end
 
     @property

@@ -15,7 +15,7 @@ class Cause:
 
     name: str
     advice: str  # one line
-    line: str = ""  # of what the worker said by which the cause was told; "" if it was told by facts
+    line: str = ""  # of what the worker said, as evidence; "" if that is a fact of the node
 
 
 def classify(end: WorkerExit, facts: Evidence) -> Cause | None:

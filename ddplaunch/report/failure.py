@@ -120,9 +120,9 @@ def _crash(first: WorkerExit, cwd: str) -> list[str]:
 
 
 def _evidence(cause: Cause, shown: Sequence[str]) -> list[str]:
-    """Quote the line by which the cause was told, unless the report shows it."""
-    lines = [_cut(line.strip()) for line in _without_noise(cause.line)]
-    return [f"told by: {line}" for line in lines if not any(line in each for each in shown)]
+    """Quote the line that is the evidence of the cause, unless the report shows it."""
+    lines = [_cut(line.strip().removesuffix(":")) for line in _without_noise(cause.line)]
+    return [f"evidence: {line}" for line in lines if not any(line in each for each in shown)]
 
 
 def _last_stderr(text: str) -> list[str]:

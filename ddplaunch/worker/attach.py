@@ -1,7 +1,7 @@
-"""Lets a debugger in while the program runs: a real-time signal has the main thread ask the agent for who wants to look.
+"""Lets a debugger in while the program runs: a real-time signal has the main thread ask the agent for the client.
 
-Until then it costs a handler. A program that takes the signal for itself has it. What the agent is told, it sees in the mode of
-the file for stacks, which is its own: others have no access once the handler is there, nor the group once it is not any more.
+Until then it costs a handler. A program that takes the signal for itself keeps it. The agent reads from the mode of the file for
+stacks whether a debugger can get in: others have no access once the handler is there, nor the group once it is not any more.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Waits for a client of debugpy, such as VS Code, before the program begins: at a free port of loopback, told to the agent."""
+"""Waits for a client of debugpy, such as VS Code, before the program begins, at a free port that it reports to the agent."""
 
 import importlib
 import os

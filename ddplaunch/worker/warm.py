@@ -90,9 +90,8 @@ class _Warm:
         self._children = children
         self._kill_timeout = kill_timeout
         self._of_imports = {*children.now()}  # every other child is a guard, or was left by one
-        self._lost: list[
-            tuple[float, Any]
-        ] = []  # connections of guards that have left something; closed then, at the latest
+        # connections of guards that have left something, and when they are closed at the latest
+        self._lost: list[tuple[float, Any]] = []
         self._has_left = False  # something that a guard has left was killed, and has not ended yet
         self._runs = 0
         self._until = time.monotonic() + seconds
@@ -176,7 +175,7 @@ class _Warm:
         seconds, _, folder = rest.partition(" ")
         if (
             what not in ("check", "guard") or not seconds.isdecimal()
-        ):  # nothing, where it was only looked whether we are there
+        ):  # an empty line: it was only looked whether we are there
             return "", False
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
         if why := self._imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):

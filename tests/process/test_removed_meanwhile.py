@@ -37,7 +37,7 @@ def test_a_job_that_nothing_happens_to_goes_on_without_what_is_no_longer_found(j
         job.sign("runs")
         shutil.rmtree(installed)
         (job.home / "signs" / "removed").touch()
-        for without in ("stragglers are no longer looked for", "it is no longer looked whether workers move"):
+        for without in ("stragglers are no longer looked for", "a job in which nothing moves is no longer noticed"):
             until(lambda text=without: f"warning: {text}: ModuleNotFoundError: " in printed.read_text(), without)
         (job.home / "signs" / "enough").touch()
         assert job.wait().status == 0, printed.read_text()

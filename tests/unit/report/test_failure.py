@@ -310,7 +310,7 @@ def test_the_line_that_told_the_cause_is_quoted_where_it_is_not_shown() -> None:
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
 
-      told by: RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed.
+      evidence: RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed.
 
     hint: the kernel's OOM killer ended a child process (1 kill meanwhile): ask for more memory, or use fewer of them (num_workers of a DataLoader)
     """)  # noqa: E501  # a hint is one line
