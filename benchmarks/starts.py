@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 from bed import Bed, Figure, Rounds, program
 
 _USED_BEFORE = 21  # runs; from then on each start also removes the oldest run
+_HANGS = 60.0  # seconds; ten steps take a quarter of that
+_OURS = ("forkserver", "fresh processes")
+_MOST_FAILED = 20  # runs of one of the other ways
 _AT_MOST = {4: 0.45, 8: 0.22}  # of torchrun's time to the last line, by the number of workers
 
 
@@ -78,9 +82,16 @@ def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
     # a round of 8 workers takes a minute on two cores, most of it the others' ways
     rounds = bed.rounds(5 if workers < 8 else 3)
     marks: dict[str, list[list[float]]] = {name: [] for name in known}  # first step, tenth step, end
+    failed = dict.fromkeys(known, 0)
     for _ in range(rounds):
         for name, way in known.items():
-            marks[name].append(_marks(bed, way))
+            while (mark := _marks(bed, way)) is None:
+                failed[name] += 1
+                assert failed[name] <= (0 if name in _OURS else _MOST_FAILED), f"{name} fails"
+            marks[name].append(mark)
+    without = "".join(
+        f"; without {number} runs of {name} that failed or hung" for name, number in failed.items() if number
+    )
     for at, what in enumerate(("first DDP step", "tenth DDP step", "ten DDP steps and out")):
         taken = Rounds(rounds, *(iter([row[at] for row in marks[name]]).__next__ for name in known))
         took = ", ".join(f"{name} {value:.2f} s" for name, value in zip(known, taken.medians(), strict=True))
@@ -89,17 +100,29 @@ def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
             value=taken.of(lambda *row: row[0] / row[2]),
             unit="x",
             target=_AT_MOST.get(workers) if at == 2 else None,
-            how=f"{took}; {rounds} rounds",
+            how=f"{took}; {rounds} rounds{without}",
         )
 
 
-def _marks(bed: Bed, way: Callable[[list[str]], Sequence[str] | None]) -> list[float]:
-    """Seconds until the last worker has made its first and its tenth step, and until the command has returned."""
+def _marks(bed: Bed, way: Callable[[list[str]], Sequence[str] | None]) -> list[float] | None:
+    """Seconds until the last worker has made its first and its tenth step, and until the command has returned.
+
+    None if the job has failed, or not ended in a minute: torch at times aborts or hangs when a group ends.
+    """
     with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
         argv = way([program("steps"), folder])
         assert argv is not None
         began = time.monotonic()
-        took = bed.seconds(argv)
+        command = bed.start(argv)
+        try:
+            ended = command.wait(_HANGS)
+        except subprocess.TimeoutExpired:
+            ended = None
+        took = time.monotonic() - began
+        if ended != 0:
+            bed.end_left()
+            command.wait()
+            return None
         steps = [[float(at) for at in path.read_text().split()] for path in Path(folder).iterdir()]
         return [max(step) - began for step in zip(*steps, strict=True)] + [took]
 
