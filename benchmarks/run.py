@@ -68,7 +68,13 @@ def main() -> None:
     try:
         for name in asked.names or BENCHMARKS:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            figures += BENCHMARKS[name](bed)
+            for figure in BENCHMARKS[name](bed):
+                print(
+                    f"  {figure.name}  {_rounded(figure.value)} {figure.unit}  {figure.how}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                figures.append(figure)
     finally:
         bed.close()
     facts["seconds"] = f"{time.monotonic() - began:.0f}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from bed import Bed, Figure, Rounds, program
 
 _USED_BEFORE = 21  # runs; from then on each start also removes the oldest run
-_HANGS = 60.0  # seconds; ten steps take a quarter of that
+_HANGS = 40.0  # seconds; ten steps take half of that at most
 _OURS = ("forkserver", "fresh processes")
 _MOST_FAILED = 20  # runs of one of the other ways
 _AT_MOST = {4: 0.45, 8: 0.22}  # of torchrun's time to the last line, by the number of workers
@@ -80,7 +80,7 @@ def _steps(bed: Bed, workers: int) -> Iterator[Figure]:
     }
     known = {name: way for name, way in ways.items() if way([]) is not None}
     # a round of 8 workers takes a minute on two cores, most of it the others' ways
-    rounds = bed.rounds(5 if workers < 8 else 3)
+    rounds = bed.rounds(3)
     marks: dict[str, list[list[float]]] = {name: [] for name in known}  # first step, tenth step, end
     failed = dict.fromkeys(known, 0)
     for _ in range(rounds):
