@@ -12,19 +12,20 @@ import time
 from collections import deque
 from signal import SIGINT, SIGTERM
 
+from ddplaunch.agent.begin import AgentJob
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.orders import Orders
 from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.run_socket import RunSocket
-from ddplaunch.agent.setup import AgentJob
+from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.agent.starter import CannotStart
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
 from ddplaunch.errors import LaunchError
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
-from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.tree import descendants, reap, signal_left
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
@@ -35,29 +36,24 @@ from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 STARTS_PER_ROUND = 8  # workers that are started between two waits for events: some 15 ms
 
 
-def run(job: AgentJob, pipes: FrontPipes) -> int:
-    """Carry the job out and give its exit status. Runs in a process of its own."""
-    become_subreaper()
+def run(job: AgentJob, files: FileQueue, pipes: FrontPipes) -> int:
+    """Carry the job out and give its exit status; `files` goes to the process that writes them."""
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
-    job.setup.start_writer()
-    try:
-        return Agent(job, pipes).run()
-    finally:
-        job.setup.error_files.remove()
+    return Agent(job, AgentSetup(job.inputs, files), pipes).run()
 
 
 class Agent:
     """The loop's state: the decision's, the workers', and the pipes to the front."""
 
-    def __init__(self, job: AgentJob, pipes: FrontPipes) -> None:
+    def __init__(self, job: AgentJob, setup: AgentSetup, pipes: FrontPipes) -> None:
         self._job = job
         self._events: deque[node.Event] = deque()
         self._queue = OutputQueue(pipes.output[1])
-        self._reporter = job.setup.reporter(self._queue)
+        self._reporter = setup.reporter(self._queue)
         self._selector = selectors.DefaultSelector()
-        self._files = job.setup.files
+        self._files = setup.files
         self._files.attach(self._selector)
         self._backpressure = Backpressure(self._queue, self._selector)
         self._signals = SignalSource(
@@ -77,7 +73,7 @@ class Agent:
         ends = (self._queue, self._selector, self._signals, self._backpressure, self._files, pipes)
         self._shutdown = Shutdown(*ends, reporter=self._reporter, requeue=job.requeue, ask_apart=self._ask_apart)
         self._generations = Generations(
-            job.setup,
+            setup,
             self._queue,
             self._selector,
             self._reporter,
@@ -85,7 +81,7 @@ class Agent:
             ended=self._worker_ended,
             child_ended=self._child_ended,
             ask_apart=self._ask_apart,
-            joined=self._joined if job.setup.inputs.spec.straggler_check else None,
+            joined=self._joined if job.inputs.spec.straggler_check else None,
         )
         self._orders = Orders(
             self._queue,
@@ -97,7 +93,7 @@ class Agent:
             ask_apart=self._ask_apart,
         )
         self._run_socket = RunSocket(
-            job.setup,
+            setup,
             self._selector,
             self._stop_job,
             self._reporter.print,

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+from ddplaunch.agent.begin import JobInputs
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
-from ddplaunch.cluster import Allocation
 from ddplaunch.coordinator.link import Generation
-from ddplaunch.devices.node import Node
 from ddplaunch.errors import visible
 from ddplaunch.output.display import Display, Stream
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import Screen, ShownWorker
+from ddplaunch.output.streams import ShownWorker
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
@@ -27,19 +26,12 @@ from ddplaunch.record import record
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run, start_writer
+from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams, default
-from ddplaunch.supervise.node import Policy
-from ddplaunch.supervise.outcome import ClusterEnding
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import selectors
     from typing import Any
-
-    from ddplaunch.agent.shutdown import Requeue
-    from ddplaunch.coordinator.link import Link, LinkHandler
-    from ddplaunch.warm.find import Place
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -74,49 +66,25 @@ class WorkerSetup:
         return f"{self.debugger},debugpy" if rank in self.debugpy_ranks else self.debugger
 
 
-@record(kw_only=True)
-class JobInputs:
-    """All that is known before the agent starts."""
-
-    spec: JobSpec
-    env: Mapping[str, str]  # of the caller
-    allocation: Allocation
-    node: Node
-    draft: Plan  # complete for one node; with several, as if all were like this one
-    screen: Screen
-    reports_job: bool = True  # the whole of it, not only what happens here
-    notifies_starter: bool = False  # of each worker's pid: the command that started this agent
-    reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
-    why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
-    warm: Place | None = None  # the interpreter that was kept, or is to be
-    why_cold: str = ""  # why one that was asked for is not used, or another is
-
-
 class AgentSetup:
     """Gives the agent what it works with."""
 
-    def __init__(self, inputs: JobInputs) -> None:
+    def __init__(self, inputs: JobInputs, files: FileQueue) -> None:
+        """Have the process that takes `files` make the folder of the run while all else is made ready."""
         self._inputs = inputs
         self.began = time.monotonic()
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
-        self.files = FileQueue()
-        self.error_files = ErrorFiles(inputs.draft.run_id, inputs.env.get("TMPDIR") or "/tmp")
+        self.files = files
+        self.error_files = inputs.error_files
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
+        if inputs.allocation.rendezvous is None or inputs.spec.no_control:
+            self.make_folder(self.draft)
 
     @property
     def inputs(self) -> JobInputs:
         """What was known before the agent started."""
         return self._inputs
-
-    def start_writer(self) -> None:
-        """Start what writes the files of the run; it makes the folder while all else is made ready.
-
-        A run that keeps nothing has a socket, too, and its file:// rendezvous leaves something to be removed.
-        """
-        self.files = start_writer()
-        if self._inputs.allocation.rendezvous is None or self._inputs.spec.no_control:
-            self.make_folder(self.draft)
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Give what workers are started with; `address` is that of this node as the others reach it.
@@ -204,19 +172,6 @@ class AgentSetup:
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
         )
-
-
-@record(kw_only=True)
-class AgentJob:
-    """All that the agent of a node needs to know; made before it is forked."""
-
-    policy: Policy
-    setup: AgentSetup
-    link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
-    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
-    sent_again: frozenset[int]  # of which a second one does not escalate
-    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
-    requeue: Requeue | None = None  # if it is for this process to queue the job again
 
 
 def _time_of_day(at: float) -> bytes:

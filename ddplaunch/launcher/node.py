@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ddplaunch.agent import front, loop
-from ddplaunch.agent.setup import AgentJob, AgentSetup, JobInputs
+from ddplaunch.agent import begin, front
+from ddplaunch.agent.begin import AgentJob, JobInputs
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.endpoints import LOOPBACK
-from ddplaunch.coordinator.link import Link
-from ddplaunch.coordinator.local_link import coordinate_alone
 from ddplaunch.devices.node import Node, torch_build
 from ddplaunch.errors import LaunchError
 from ddplaunch.net import port
@@ -21,12 +19,17 @@ from ddplaunch.output.streams import Screen
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.report.run_folder import run_id_of
+from ddplaunch.report.error_file import ErrorFiles
+from ddplaunch.report.state_folder import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # one node needs none of it
+if TYPE_CHECKING:  # one node needs none of it, or its agent alone
+    import selectors
+
+    from ddplaunch.coordinator.link import Link, LinkHandler
+    from ddplaunch.report.reporter import Reporter
     from ddplaunch.slurm.requeue import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
     from ddplaunch.warm.find import Place
@@ -82,21 +85,20 @@ def run(
     signals = passed_on(spec.signals)
     raise_open_files()
     warm, why_cold = _warm(draft, token.public(env))
-    setup = AgentSetup(
-        JobInputs(
-            spec=spec,
-            env=token.public(env),
-            allocation=allocation,
-            node=node,
-            draft=draft,
-            screen=screen or Screen.here(env),
-            reports_job=_reports_job(allocation, draft) if reports_job is None else reports_job,
-            notifies_starter=notifies_starter,
-            reports_to_caller=reports_to_caller,
-            why_ending=_why_ending(env, allocation),
-            warm=warm,
-            why_cold=why_cold,
-        )
+    inputs = JobInputs(
+        spec=spec,
+        env=token.public(env),
+        allocation=allocation,
+        node=node,
+        draft=draft,
+        screen=screen or Screen.here(env),
+        error_files=ErrorFiles(draft.run_id, env.get("TMPDIR") or "/tmp"),
+        reports_job=_reports_job(allocation, draft) if reports_job is None else reports_job,
+        notifies_starter=notifies_starter,
+        reports_to_caller=reports_to_caller,
+        why_ending=_why_ending(env, allocation),
+        warm=warm,
+        why_cold=why_cold,
     )
     job = AgentJob(
         policy=Policy(
@@ -109,18 +111,18 @@ def run(
             look_at_rest=_AT_REST,
             stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
         ),
-        setup=setup,
-        link=_link(spec, allocation, draft, env) if several else partial(coordinate_alone, spec, draft),
+        inputs=inputs,
+        link=_link(spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
         requeue=_requeue(spec, env, draft),
     )
-    run_agent = partial(loop.run, job)
+    run_agent = partial(begin.run, job)
     try:
         return serve(run_agent, signals, spec.ending_signals, sent_again=allocation.sent_again)
     finally:
-        setup.error_files.remove()  # an agent that was killed has left them
+        inputs.error_files.remove()  # an agent that was killed has left them
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
@@ -155,6 +157,14 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
         return end_reason.why_ending(token.public(env), end_reason.CONTROLLER_TIMEOUT)
 
     return why_ending
+
+
+def _link_alone(
+    spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector
+) -> Link:
+    from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
+
+    return coordinate_alone(spec, draft, handler, reporter, selector)
 
 
 def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Callable[..., Link]:

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from ddplaunch.output.file_queue import (
     CLOSE,
@@ -32,6 +31,10 @@ from ddplaunch.output.file_queue import (
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.report import folders, run_socket
 from ddplaunch.report.log_times import LogTimes
+
+TYPE_CHECKING = False  # typing's own would be an import
+if TYPE_CHECKING:
+    from typing import Any
 
 _GONE = "the log folder did not answer"
 

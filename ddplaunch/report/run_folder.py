@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
 import time
 from collections.abc import Mapping
 
-from ddplaunch.output.file_queue import EVENT, MAKE, PROGRESS, REMOVE, REPLACE, FileQueue, Log
+from ddplaunch.output.file_queue import EVENT, MAKE, REMOVE, REPLACE, FileQueue, Log
 from ddplaunch.plan import Plan
-from ddplaunch.process.linux import detach, memory_file, signal_at_end_of
 from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
@@ -33,33 +30,6 @@ if TYPE_CHECKING:
 
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
-
-
-def start_writer() -> FileQueue:
-    """Fork the process that writes the files; give the queue to it. One that drops everything if there is no room for it."""
-    shared = -1
-    try:
-        shared = memory_file("ddplaunch")
-        os.pwrite(shared, bytes(PROGRESS), 0)
-        ours, its = socket.socketpair()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        agent, pid = os.getpid(), os.fork()
-    except OSError:  # no worker will find room either
-        if shared >= 0:
-            os.close(shared)
-        return FileQueue()
-    if pid == 0:
-        try:
-            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
-            detach(its.fileno(), shared, listener.fileno())
-            from ddplaunch.report import file_writer  # only that process needs it
-
-            file_writer.run(3, 4, 5)
-        finally:
-            os._exit(0)  # the agent sees that it has ended
-    its.close()
-    ours.setblocking(False)
-    return FileQueue(ours, shared, pid, listener)
 
 
 class RunFolder:
@@ -192,11 +162,6 @@ class RunFolder:
     def _dropped(self, before: str, after: str) -> str:
         lines = self.files.dropped_lines
         return f"{before}{count(lines, 'line')}{after}" if lines else ""
-
-
-def run_id_of(spec: JobSpec) -> str:
-    """Give the name of this run: as was asked, or one that no other run has."""
-    return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: FileQueue) -> RunFolder:

@@ -1,9 +1,12 @@
-"""Where this user's programs keep what is to last, and the folders of all runs there. Makes nothing."""
+"""Where this user's programs keep what is to last, the folders of all runs there, and their names. Makes nothing."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+
+from ddplaunch.spec import JobSpec
 
 
 def state_folder(env: Mapping[str, str]) -> str | None:
@@ -18,3 +21,8 @@ def runs_folder(env: Mapping[str, str]) -> str | None:
     """Give the folder of all runs of this user that have no --log-dir; None if the user has no home."""
     state = state_folder(env)
     return None if state is None else os.path.join(state, "ddplaunch", "runs")
+
+
+def run_id_of(spec: JobSpec) -> str:
+    """Give the name of this run: as was asked, or one that no other run has."""
+    return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

@@ -7,7 +7,8 @@ import resource
 import socket
 
 from ddplaunch.output.file_queue import PROGRESS, FileQueue
-from ddplaunch.report.run_folder import RunFolder, start_writer
+from ddplaunch.report.run_folder import RunFolder
+from ddplaunch.report.writer_start import start_writer
 
 
 def test_a_folder_that_was_never_made_has_no_place():

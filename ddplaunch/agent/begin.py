@@ -1,0 +1,76 @@
+"""The agent from its fork to its loop: what it knows by then, and what is made ready beside it.
+
+The command imports only what it needs itself to find out all that an error could tell. What the agent alone needs is imported
+in the agent: the command stays small, a fork of it is quick, and no page of those modules is copied. The process that writes
+files is forked before that, and does its own imports meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ddplaunch.process.linux import become_subreaper
+from ddplaunch.record import record
+from ddplaunch.report.writer_start import start_writer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import selectors
+
+    from ddplaunch.agent.pipes import FrontPipes
+    from ddplaunch.agent.shutdown import Requeue
+    from ddplaunch.cluster import Allocation
+    from ddplaunch.coordinator.link import Link, LinkHandler
+    from ddplaunch.devices.node import Node
+    from ddplaunch.output.streams import Screen
+    from ddplaunch.plan import Plan
+    from ddplaunch.report.error_file import ErrorFiles
+    from ddplaunch.report.reporter import Reporter
+    from ddplaunch.spec import JobSpec
+    from ddplaunch.supervise.node import Policy
+    from ddplaunch.supervise.outcome import ClusterEnding
+    from ddplaunch.warm.find import Place
+
+
+@record(kw_only=True)
+class JobInputs:
+    """All that is known before the agent starts."""
+
+    spec: JobSpec
+    env: Mapping[str, str]  # of the caller
+    allocation: Allocation
+    node: Node
+    draft: Plan  # complete for one node; with several, as if all were like this one
+    screen: Screen
+    error_files: ErrorFiles  # whose place the command knows too: an agent that is killed leaves them
+    reports_job: bool = True  # the whole of it, not only what happens here
+    notifies_starter: bool = False  # of each worker's pid: the command that started this agent
+    reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
+    why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
+    warm: Place | None = None  # the interpreter that was kept, or is to be
+    why_cold: str = ""  # why one that was asked for is not used, or another is
+
+
+@record(kw_only=True)
+class AgentJob:
+    """All that the agent of a node needs to know; made before it is forked."""
+
+    policy: Policy
+    inputs: JobInputs
+    link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
+    signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
+    sent_again: frozenset[int]  # of which a second one does not escalate
+    signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
+    requeue: Requeue | None = None  # if it is for this process to queue the job again
+
+
+def run(job: AgentJob, pipes: FrontPipes) -> int:
+    """Carry the job out and give its exit status. Runs in a process of its own."""
+    become_subreaper()
+    files = start_writer()
+    try:
+        from ddplaunch.agent import loop
+
+        return loop.run(job, files, pipes)
+    finally:
+        job.inputs.error_files.remove()

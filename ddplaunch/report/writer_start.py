@@ -1,0 +1,40 @@
+"""Starts the process that writes the files of a run, and gives the queue to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.process.linux import detach, memory_file, signal_at_end_of
+
+
+def start_writer() -> FileQueue:
+    """Fork it; give a queue that drops everything if there is no room for it.
+
+    A run that keeps nothing has one, too: it has a socket, and its file:// rendezvous leaves something to be removed.
+    """
+    shared = -1
+    try:
+        shared = memory_file("ddplaunch")
+        os.pwrite(shared, bytes(PROGRESS), 0)
+        ours, its = socket.socketpair()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        agent, pid = os.getpid(), os.fork()
+    except OSError:  # no worker will find room either
+        if shared >= 0:
+            os.close(shared)
+        return FileQueue()
+    if pid == 0:
+        try:
+            signal_at_end_of(agent, signal.SIGCONT)  # one that was stopped is to see the end of the socket
+            detach(its.fileno(), shared, listener.fileno())
+            from ddplaunch.report import file_writer  # only that process needs it
+
+            file_writer.run(3, 4, 5)
+        finally:
+            os._exit(0)  # the agent sees that it has ended
+    its.close()
+    ours.setblocking(False)
+    return FileQueue(ours, shared, pid, listener)
