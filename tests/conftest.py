@@ -14,12 +14,15 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from ddplaunch.agent.signals import REPEAT_WINDOW
+
+if TYPE_CHECKING:
+    from tests.forks import Commands
 
 PROGRAMS = Path(__file__).parent / "programs"
 # `make test &` and nohup have signals ignored, and the command would take that over
@@ -279,6 +282,16 @@ def job(tmp_path: Path) -> Iterator[Job]:
     left = job.left()
     job.kill_all()
     assert not left, f"the test left {len(left)} processes"
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Runs commands that start no process."""
+    from tests.forks import Commands  # which is about jobs itself
+
+    commands = Commands()
+    yield commands
+    commands.close()
 
 
 @pytest.fixture

@@ -103,10 +103,7 @@ class Place:
         typed = f"{self.page}: {self.command.typed}"
         shown = self.command.shown is not None
         gpus = GPUS.get(typed, GPUS.get(self.page, "")) if shown else EIGHT
-        if gpus:
-            machine = made_up.machine(library, self.home / "site", gpus)
-        else:
-            machine = {"LD_LIBRARY_PATH": str(library), "FAKE_GPUS": ""}
+        machine = made_up.machine(library, gpus) if gpus else {"LD_LIBRARY_PATH": str(library), "FAKE_GPUS": ""}
         isolated = {"HOME": f"{self.home}", "PATH": f"{self.home}/bin", "TMPDIR": f"{self.home}/.local/tmp"}
         broken = {"IS_BROKEN": "1"} if "--chaos" in self.command.words else {}
         return {**machine, **self.around, **self.command.variables, **broken, **isolated}

@@ -20,17 +20,21 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.verbs import RUN_OPTIONS
 from tests.conftest import Job, until
-from tests.docs.pages import JOB_SCRIPT, PAGES, Command, commands, name_of
+from tests.docs.pages import JOB_SCRIPT, PAGES, Command, name_of
+from tests.docs.pages import commands as commands_of
 from tests.docs.places import Place
 from tests.docs.shown import missing
 from tests.fake_nvml import made_up
+from tests.forks import Commands
 
 INSTALLED = any(plugin.name == "ddplaunch" for plugin in entry_points(group="pytest11"))
 PLUGIN = () if INSTALLED else ("-p", "ddplaunch.testing.plugin")
 AT_ONCE = 4  # commands; some of them wait more than they work
-SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands(page))]
+SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands_of(page))]
 PORT = "29500"  # of the page about torchrun's users, where somebody has it
+NO_JOB = {"plan", "submit", "shim", "completion", *RUN_OPTIONS}  # verbs
 
 
 @dataclass
@@ -61,15 +65,15 @@ def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, light_torch: None) 
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=name_of)
-def test_the_commands_of_a_page_do_what_it_says(page: Path, library: Path, tmp_path: Path) -> None:
-    typed = list(commands(page))
+def test_the_commands_of_a_page_do_what_it_says(page: Path, library: Path, tmp_path: Path, commands: Commands) -> None:
+    typed = list(commands_of(page))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        complaints = pool.map(lambda at: complaint(typed[at], tmp_path / f"{at}", library), range(len(typed)))
+        complaints = pool.map(lambda at: complaint(typed[at], tmp_path / f"{at}", library, commands), range(len(typed)))
     if found := list(filter(None, complaints)):
         pytest.fail("\n\n".join(found), pytrace=False)
 
 
-def complaint(command: Command, home: Path, library: Path) -> str:
+def complaint(command: Command, home: Path, library: Path, typed: Commands) -> str:
     """What is wrong with a command; "" if nothing is."""
     place = Place(home, command)
     if command.program != "ddplaunch" and not place.own_program:
@@ -78,10 +82,13 @@ def complaint(command: Command, home: Path, library: Path) -> str:
     with ExitStack() as stack:
         stack.callback(job.kill_all)
         words = stack.enter_context(prepared(place))
-        job.start(*words, env=place.variables(library), cwd=place.folder)
-        if asks_to_stop(command):
-            stop_when_ready(job)
-        result = job.wait()
+        if command.program == "ddplaunch" and (words[0] in NO_JOB or command.is_wrong):
+            result = typed.run(job, *words, env=place.variables(library), cwd=place.folder)
+        else:
+            job.start(*words, env=place.variables(library), cwd=place.folder)
+            if asks_to_stop(command):
+                stop_when_ready(job)
+            result = job.wait()
         job.nothing_left()
     said = f"{command}\nstatus {result.status}\n{result.out}{result.err}"
     if place.is_compared and (lost := missing(command.shown or (), result.out + result.err, home)):

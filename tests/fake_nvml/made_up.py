@@ -13,18 +13,20 @@ SOURCE = Path(__file__).parent / "nvml.c"
 
 
 def library(folder: Path) -> Path:
-    """Compile the stand-in for NVML into this folder, for LD_LIBRARY_PATH; skip the test if there is no compiler."""
+    """Compile the stand-in for NVML into this folder, beside a torch of each kind; skip the test if there is no compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("the stand-in for NVML needs a C compiler, and there is no gcc here")
     flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libnvidia-ml.so.1"]
     subprocess.run([compiler, *flags, "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)], check=True)
+    for cuda in ("13.0", None):
+        torch(folder / f"torch-{cuda}", cuda)
     return folder
 
 
-def machine(library: Path, site: Path, gpus: str, cuda: str | None = "13.0") -> dict[str, str]:
-    """The variables by which a command sees these GPUs, and a torch with that CUDA, or a CPU build, in folder `site`."""
-    torch(site, cuda)
+def machine(library: Path, gpus: str, cuda: str | None = "13.0") -> dict[str, str]:
+    """The variables by which a command sees these GPUs, and a torch with that CUDA, or a CPU build."""
+    site = library / f"torch-{cuda}"
     path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"FAKE_GPUS": gpus, "LD_LIBRARY_PATH": str(library), "PYTHONPATH": os.pathsep.join(path)}
 

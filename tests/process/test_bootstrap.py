@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from tests.capabilities import bound_by_modes
 from tests.conftest import LIGHT_TORCH, PATIENCE
+from tests.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "ddplaunch" / "worker"
@@ -26,24 +28,45 @@ BEFORE_3_11 = int(VERSION) < 11
 OTHER_PYTHON = pytest.mark.skipif("DDP_TEST_PYTHON" in os.environ, reason="it is not installed for DDP_TEST_PYTHON")
 
 Outcome = tuple[int, str, str]
+FORKS = Forks()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    yield
+    FORKS.close()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all cases of a test: those that are forked there have one fork server."""
+    path: Path = tmp_path_factory.getbasetemp() / request.function.__name__
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def run(*command: object, cwd: Path, stdin: str = "", env: Mapping[str, str] | None = None) -> Outcome:
     """The exit status, stdout and stderr of a command, without the addresses of objects."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCHELASTIC", "DDPLAUNCH", "COV"))}
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         input=stdin.encode(),
-        env={**kept, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
+        env={**surroundings(), **(env or {})},
         capture_output=True,
         timeout=PATIENCE,
         check=False,
     )
-    out, err = (
-        re.sub(rb"0x[0-9a-f]{8,}", b"0x", text).decode(errors="replace") for text in (result.stdout, result.stderr)
-    )
-    return result.returncode, out, err
+    return result.returncode, without_addresses(result.stdout), without_addresses(result.stderr)
+
+
+def surroundings() -> dict[str, str]:
+    """The environment, without variables that are about Python."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TORCHELASTIC", "DDPLAUNCH", "COV"))}
+    return {**kept, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def without_addresses(printed: bytes) -> str:
+    return re.sub(rb"0x[0-9a-f]{8,}", b"0x", printed).decode(errors="replace")
 
 
 def same(
@@ -51,21 +74,11 @@ def same(
 ) -> Outcome:
     """What the program does under plain python, having proven that it does the same under the bootstrap and when forked."""
     plain = run(PYTHON, *(["-m"] if kind == "module" else []), target, *args, cwd=cwd, stdin=stdin, env=env)
-    ours = [PYTHON, WORKER / "bootstrap.py", kind, target, *args]
+    ours = [PYTHON, str(WORKER / "bootstrap.py"), kind, str(target), *args]
     assert run(*ours, cwd=cwd, stdin=stdin, env=env) == plain
-    assert forked("", *ours, cwd=cwd, stdin=stdin, env=env) == plain
+    status, out, err = FORKS.run(ours, cwd, {**surroundings(), **(env or {})}, {}, stdin.encode())
+    assert (status, without_addresses(out), without_addresses(err)) == plain
     return plain
-
-
-def forked(modules: str, *command: object, cwd: Path, stdin: str = "", env: Mapping[str, str] | None = None) -> Outcome:
-    """The same for a worker that was forked after these modules had been imported."""
-    kept = dict(env or {})
-    if "PYTHONPATH" in kept:
-        kept["WORKERS_PYTHONPATH"] = kept["PYTHONPATH"]
-    kept["PYTHONPATH"] = str(ROOT)
-    return run(
-        sys.executable, ROOT / "tests" / "programs" / "forks.py", modules, *command, cwd=cwd, stdin=stdin, env=kept
-    )
 
 
 def write(path: Path, source: str) -> Path:
@@ -236,13 +249,13 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("source", ENDINGS.values(), ids=ENDINGS)
-def test_a_program_ends_and_prints_as_under_plain_python(source: str, tmp_path: Path) -> None:
-    write(tmp_path / "broken.py", "x = (")
-    write(tmp_path / "raising.py", "def f(): raise KeyError('key')\nf()")
+def test_a_program_ends_and_prints_as_under_plain_python(source: str, folder: Path) -> None:
+    write(folder / "broken.py", "x = (")
+    write(folder / "raising.py", "def f(): raise KeyError('key')\nf()")
     if BEFORE_3_11 and source == ENDINGS["has an excepthook that raises"]:
         pytest.skip("before Python 3.11 a frame of ours is seen there")
-    script = write(tmp_path / "prog.py", source)
-    same("script", script, "--flag", cwd=tmp_path)
+    script = write(folder / "prog.py", source)
+    same("script", script, "--flag", cwd=folder)
 
 
 SPELLINGS = {
@@ -273,11 +286,11 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("content", SPELLINGS.values(), ids=SPELLINGS)
-def test_a_script_is_read_or_refused_as_by_plain_python(content: bytes, tmp_path: Path) -> None:
+def test_a_script_is_read_or_refused_as_by_plain_python(content: bytes, folder: Path) -> None:
     if int(VERSION) == 8 and content == SPELLINGS["nested too deeply"]:
         pytest.skip("the parser of Python 3.8 prints a line on stderr each time")
-    (tmp_path / "prog.py").write_bytes(content)
-    same("script", "prog.py", cwd=tmp_path)
+    (folder / "prog.py").write_bytes(content)
+    same("script", "prog.py", cwd=folder)
 
 
 def test_a_recursion_error_is_shown_alike_but_for_the_one_frame_of_ours(tmp_path: Path) -> None:
@@ -291,6 +304,22 @@ def test_a_recursion_error_is_shown_alike_but_for_the_one_frame_of_ours(tmp_path
 
 
 # --- where the program lies and how it is named
+
+
+def lay_out(folder: Path) -> None:
+    """Have facts.py be a file, a link, a package and part of an archive."""
+    facts = PROGRAMS / "facts.py"
+    shutil.copy(facts, folder / "facts.py")
+    shutil.copy(facts, folder / "no suffix")
+    (folder / "package").mkdir()
+    shutil.copy(facts, folder / "package" / "__main__.py")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "link.py").symlink_to("../facts.py")
+    (folder / "deep" / "chain.py").symlink_to("link.py")
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.write(facts, "__main__.py")
+        archive.write(facts, "package/__main__.py")
+    (folder / "prefixed").write_bytes(b"#!/usr/bin/env python3\n" + (folder / "archive.zip").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -316,20 +345,10 @@ def test_a_recursion_error_is_shown_alike_but_for_the_one_frame_of_ours(tmp_path
         ("prefixed", "."),
     ],
 )
-def test_a_program_knows_where_it_is(target: str, where: str, tmp_path: Path) -> None:
-    facts = PROGRAMS / "facts.py"
-    shutil.copy(facts, tmp_path / "facts.py")
-    shutil.copy(facts, tmp_path / "no suffix")
-    (tmp_path / "package").mkdir()
-    shutil.copy(facts, tmp_path / "package" / "__main__.py")
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "link.py").symlink_to("../facts.py")
-    (tmp_path / "deep" / "chain.py").symlink_to("link.py")
-    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
-        archive.write(facts, "__main__.py")
-        archive.write(facts, "package/__main__.py")
-    (tmp_path / "prefixed").write_bytes(b"#!/usr/bin/env python3\n" + (tmp_path / "archive.zip").read_bytes())
-    status, out, _ = same("script", target.format(root=tmp_path), "a", "-b", "--c=d", "", cwd=tmp_path / where)
+def test_a_program_knows_where_it_is(target: str, where: str, folder: Path) -> None:
+    if not any(folder.iterdir()):
+        lay_out(folder)
+    status, out, _ = same("script", target.format(root=folder), "a", "-b", "--c=d", "", cwd=folder / where)
     assert status == 0
     assert "main True True" in out
 
@@ -339,28 +358,28 @@ def test_a_program_knows_where_it_is(target: str, where: str, tmp_path: Path) ->
     ("kind", "target"),
     [("script", "prog.py"), ("script", "package"), ("module", "package"), ("module", "package.inner")],
 )
-def test_a_program_finds_what_lies_beside_it(kind: str, target: str, variables: dict[str, str], tmp_path: Path) -> None:
-    shutil.copy(PROGRAMS / "facts.py", tmp_path / "facts.py")
-    write(tmp_path / "prog.py", "import sys\nprint(sys.path)\nimport facts")
+def test_a_program_finds_what_lies_beside_it(kind: str, target: str, variables: dict[str, str], folder: Path) -> None:
+    shutil.copy(PROGRAMS / "facts.py", folder / "facts.py")
+    write(folder / "prog.py", "import sys\nprint(sys.path)\nimport facts")
     write(
-        tmp_path / "package" / "__init__.py",
+        folder / "package" / "__init__.py",
         "import sys\nprint('init', sys.argv, sys.path, vars(sys.modules['__main__']).get('__file__'))",
     )
-    write(tmp_path / "package" / "__main__.py", "import sys\nprint(sys.path, __package__)\nimport facts")
-    write(tmp_path / "package" / "inner.py", "from . import other\nprint(__spec__, sorted(vars()))\nother.f()")
-    write(tmp_path / "package" / "other.py", "def f(): raise ValueError('relative')")
-    same(kind, target, "a", "-m", cwd=tmp_path, env=variables)
+    write(folder / "package" / "__main__.py", "import sys\nprint(sys.path, __package__)\nimport facts")
+    write(folder / "package" / "inner.py", "from . import other\nprint(__spec__, sorted(vars()))\nother.f()")
+    write(folder / "package" / "other.py", "def f(): raise ValueError('relative')")
+    same(kind, target, "a", "-m", cwd=folder, env=variables)
 
 
 @pytest.mark.parametrize(
     "target", ["prog", "package.inner", "package", "no_such", "package.no_such", "prog.py", "json.tool", "this"]
 )
-def test_a_module_runs_as_under_plain_python(target: str, tmp_path: Path) -> None:
-    write(tmp_path / "prog.py", "import sys\nprint(__name__, __file__, sys.argv, __spec__.name)\n1 / 0")
-    write(tmp_path / "package" / "__init__.py", "")
-    write(tmp_path / "package" / "inner.py", "from .other import f\nf()")
-    write(tmp_path / "package" / "other.py", "def f(): raise ValueError('relative')")
-    same("module", target, "a", cwd=tmp_path)
+def test_a_module_runs_as_under_plain_python(target: str, folder: Path) -> None:
+    write(folder / "prog.py", "import sys\nprint(__name__, __file__, sys.argv, __spec__.name)\n1 / 0")
+    write(folder / "package" / "__init__.py", "")
+    write(folder / "package" / "inner.py", "from .other import f\nf()")
+    write(folder / "package" / "other.py", "def f(): raise ValueError('relative')")
+    same("module", target, "a", cwd=folder)
 
 
 def test_a_module_that_cannot_be_compiled_is_refused_as_by_plain_python(tmp_path: Path) -> None:
@@ -371,26 +390,27 @@ def test_a_module_that_cannot_be_compiled_is_refused_as_by_plain_python(tmp_path
 @pytest.mark.parametrize(
     "target", ["missing.py", "missing/prog.py", "file/prog.py", "loop.py", "x" * 300, "empty", "bad.zip", ""]
 )
-def test_what_cannot_be_opened_is_refused_as_by_plain_python(target: str, tmp_path: Path) -> None:
-    write(tmp_path / "file", "")
-    (tmp_path / "loop.py").symlink_to("loop.py")
-    (tmp_path / "empty").mkdir()
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+def test_what_cannot_be_opened_is_refused_as_by_plain_python(target: str, folder: Path) -> None:
+    write(folder / "file", "")
+    if not (folder / "empty").exists():
+        (folder / "empty").mkdir()
+        (folder / "loop.py").symlink_to("loop.py")
+    with zipfile.ZipFile(folder / "bad.zip", "w") as archive:
         archive.writestr("other.py", "")
-    assert same("script", target, cwd=tmp_path)[0] in (1, 2)
+    assert same("script", target, cwd=folder)[0] in (1, 2)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_script_is_refused_as_by_plain_python(tmp_path: Path) -> None:
     write(tmp_path / "prog.py", "print(1)").chmod(0)
-    assert same("script", "prog.py", cwd=tmp_path)[0] == 2
+    with bound_by_modes():
+        assert same("script", "prog.py", cwd=tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize("name", ["prog.pyc", "compiled"])
-def test_a_compiled_script_runs(name: str, tmp_path: Path) -> None:
-    write(tmp_path / "prog.py", "print(__file__, type(__loader__).__name__, __cached__)\n1 / 0")
-    run(PYTHON, "-c", f"import py_compile; py_compile.compile('prog.py', {name!r})", cwd=tmp_path)
-    assert "SourcelessFileLoader" in same("script", name, cwd=tmp_path)[1]
+def test_a_compiled_script_runs(name: str, folder: Path) -> None:
+    write(folder / "prog.py", "print(__file__, type(__loader__).__name__, __cached__)\n1 / 0")
+    run(PYTHON, "-c", f"import py_compile; py_compile.compile('prog.py', {name!r})", cwd=folder)
+    assert "SourcelessFileLoader" in same("script", name, cwd=folder)[1]
 
 
 def test_a_compiled_script_of_another_python_is_refused(tmp_path: Path) -> None:
@@ -408,11 +428,11 @@ def test_a_script_comes_from_stdin_or_a_pipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 @pytest.mark.parametrize(("kind", "target"), [("script", "spawns.py"), ("module", "spawns"), ("module", "pack.spawns")])
-def test_its_classes_reach_the_processes_that_it_starts(kind: str, target: str, method: str, tmp_path: Path) -> None:
+def test_its_classes_reach_the_processes_that_it_starts(kind: str, target: str, method: str, folder: Path) -> None:
     for place in ("spawns.py", "pack/spawns.py"):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        shutil.copy(PROGRAMS / "spawns.py", tmp_path / place)
-    status, out, _ = same(kind, target, method, cwd=tmp_path)
+        (folder / place).parent.mkdir(exist_ok=True)
+        shutil.copy(PROGRAMS / "spawns.py", folder / place)
+    status, out, _ = same(kind, target, method, cwd=folder)
     assert status == 0
     assert out.count("main__', 2") == 1
 
@@ -439,9 +459,9 @@ def test_coverage_measures_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commands", ["p x\nl\nq\n", "p x\nc\n", "n\nn\np x\nc\n", ""])
-def test_the_debugger_stops_in_it(commands: str, tmp_path: Path) -> None:
-    write(tmp_path / "prog.py", "x = 1\nbreakpoint()\nx = 2\nx = 3\nx = 4\n")
-    assert "prog.py" in same("script", "prog.py", cwd=tmp_path, stdin=commands)[1]
+def test_the_debugger_stops_in_it(commands: str, folder: Path) -> None:
+    write(folder / "prog.py", "x = 1\nbreakpoint()\nx = 2\nx = 3\nx = 4\n")
+    assert "prog.py" in same("script", "prog.py", cwd=folder, stdin=commands)[1]
 
 
 def test_closed_streams_do_no_harm(tmp_path: Path) -> None:

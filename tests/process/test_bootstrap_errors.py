@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import Frame, WorkerError
 from tests.conftest import LIGHT_TORCH, PATIENCE
+from tests.forks import Forks
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "ddplaunch" / "worker" / "bootstrap.py"
@@ -32,9 +34,9 @@ TORCH = pytest.mark.skipif(
 class Worker:
     """Runs programs with an error file."""
 
-    def __init__(self, folder: Path, *, forked: bool = False) -> None:
-        self.folder = folder
-        self._forks = [sys.executable, str(ROOT / "tests" / "programs" / "forks.py"), ""] if forked else []
+    def __init__(self, folder: Path, cwd: Path, forks: Forks | None) -> None:
+        self._cwd = cwd
+        self._forks = forks
         self.script = folder / "prog.py"
         self.file = folder / "errors" / "error.json"
         self.file.parent.mkdir()
@@ -44,18 +46,14 @@ class Worker:
         return self.start("script", str(self.script), *args, file=file)
 
     def start(self, *argv: str, file: str | None = None, path: str = "") -> subprocess.CompletedProcess[str]:
+        command = [PYTHON, str(BOOTSTRAP), *argv]
+        env = {**os.environ, "PYTHONPATH": path}
+        own = {"TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file}
+        if self._forks is not None:
+            status, out, err = self._forks.run(command, self._cwd, env, own)
+            return subprocess.CompletedProcess(command, status, out.decode(), err.decode())
         return subprocess.run(
-            [*self._forks, PYTHON, str(BOOTSTRAP), *argv],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "TORCHELASTIC_ERROR_FILE": str(self.file) if file is None else file,
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT) if self._forks else "", path])),
-            },
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+            command, cwd=self._cwd, env={**env, **own}, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
     def error(self) -> WorkerError:
@@ -70,9 +68,19 @@ class Worker:
         return content
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
 @pytest.fixture(params=[False, True], ids=["spawned", "forked"])
-def worker(tmp_path: Path, request: pytest.FixtureRequest) -> Worker:
-    return Worker(tmp_path, forked=request.param)
+def worker(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, forks: Forks
+) -> Worker:
+    # one folder for all: programs that are forked there have one fork server
+    return Worker(tmp_path, tmp_path_factory.getbasetemp(), forks if request.param else None)
 
 
 def test_an_exception_is_written_as_it_is_printed(worker: Worker) -> None:

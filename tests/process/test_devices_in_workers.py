@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import PROGRAMS, Job, Result
 from tests.fake_nvml import made_up
 from tests.fake_nvml.made_up import gpu, mig
+from tests.forks import Commands
 
 CPUS = sorted(os.sched_getaffinity(0))
 PLACE = PROGRAMS / "place.py"
@@ -30,6 +31,11 @@ class Seen(NamedTuple):
     pinned: str | None = None
     local_rank: str | None = None
 
+    @classmethod
+    def of(cls, variables: Mapping[str, Any]) -> Seen:
+        names = ("CUDA_VISIBLE_DEVICES", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PIN_DEVICE", "LOCAL_RANK")
+        return cls(*map(variables.get, names))
+
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,23 +43,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+def machine(library: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """The variables that make a command see so many GPUs and such a torch, and nothing of what is really here."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
 
-    return partial(made_up.machine, library, tmp_path / "site")
+    return partial(made_up.machine, library)
 
 
 def places(job: Job) -> list[dict[str, Any]]:
     """What the workers have put up, by rank."""
     files = sorted((job.home / "signs").glob("place-*"), key=lambda path: int(path.name.removeprefix("place-")))
     return [json.loads(file.read_text()) for file in files]
-
-
-def seen(job: Job) -> list[Seen]:
-    names = ("CUDA_VISIBLE_DEVICES", "DDPLAUNCH_DEVICE", "DDPLAUNCH_PIN_DEVICE", "LOCAL_RANK")
-    return [Seen(*(place["variables"].get(name) for name in names)) for place in places(job)]
 
 
 def all_visible(count: int, visible: str | None = None) -> list[Seen]:
@@ -125,35 +126,41 @@ CASES: dict[str, tuple[str, str, dict[str, str], list[Seen]]] = {
 
 
 @pytest.mark.parametrize(("gpus", "words", "outer", "expected"), CASES.values(), ids=CASES)
-def test_workers_are_told_their_devices(
+def test_workers_are_to_be_told_their_devices(
     job: Job,
+    commands: Commands,
     machine: Callable[..., dict[str, str]],
     gpus: str,
     words: str,
     outer: dict[str, str],
     expected: list[Seen],
 ) -> None:
+    result = commands.run(job, "plan", "--json", *words.split(), PLACE, env={**machine(gpus), **outer})
+    assert result.status == 0, result.err
+    plan = json.loads(result.out)
+    assert [Seen.of({**outer, **worker["variables"]}) for worker in plan["workers"]] == expected
+
+
+@pytest.mark.parametrize("case", ["several each", "MIG", "outer UUIDs, visible", "list for the workers", "command"])
+def test_workers_are_told_their_devices(job: Job, machine: Callable[..., dict[str, str]], case: str) -> None:
+    gpus, words, outer, expected = CASES[case]
     result = job.run(*words.split(), PLACE, env={**machine(gpus), **outer})
     assert result.status == 0, result.err
-    assert seen(job) == expected
+    assert [Seen.of(place["variables"]) for place in places(job)] == expected
     job.nothing_left()
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cuda", "words", "said"),
+    ("cuda", "said"),
     [
-        ("H200 H200", "13.0", "", "2 workers, nccl (every worker has a GPU of its own)"),
-        ("H200 H200", None, "", "2 workers, gloo (torch 2.13.0+cpu is a CPU build)"),
-        ("H200", "13.0", "--nproc-per-node 2", "2 workers, gloo (2 workers share 1 GPU, which NCCL refuses)"),
-        ("A100/2", "13.0", "", "2 workers, gloo (2 workers share 1 GPU, which NCCL refuses)"),
-        ("", "13.0", "--nproc-per-node 2", "2 workers, gloo (no accelerator)"),
-        ("H200 H200", "13.0", "--backend mpi", "2 workers, mpi (--backend)"),
+        ("13.0", "2 workers, nccl (every worker has a GPU of its own)"),
+        (None, "2 workers, gloo (torch 2.13.0+cpu is a CPU build)"),
     ],
 )
 def test_the_backend_is_said_with_its_reason(
-    job: Job, machine: Callable[..., dict[str, str]], gpus: str, cuda: str | None, words: str, said: str
+    job: Job, machine: Callable[..., dict[str, str]], cuda: str | None, said: str
 ) -> None:
-    result = job.run(*words.split(), PLACE, env=machine(gpus, cuda))
+    result = job.run(PLACE, env=machine("H200 H200", cuda))
     assert result.status == 0, result.err
     assert said in result.err
     backend = said.split()[2]

@@ -28,8 +28,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    return partial(made_up.machine, library, tmp_path / "site")
+def machine(library: Path) -> Callable[..., dict[str, str]]:
+    return partial(made_up.machine, library)
 
 
 def heard(job: Job) -> list[str]:

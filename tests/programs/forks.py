@@ -1,35 +1,40 @@
-"""Runs a program as a worker that the fork server has forked, and ends as the worker does.
+"""Runs programs as workers that one fork server has forked, as their agent would: forks.py [MODULE]...
 
-    python forks.py MODULES PYTHON BOOTSTRAP script|module TARGET [ARGS]...
-
-MODULES are what the server imports, separated by commas.
+The server imports these modules. Stdin is a connection to `Forks`: each request is arguments, variables, and variables that the
+server does not have, as JSON, with the descriptors that are to be 0, 1 and 2; the answer is how it ended.
 """
 
+import json
 import os
-import resource
 import select
-import signal
+import socket
 import sys
 
 from ddplaunch.process.fork_server import ForkServer
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.start import Stdio, handled_signals
 
-modules, *argv = sys.argv[1:]
-env = dict(os.environ)
-env.pop("PYTHONPATH", None)
-if "WORKERS_PYTHONPATH" in env:
-    env["PYTHONPATH"] = env.pop("WORKERS_PYTHONPATH")
 become_subreaper()
-server = ForkServer(argv, env, filter(None, modules.split(",")), handled=handled_signals())
-while not server.is_ready:
-    select.select([server], [], [])
-    server.read()
-worker = server.fork(argv, env, Stdio(0, 1, 2))
-server.close()
-_, status = os.waitpid(worker.pid, 0)
-if os.WIFSIGNALED(status):
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
-    os.kill(os.getpid(), os.WTERMSIG(status))
-sys.exit(os.WEXITSTATUS(status))
+requests = socket.socket(fileno=0)
+server = None
+while True:
+    request, stdio, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+    if not request:
+        break
+    argv, env, own = json.loads(request)
+    for fd in stdio:
+        os.set_inheritable(fd, False)  # the server keeps none of them open
+    if server is None:
+        server = ForkServer(argv, env, sys.argv[1:], handled=handled_signals())
+        while not server.is_ready:
+            select.select([server], [], [])
+            server.read()
+    worker = server.fork(argv, {**env, **own}, Stdio(*stdio))
+    for fd in stdio:
+        os.close(fd)
+    _, status = os.waitpid(worker.pid, 0)
+    os.close(worker.pidfd)
+    os.close(worker.failure)
+    requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+if server is not None:
+    server.close()

@@ -22,9 +22,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gpus(library: Path, tmp_path: Path) -> dict[str, str]:
+def gpus(library: Path) -> dict[str, str]:
     """The variables by which nodes have four GPUs each."""
-    return made_up.machine(library, tmp_path / "site", "H200 H200 H200 H200")
+    return made_up.machine(library, "H200 H200 H200 H200")
 
 
 def bound(job: SlurmJob) -> list[tuple[Any, ...]]:

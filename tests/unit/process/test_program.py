@@ -12,6 +12,7 @@ import pytest
 from ddplaunch.errors import LaunchError
 from ddplaunch.process.program import check
 from ddplaunch.spec import Program, ProgramKind
+from tests.capabilities import bound_by_modes
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +95,10 @@ def test_a_script_that_cannot_be_run(folder: Path, target: str, text: str) -> No
     assert said(program(ProgramKind.SCRIPT, target)) == (2, f"error: {text.format(folder=folder)}\n")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
 def test_a_script_that_cannot_be_read(folder: Path) -> None:
     (folder / "train.py").chmod(0)
-    assert said(program(ProgramKind.SCRIPT, "train.py")) == (2, "error: cannot read train.py: permission denied\n")
+    with bound_by_modes():
+        assert said(program(ProgramKind.SCRIPT, "train.py")) == (2, "error: cannot read train.py: permission denied\n")
 
 
 COMMANDS = [
