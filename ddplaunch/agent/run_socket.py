@@ -5,18 +5,19 @@ What fails here never ends a job: its files may have been replaced by those of a
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.errors import expendable
-from ddplaunch.output.file_queue import LISTEN
+from ddplaunch.output.file_messages import LISTEN, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # only a job that is looked into needs it
+    from typing import Any
+
     from ddplaunch.agent.clients import Clients
     from ddplaunch.agent.debuggers import Debuggers
 
@@ -53,10 +54,10 @@ class RunSocket:
         files.listening = self._listening
         name = f"{setup.draft.run_id[:_LONGEST_NAME]}.{os.urandom(4).hex()}"
         in_folder = setup.folder is not None and setup.inputs.spec.log_dir is None
-        files.put(LISTEN, json.dumps({"name": name, "in_folder": in_folder}).encode())
+        files.put(LISTEN, pack({"name": name, "in_folder": in_folder}))
 
-    def _listening(self, reply: bytes) -> None:
-        if why := json.loads(reply).get("why"):
+    def _listening(self, reply: Mapping[str, Any]) -> None:
+        if why := reply.get("why"):
             self._warn(f"warning: `ddplaunch ps`, `stop` and `stacks` do not reach this run: {why}")
         elif self._link is not None:
             assert self._setup.files.listener is not None

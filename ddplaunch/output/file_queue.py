@@ -10,30 +10,21 @@ import os
 import selectors
 import socket
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ddplaunch.output.file_messages import CLOSE, END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, replies
 from ddplaunch.process import clock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Reply = Mapping[str, Any]
 
 HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, as long as the disk takes any
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
 HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
 RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
-PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
-HEADER = 13  # bytes: what it is, for which log, and how long what follows is
-
-# what a message is; the number of a log is 0 where there is none
-MAKE = b"m"  # the folder of the run; JSON
-OPEN = b"o"  # a log; JSON: its name and limit
-WRITE = b"w"
-MISSING = b"d"  # so many bytes of a log were dropped
-CLOSE = b"c"
-EVENT = b"e"  # a line of events.jsonl
-REPLACE = b"r"  # a file as a whole: its name, a newline, its content
-REMOVE = b"u"  # a file elsewhere; its path
-LISTEN = b"l"  # at the socket of the run; JSON
-END = b"."
-LISTENING = b'{"listening"'  # how the reply to LISTEN begins
-
 _BLOCK = 1 << 16  # bytes of small messages that wait together
 _ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
 
@@ -87,8 +78,8 @@ class FileQueue:
         self._logs = 0  # numbers given
         self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
         self._ending = False
-        self.replied: Callable[[bytes], None] = _ignore  # is called with each reply but the next one
-        self.listening: Callable[[bytes], None] = _ignore  # is called when connections to `listener` can come
+        self.replied: Callable[[Reply], None] = _ignore  # is called with each reply but the next one
+        self.listening: Callable[[Reply], None] = _ignore  # is called when connections to `listener` can come
         self.size = 0  # bytes waiting here
         self.dropped_lines = 0
         self.hangs = False  # the disk: there was no progress for long
@@ -196,9 +187,9 @@ class FileQueue:
                 data = self._sock.recv(1 << 16)
                 if not data:
                     self._lose_writer()
-                *replies, self._received = (self._received + data).split(b"\n")
-                for reply in replies:
-                    (self.listening if reply.startswith(LISTENING) else self.replied)(reply)
+                found, self._received = replies(self._received + data)
+                for reply in found:
+                    (self.listening if "listening" in reply else self.replied)(reply)
         except BlockingIOError:
             pass
         except OSError:
@@ -268,7 +259,7 @@ class FileQueue:
 
     def _lose_writer(self) -> None:
         if not self._ending:
-            self.replied(b'{"problem":"the process that writes the logs has ended"}')
+            self.replied({"problem": "the process that writes the logs has ended"})
         self.close()
 
     def close(self) -> None:
@@ -285,5 +276,5 @@ class FileQueue:
         self.size = 0
 
 
-def _ignore(_reply: bytes) -> None:
+def _ignore(_reply: Reply) -> None:
     """Before there is a folder that takes replies."""

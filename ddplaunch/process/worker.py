@@ -81,7 +81,7 @@ class RunningWorker:
     def end(self, signum: int, at: float, *, had_it: bool = False) -> None:
         """Send a signal that is meant to end it, unless it had that already, and note so if it still lives."""
         if self.look() is None:
-            self.stopped_with = signum
+            self.stopped_with = int(signum)
             if self.stopped_at is None:
                 self.stopped_at = at
                 self._written_before = _written(self.pid)

@@ -124,7 +124,7 @@ def of_event(event: node.Event) -> Named | None:
                 "stopped_with": exit.stopped_with,
             }
         case node.SignalReceived(signum, _, _) if signum != SIGWINCH:
-            return "signal_received", {"signal": signum, "name": signal_name(signum)}
+            return "signal_received", {"signal": int(signum), "name": signal_name(signum)}
         case node.FrontLost():
             return "front_lost", {}
     return None
@@ -134,9 +134,9 @@ def of_action(action: node.Action) -> Named | None:
     """Give the public event of what is being done."""
     match action:
         case node.ForwardSignal(signum, ranks) if signum != SIGWINCH:
-            return "signal_forwarded", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
+            return "signal_forwarded", {"signal": int(signum), "name": signal_name(signum), "ranks": compress(ranks)}
         case node.StopWorkers(signum, ranks):
-            return "stop_sent", {"signal": signum, "name": signal_name(signum), "ranks": compress(ranks)}
+            return "stop_sent", {"signal": int(signum), "name": signal_name(signum), "ranks": compress(ranks)}
         case node.KillWorkers(ranks):
             return "kill_sent", {"ranks": compress(ranks)}
         case node.Suspend():

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import errno
 import json
+import marshal
 import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddplaunch.output.file_queue import (
+from ddplaunch.output.file_messages import (
     CLOSE,
     END,
     EVENT,
     HEADER,
+    JSON,
     LISTEN,
     MAKE,
     MISSING,
@@ -27,6 +29,7 @@ from ddplaunch.output.file_queue import (
     REMOVE,
     REPLACE,
     WRITE,
+    reply,
 )
 from ddplaunch.output.log import BoundedLog
 from ddplaunch.report import folders, run_socket
@@ -108,9 +111,9 @@ class _Writer:
     def _do(self, kind: bytes, log: int, data: bytes) -> None:
         try:
             if kind == MAKE:
-                self._make(**json.loads(data))
+                self._make(**marshal.loads(data))
             elif kind == OPEN:
-                self._open_log(log, **json.loads(data))
+                self._open_log(log, **marshal.loads(data))
             elif kind == WRITE and log in self._logs:
                 self._write_log(log, lambda file: file.write(data))
             elif kind == MISSING and log in self._logs:
@@ -118,22 +121,25 @@ class _Writer:
             elif kind == CLOSE and log in self._logs:
                 self._close_log(log)
             elif kind == EVENT:
-                self._append_event(data)
+                self._append_event(json.dumps(marshal.loads(data)).encode() + b"\n")
             elif kind == LISTEN:
-                self._listen(**json.loads(data))
+                self._listen(**marshal.loads(data))
             elif kind == REMOVE:
                 with suppress(OSError):
                     os.unlink(data)
+            elif kind == JSON:
+                name, values = marshal.loads(data)
+                self._replace(name, json.dumps(values, indent=1).encode() + b"\n")
             elif kind == REPLACE:
-                name, _, content = data.partition(b"\n")
-                self._replace(name.decode(), content)
+                where, _, content = data.partition(b"\n")
+                self._replace(where.decode(), content)
         except OSError as error:
             self.reply(problem=f"{error.strerror}: {os.path.join(self._path, error.filename or '')}")
 
-    def reply(self, **reply: Any) -> None:
+    def reply(self, **values: Any) -> None:
         """Send the agent a reply, if it is there."""
         with suppress(OSError):  # the agent has ended
-            os.write(self._sock, json.dumps(reply).encode() + b"\n")
+            os.write(self._sock, reply(**values))
 
     # --- the folder
 

@@ -131,7 +131,7 @@ class Reporter:
                     running = self._plan.world_size - len(before.exits)
                     self.print(render_stopping(signum, before.policy.grace_period, running, self._plan.nnodes))
             case node.Swept(left, _):
-                self.emit("swept", signal=before.swept_with, left=list(left))
+                self.emit("swept", signal=int(before.swept_with), left=list(left))
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""

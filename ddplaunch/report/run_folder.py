@@ -12,12 +12,12 @@ What is to be written goes over a queue to another process, which hangs in place
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 
-from ddplaunch.output.file_queue import EVENT, MAKE, REMOVE, REPLACE, FileQueue, Log
+from ddplaunch.output.file_messages import EVENT, JSON, MAKE, REMOVE, REPLACE, pack
+from ddplaunch.output.file_queue import FileQueue, Log
 from ddplaunch.plan import Plan
 from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.state_folder import runs_folder
@@ -54,7 +54,7 @@ class RunFolder:
             self.problem = "no logs are kept: there is no room for one more process"
         elif name:
             files.replied = self._replied
-            files.put(MAKE, json.dumps({"root": root, "name": name, "runs": runs, "kept": KEPT}).encode())
+            files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "kept": KEPT}))
 
     @classmethod
     def none(cls, files: FileQueue, problem: str | None = None) -> RunFolder:
@@ -63,8 +63,8 @@ class RunFolder:
         folder.problem = problem
         return folder
 
-    def _replied(self, reply: bytes) -> None:
-        match json.loads(reply):
+    def _replied(self, reply: Mapping[str, Any]) -> None:
+        match reply:
             case {"made": path, "unsafe": unsafe}:
                 self.path, self.is_made = path, True
                 if unsafe is not None:
@@ -95,12 +95,12 @@ class RunFolder:
                 "mono": event.mono,
                 **event.fields,
             }
-            self.files.put(EVENT, json.dumps(fields).encode() + b"\n")
+            self.files.put(EVENT, pack(fields))
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file of the folder, whole or not at all."""
         if self.path is not None:
-            self.files.put(REPLACE, f"{name}\n{json.dumps(content, indent=1)}\n".encode())
+            self.files.put(JSON, pack((name, content)))
 
     def keep_exception(self, generation: int, rank: int, local_rank: int, content: bytes) -> None:
         """Write what a worker has recorded of the exception that ended it."""
@@ -131,7 +131,7 @@ class RunFolder:
         """Open two logs of at most `limit` bytes each; None if there is no folder."""
         if self.path is None:
             return None
-        out, err = (self.files.open_log(json.dumps({"name": name, "limit": limit}).encode()) for name in names)
+        out, err = (self.files.open_log(pack({"name": name, "limit": limit})) for name in names)
         return out, err
 
     def filtered_names(self, generation: int) -> tuple[str, str]:

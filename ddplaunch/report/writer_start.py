@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 
-from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.output.file_messages import PROGRESS
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process.linux import detach, memory_file, signal_at_end_of
 
 

@@ -14,7 +14,8 @@ import pytest
 from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import SignalOrigin, SignalSource
-from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.output.file_messages import PROGRESS
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.supervise.node import Policy, begin
 
 

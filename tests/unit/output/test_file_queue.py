@@ -9,20 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddplaunch.output.file_queue import (
-    END,
-    EVENT,
-    HANG_TIMEOUT,
-    HEADER,
-    HOLD,
-    LIMIT,
-    MISSING,
-    OPEN,
-    PROGRESS,
-    RECHECK,
-    WRITE,
-    FileQueue,
-)
+from ddplaunch.output.file_messages import END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE
+from ddplaunch.output.file_queue import HANG_TIMEOUT, HOLD, LIMIT, RECHECK, FileQueue
 
 LINE = b"x" * 999 + b"\n"
 PIECE = LINE * 32

@@ -6,9 +6,10 @@ import json
 import os
 import socket
 from pathlib import Path
+from signal import Signals
 
 from ddplaunch.output import log
-from ddplaunch.output.file_queue import CLOSE, MAKE, OPEN, PROGRESS, REPLACE, WRITE
+from ddplaunch.output.file_messages import CLOSE, EVENT, JSON, MAKE, OPEN, PROGRESS, REPLACE, WRITE, pack, replies
 from ddplaunch.report import file_writer
 
 
@@ -37,11 +38,26 @@ def steps(*messages: bytes) -> int:
 
 def test_a_log_whose_parts_are_joined_shows_progress_with_each_piece(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(log, "_PIECE", 100)
-    make = message(MAKE, json.dumps({"root": str(tmp_path), "name": "run", "runs": None, "kept": 1}).encode())
-    opened = message(OPEN, json.dumps({"name": "log", "limit": 6000}).encode(), 1)
+    make = message(MAKE, pack({"root": str(tmp_path), "name": "run", "runs": None, "kept": 1}))
+    opened = message(OPEN, pack({"name": "log", "limit": 6000}), 1)
     written = [message(WRITE, b"x" * 99 + b"\n", 1)] * 45  # half of the limit, and one and a half segments
     assert steps(make, opened, *written, message(CLOSE, b"", 1)) == 2 + 45 + 1 + 15
     assert (tmp_path / "run" / "log").stat().st_size == 4500
+
+
+def test_values_become_the_json_that_they_would_have_been_here(tmp_path: Path) -> None:
+    values = {
+        "signal": Signals.SIGTERM,
+        "at": 1.5,
+        "ranks": (0, 1),
+        "of": {2: None},
+        "name": "a\udc80\u20ac\n",
+        "ok": True,
+    }
+    make = message(MAKE, pack({"root": str(tmp_path), "name": "run", "runs": None, "kept": 1}))
+    steps(make, message(EVENT, pack(values)), message(JSON, pack(("plan.json", values))))
+    assert (tmp_path / "run" / "events.jsonl").read_text() == json.dumps(values) + "\n"
+    assert (tmp_path / "run" / "plan.json").read_text() == json.dumps(values, indent=1) + "\n"
 
 
 def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
@@ -50,5 +66,5 @@ def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
     shared = left(message(REPLACE, b"\xff\nthe name is not UTF-8"))
     file_writer.run(its.detach(), shared)
     os.close(shared)
-    assert "UnicodeDecodeError" in json.loads(ours.recv(100_000))["problem"]
+    assert "UnicodeDecodeError" in replies(ours.recv(100_000))[0][0]["problem"]
     ours.close()

@@ -6,7 +6,8 @@ import os
 import resource
 import socket
 
-from ddplaunch.output.file_queue import PROGRESS, FileQueue
+from ddplaunch.output.file_messages import PROGRESS
+from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.writer_start import start_writer
 
