@@ -322,7 +322,7 @@ def _events() -> str:
 def _causes() -> str:
     words = {
         name: name.upper()
-        for name in ("device", "rank", "signal", "memory", "kills", "interpreter", "shm", "module", "flag")
+        for name in ("device", "rank", "signal", "memory", "kills", "interpreter", "shm", "module", "library", "flag")
     }
     words["full"] = words["device"]
     rows = [[row.name, row.advice.format(**words)] for row in CAUSES]

@@ -175,6 +175,13 @@ CAUSES: tuple[Row, ...] = (
         "a file {module}.py that is found before it hides the package `{module}`: give that file another name",
     ),
     Row(
+        "system library not found",  # \A: the failure itself; on the way to it a module may merely have been tried
+        matches(
+            r"\A(Import|OS)Error: (.* )?(?!lib(c10|cu|nv|torch))(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared "
+        ),
+        "the system, or the image of the container, has no {library}: install the package that brings it",
+    ),
+    Row(
         "module not found",
         matches(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",

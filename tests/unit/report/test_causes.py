@@ -313,6 +313,20 @@ ROWS = [
         raised("ModuleNotFoundError", "No module named 'torch.distributed'; 'torch' is not a package"),
         Evidence(),
     ),
+    (
+        "system library not found",
+        raised("ImportError", "libGL.so.1: cannot open shared object file: No such file or directory"),
+        Evidence(),
+    ),
+    (
+        "system library not found",
+        raised(
+            "OSError",
+            "cannot load library 'libsndfile.so': libsndfile.so: cannot open shared object file: No such file or directory",
+            "ModuleNotFoundError: No module named '_soundfile_data'",
+        ),
+        Evidence(),
+    ),
     ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
     (
         "broken library",
