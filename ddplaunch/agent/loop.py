@@ -6,7 +6,6 @@ No threads: without an event the process sleeps; where there is a deadline it wa
 from __future__ import annotations
 
 import gc
-import os
 import selectors
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
-from ddplaunch.process.tree import descendants, reap, signal_left
+from ddplaunch.process.tree import Leftovers
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
@@ -56,13 +55,19 @@ class Agent:
         self._files = setup.files
         self._files.attach(self._selector)
         self._backpressure = Backpressure(self._queue, self._selector)
+        self._leftovers = Leftovers(
+            lambda: self._generations.pids,
+            lambda: self._others,
+            lambda: self._generations.left(),  # noqa: PLW0108 - they are made below
+            lambda left: self._events.append(node.Swept(left, clock.now())),
+        )
         self._signals = SignalSource(
             self._selector,
             pipes,
             stops=job.policy.stop_signals,
             sent_again=job.sent_again,
             feed=self._events.append,
-            child_ended=self._child_ended,
+            child_ended=self._leftovers.child_ended,
             front_lost=self._queue.abandon,
             one_fewer=self._expect_one_fewer,
             has_stopped=lambda: self._generations.have_stopped,
@@ -79,7 +84,7 @@ class Agent:
             self._reporter,
             feed=self._events.append,
             ended=self._worker_ended,
-            child_ended=self._child_ended,
+            child_ended=self._leftovers.child_ended,
             ask_apart=self._ask_apart,
             joined=self._joined if job.inputs.spec.straggler_check else None,
         )
@@ -144,6 +149,7 @@ class Agent:
                 key.data()
                 self._process_events()
         now = clock.now()
+        self._leftovers.expire(now, sweeps=self._state.phase is Phase.SWEEPING)
         self._link.expire(now)
         self._files.expire(now)
         self._run_socket.expire(now)
@@ -160,13 +166,8 @@ class Agent:
         """When to wake at the latest."""
         if self._generations.is_starting:
             return clock.now()
-        parts = (self._state, self._generations, self._backpressure, self._link, self._files, self._run_socket)
-        return soonest(*(part.deadline for part in parts))
-
-    def _child_ended(self) -> None:
-        reap(keep=self._generations.pids | self._others)
-        if self._state.phase is Phase.SWEEPING:
-            self._report_left()
+        parts = (self._state, self._generations, self._leftovers, self._backpressure, self._link)
+        return soonest(*(part.deadline for part in (*parts, self._files, self._run_socket)))
 
     def _worker_ended(self, rank: int) -> None:
         workers, now = self._generations.workers, clock.now()
@@ -184,13 +185,6 @@ class Agent:
                 if raised != rank:
                     self._events.append(node.WorkerRaised(raised, what, now))
         self._events.append(node.WorkerExited(exit, now))
-
-    def _report_left(self, signum: int = 0, sparing: bool = False) -> None:
-        """Find what workers left behind, signal it if `signum` is one, and report what there is."""
-        left = [*descendants(os.getpid(), but_for=self._others), *self._generations.left()]
-        if signum:
-            signal_left(signum, left, sparing=sparing)
-        self._events.append(node.Swept(tuple(map(str, left)), clock.now()))
 
     @property
     def _others(self) -> frozenset[int]:
@@ -261,7 +255,7 @@ class Agent:
             case node.Sweep(signum, sparing):
                 if sparing:
                     self._generations.dismiss_services()
-                self._report_left(signum, sparing)
+                self._leftovers.look(signum, sparing=sparing)
             case node.ReportEnded():
                 self._report_end(clock.now())
             case node.Suspend() | node.Resume():
