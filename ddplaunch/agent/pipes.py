@@ -157,7 +157,7 @@ class OutputQueue:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._queue: deque[tuple[bytes, memoryview]] = deque()
+        self._queue: deque[tuple[bytes, memoryview | bytearray]] = deque()
         self.size = 0  # bytes waiting
         self.sent = 0  # bytes that the front has taken, ever
         self.broken = False  # the front has ended: everything is dropped
@@ -175,6 +175,9 @@ class OutputQueue:
         """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once."""
         if self.broken:
             return
+        self.size += len(data)
+        if self._joins_last(stream, data):
+            return
         view = memoryview(data)
         start = 0
         while start < len(data):
@@ -183,8 +186,20 @@ class OutputQueue:
                 end = data.rfind(b"\n", start, end) + 1 or end
             self._queue.append((stream, view[start:end]))
             start = end
-        self.size += len(data)
         self.flush()
+
+    def _joins_last(self, stream: bytes, data: bytes) -> bool:
+        """Append to the message that waits last, if it has room: each takes more memory than a line, and a turn of the front."""
+        if not self._queue or stream not in (STDOUT, STDERR):
+            return False
+        last, waiting = self._queue[-1]
+        if last != stream or len(waiting) + len(data) > MESSAGE:
+            return False
+        if not isinstance(waiting, bytearray):
+            waiting = bytearray(waiting)
+            self._queue[-1] = (stream, waiting)
+        waiting += data
+        return True
 
     def put_bars(self, message: bytes) -> bool:
         """Queue the state of progress bars if nothing waits, or there are none any more; return whether it was taken."""

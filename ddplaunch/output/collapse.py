@@ -23,6 +23,45 @@ class _Entry:
         self.ranks = [rank]
 
 
+class _Writers:
+    """The ranks that write to a stream: the last entry of each, and the first of these that some live rank stands at."""
+
+    __slots__ = ("_at_slowest", "_live", "last", "slowest")
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.last = dict.fromkeys(ranks, -1)
+        self.expect_all()
+
+    def expect_all(self) -> None:
+        """Wait for all of them."""
+        self._live = set(self.last)
+        self._look()
+
+    def _look(self) -> None:
+        """Look at all live ranks: not for each line, which would cost as much as there are ranks."""
+        at = [self.last[rank] for rank in self._live]
+        self.slowest: int | None = min(at, default=None)  # None: nobody is waited for
+        self._at_slowest = sum(number == self.slowest for number in at)
+
+    def move(self, rank: int, number: int) -> None:
+        """Note the last entry of a rank."""
+        before, self.last[rank] = self.last[rank], number
+        if before != number and rank in self._live:
+            self._leave(before)
+
+    def end(self, rank: int) -> None:
+        """Wait for this rank no longer."""
+        if rank in self._live:
+            self._live.remove(rank)
+            self._leave(self.last[rank])
+
+    def _leave(self, number: int) -> None:
+        if number == self.slowest:
+            self._at_slowest -= 1
+            if not self._at_slowest:
+                self._look()
+
+
 class Collapse:
     """Lines of all ranks, in order of first appearance, each held until no other rank can join it.
 
@@ -37,13 +76,10 @@ class Collapse:
         self._next = 0
         self._held = 0  # bytes
         self._numbers: dict[tuple[Stream, bytes], list[int]] = {}  # where a line stands; the first may be gone
-        self._last: dict[Stream, dict[int, int]] = {stream: {} for stream in Stream}  # rank -> its last entry
+        ranks: dict[Stream, list[int]] = {stream: [] for stream in Stream}
         for rank, stream in writers:
-            self._last[stream][rank] = -1
-        self._expect_all()
-
-    def _expect_all(self) -> None:
-        self._live = {stream: set(last) for stream, last in self._last.items()}
+            ranks[stream].append(rank)
+        self._writers = {stream: _Writers(of_stream) for stream, of_stream in ranks.items()}
 
     @property
     def deadline(self) -> float | None:
@@ -52,11 +88,11 @@ class Collapse:
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float) -> list[Group]:
         """Take whole lines; return those that wait no longer."""
-        last = self._last[stream]
-        number = last[rank]
+        writers = self._writers[stream]
+        number = writers.last[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        last[rank] = number
+        writers.move(rank, number)
         return self.flush(at)
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
@@ -78,25 +114,23 @@ class Collapse:
 
     def end(self, rank: int, stream: Stream, at: float) -> list[Group]:
         """Wait for this rank no longer."""
-        self._live[stream].discard(rank)
+        self._writers[stream].end(rank)
         groups = self.flush(at)
-        if not any(self._live.values()):
-            self._expect_all()  # the next generation, if there is one
+        if all(writers.slowest is None for writers in self._writers.values()):
+            for writers in self._writers.values():  # the next generation, if there is one
+                writers.expect_all()
         return groups
 
     def flush(self, at: float) -> list[Group]:
         """Return the lines that wait no longer at this time."""
-        # the first line that some live rank of the stream has not reached yet
-        reached = {
-            stream: min(map(self._last[stream].__getitem__, live), default=self._next)
-            for stream, live in self._live.items()
-        }
         groups: list[Group] = []
         lines: list[bytes] = []
         key: tuple[Stream, list[int]] | None = None
         while self._entries:
             entry = self._entries[self._oldest]
-            if reached[entry.stream] < self._oldest and at < entry.at + WAIT and self._held <= MAX_HELD:
+            slowest = self._writers[entry.stream].slowest
+            is_awaited = slowest is not None and slowest < self._oldest
+            if is_awaited and at < entry.at + WAIT and self._held <= MAX_HELD:
                 break
             self._forget(entry)
             entry.ranks.sort()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from ddplaunch.output.lines import Lines, LoneLines
 from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
 from ddplaunch.output.streams import Chunks, ShownWorker, Stream
+from ddplaunch.supervise.deadline import soonest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Display:
         self._alone = len(shown) == 1 and (mode == "rank0" or here) and stamp is None
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
+        self._due: float | None = None  # not after the first of these: each piece would cost as much as all of them
         self._live = () if self._alone or self._bare else live
         self._bars: dict[_Writer, Lines] = {}  # those that draw one
         self.bars_moved = False  # since the caller has set this to False
@@ -124,7 +126,7 @@ class Display:
         if reader is None:
             return []
         del self._streams[rank, stream]  # a restarted worker gets a new one
-        self._waiting.pop((rank, stream), None)
+        self._wait_no_more(rank, stream)
         self._note_bar(rank, stream, None)
         chunks = self._show(rank, stream, reader.end(), at)
         if self._interrupts is not None and stream is Stream.ERR:
@@ -142,16 +144,15 @@ class Display:
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
-        times = [at for reader in self._waiting.values() if (at := reader.deadline) is not None]
-        if self._collapse is not None and self._collapse.deadline is not None:
-            times.append(self._collapse.deadline)
-        return min(times, default=None)
+        return soonest(self._due, self._collapse.deadline if self._collapse is not None else None)
 
     def flush(self, at: float) -> Chunks:
         """Return what was held back until this time."""
         chunks: Chunks = []
-        for (rank, stream), reader in list(self._waiting.items()):
-            chunks += self._show(rank, stream, reader.flush(at), at, reader)
+        if self._due is not None and at >= self._due:
+            for (rank, stream), reader in list(self._waiting.items()):
+                chunks += self._show(rank, stream, reader.flush(at), at, reader)
+            self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
         if self._collapse is not None:
             chunks += self._label(self._collapse.flush(at), at)
         return chunks
@@ -195,9 +196,10 @@ class Display:
             if stream in self._live:
                 self._note_bar(rank, stream, reader)
             if reader.deadline is None:
-                self._waiting.pop((rank, stream), None)
+                self._wait_no_more(rank, stream)
             else:
                 self._waiting[rank, stream] = reader
+                self._due = soonest(self._due, reader.deadline)
         if not block:
             return []
         if not self._bare and not self._templated:
@@ -205,6 +207,11 @@ class Display:
         if self._interrupts is not None and stream is Stream.ERR:
             block = self._interrupts.feed(rank, block)
         return self._put(rank, stream, block, at)
+
+    def _wait_no_more(self, rank: int, stream: Stream) -> None:
+        self._waiting.pop((rank, stream), None)
+        if not self._waiting:
+            self._due = None
 
     def _put(self, rank: int, stream: Stream, block: bytes, at: float) -> Chunks:
         if not block:

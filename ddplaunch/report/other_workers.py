@@ -18,13 +18,18 @@ _LONGEST = 120  # characters of a later failure's message
 def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
     """Give one line each for those that failed alike, failed otherwise, followed, had finished, were stopped."""
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
-    failed = [end for end in others if failed_itself(end)]
     likeness = _likeness(first)
-    alike = [end for end in failed if _likeness(end) == likeness]
-    followers = [end for end in failed if end not in alike and follows(end)]
-    later = [end for end in failed if end not in alike and end not in followers]
-    finished = [end for end in others if end.stopped_with is None and end.status == 0]
-    stopped = [end for end in others if end not in failed and end not in finished]
+    alike: list[WorkerExit] = []
+    followers: list[WorkerExit] = []
+    later: list[WorkerExit] = []
+    finished: list[WorkerExit] = []
+    stopped: list[WorkerExit] = []
+    for end in others:
+        if failed_itself(end):
+            fate = alike if _likeness(end) == likeness else followers if follows(end) else later
+        else:
+            fate = finished if end.stopped_with is None else stopped
+        fate.append(end)
     return [
         *_alike(first, alike, len(others) + 1),
         *_later(first, sorted(later, key=failed_at), cwd),

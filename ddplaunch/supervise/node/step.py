@@ -53,7 +53,8 @@ def step(state: State, event: events.Event) -> Result:
                 state = replace(state, look_at=at + state.policy.look_at_rest)
             return state, (*held, *((actions.Observe(),) if looks else ()))
         case events.WorkerRaised(rank, error, at, lingers):
-            state = replace(state, raised=(*state.raised, (rank, error)))
+            causes = state.causes if follows(error) else state.causes | {rank}
+            state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
             return _lingering(state, rank, error, at) if lingers else (state, ())
         case events.ErrorRecorded(at):
             return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
@@ -134,6 +135,7 @@ def _start(state: State, begun: events.GenerationBegun) -> Result:
         hosts_store=False,
         exits=(),
         raised=(),
+        causes=frozenset(),
         left=(),
         generation_at=begun.at,
         taking=False,
@@ -170,7 +172,8 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
         )  # there was no prompt to take it
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
-            cause_unknown = all(follows(bad) for bad in state.exits if bad.status != 0) and not _cause_raised(state)
+            # those before it follow, or the workers would have been asked to end
+            cause_unknown = follows(exit) and not state.causes & state.alive
             # on other nodes there may be one even when all are gone here
             if cause_unknown and not (all_gone and state.alone):
                 deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
@@ -183,12 +186,6 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
         case Phase.RUNNING if state.warning_deadline is None:
             return replace(state, warning_deadline=at + EARLY_EXIT_WARNING), ()
     return sweep_if_ended(state, at)
-
-
-def _cause_raised(state: State) -> bool:
-    """Whether some worker has recorded an exception that does not merely follow another's end."""
-    dead = {exit.rank for exit in state.exits}
-    return any(rank not in dead and not follows(error) for rank, error in state.raised)
 
 
 def _noted(state: State, signum: int) -> Result:
