@@ -91,6 +91,7 @@ class Generations:
         else:
             self._reporter.use(setup.plan, setup.folder)
             self._starter.prepare(setup.plan, setup.env)
+            setup.error_files.forget_all_but(generation.number)
             self._errors.begin(setup.error_files.folder)
             if self._joined is not None:
                 self._errors.begin(setup.error_files.recorders, once=True)

@@ -185,8 +185,9 @@ class Workers:
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
         """Give the exceptions that workers have recorded since this was last asked."""
-        for rank in self._running:
-            if rank not in self._raised and (error := error_file.read(self._setup.error_file(rank))) is not None:
+        written = self._setup.error_files.written(self._setup.generation) & self._running.keys()
+        for rank in sorted(written - self._raised):
+            if (error := error_file.read(self._setup.error_file(rank))) is not None:
                 self._raised.add(rank)
                 yield rank, error
 

@@ -72,6 +72,23 @@ class ErrorFiles:
         except OSError:
             return False
 
+    def written(self, generation: int) -> set[int]:
+        """Give the ranks of those that have written one in this generation: thousands that have not are not asked one by one."""
+        with suppress(OSError):
+            names = (name.removesuffix(".json").partition("-") for name in os.listdir(self._place))
+            return {int(rank) for of, _, rank in names if of == str(generation) and rank.isdecimal()}
+        return set()
+
+    def forget_all_but(self, generation: int) -> None:
+        """Remove what workers of other generations have left: it is memory, and a job may start again for months."""
+        for folder in (self._place, f"{self._place}/{_TORCH}"):
+            with suppress(OSError):
+                for name in os.listdir(folder):
+                    of = name.partition("-")[0]
+                    if of.isdecimal() and of != str(generation):
+                        with suppress(OSError):  # a worker's own folder
+                            os.unlink(f"{folder}/{name}")
+
     def takes_request(self) -> bool:
         """Take a request for torch's store that a worker has left there; see worker/store.py."""
         try:
