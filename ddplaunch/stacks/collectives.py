@@ -93,8 +93,10 @@ def _wait(name: str, of_rank: dict[int, Group], ranks: dict[int, Sample]) -> Wai
 
 
 def _members(of_rank: dict[int, Group]) -> list[int]:
-    # ranks that agree about the members, as they should, are looked at once
-    return sorted(set(of_rank).union(*{group.members for group in of_rank.values()}))
+    # those of a node share one tuple, and nodes that agree, as they should, are looked at once: to hash one takes as long as
+    # there are ranks
+    distinct = {id(group.members): group.members for group in of_rank.values()}
+    return sorted(set(of_rank).union(*set(distinct.values())))
 
 
 def _reached(rank: int, of_rank: dict[int, Group]) -> int:
