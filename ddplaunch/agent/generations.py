@@ -134,23 +134,24 @@ class Generations:
         if self._inspection is not None:
             self._inspection.expire(now)
 
-    def start_next(self) -> None:
-        """Start one worker more."""
+    def start_next(self, most: int) -> int:
+        """Start one worker more, or several that start together, so many at most; give how many."""
         if self._ready is not None:  # the place of the logs has become known since the last `go_on`
             self.go_on()
-            return
+            return 0
         assert self.workers is not None
-        rank = self.workers.waiting.popleft()
         try:
-            pid = self.workers.start(rank)
+            started = self.workers.start(most)
         except CannotStart as error:
-            failure = StartFailure(rank, self.workers.host, str(error), error.status)
+            failure = StartFailure(error.rank, self.workers.host, str(error), error.status)
             self._feed(node.StartFailed(failure, clock.now()))
-        else:
+            return 1
+        for rank, pid in started:
             self._reporter.worker_started(rank, pid)
             self._feed(node.WorkerStarted(rank, clock.now()))
         if not self.workers.waiting and self._setup.is_last_generation:
             self._starter.fork_no_more()
+        return len(started)
 
     def start_no_more(self) -> None:
         """Leave out the workers that were not started yet."""

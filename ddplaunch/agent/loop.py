@@ -280,8 +280,7 @@ class Agent:
         """Start a few workers; the loop comes by between two such rounds, so that no signal waits for the last."""
         self._generations.go_on()
         self._process_events()
-        for _ in range(STARTS_PER_ROUND):
-            if not self._generations.is_starting:
-                return
-            self._generations.start_next()
+        left = STARTS_PER_ROUND
+        while left > 0 and self._generations.is_starting:
+            left -= self._generations.start_next(left)
             self._process_events()

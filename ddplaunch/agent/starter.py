@@ -1,4 +1,4 @@
-"""How workers become processes, fresh ones or forked from a warm interpreter, and what they are given. Watches none of them."""
+"""How workers become processes, fresh ones or forked ones, and what they are given. Watches none of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import errno
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -15,8 +14,7 @@ from ddplaunch.agent.worker_pipes import WorkerPipes, close
 from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.plan.variables import environment, of_fork_server
-from ddplaunch.process import clock
+from ddplaunch.plan.variables import environment
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio, handled_signals, start
@@ -24,13 +22,12 @@ from ddplaunch.process.worker import RunningWorker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ddplaunch.agent.forker import Forker
     from ddplaunch.process.child import Child
-    from ddplaunch.process.fork_server import ForkServer
-    from ddplaunch.process.guard import Guard, GuardedChild
+    from ddplaunch.process.guard import GuardedChild
     from ddplaunch.process.tree import Process
     from ddplaunch.warm.find import Place
 
-SLOW = 10.0  # seconds of imports that are worth a word
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
@@ -38,14 +35,15 @@ _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 class CannotStart(Exception):
     """A worker could not be started; `status` is what the command should end with."""
 
-    def __init__(self, reason: str, status: int) -> None:
+    def __init__(self, reason: str, status: int, rank: int) -> None:
         super().__init__(reason)
         self.status = status
+        self.rank = rank
 
     @classmethod
-    def of(cls, error: StartError) -> CannotStart:
+    def of(cls, error: StartError, rank: int) -> CannotStart:
         """Give it for what kept a process from its start."""
-        return cls(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE)
+        return cls(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE, rank)
 
 
 class Starter:
@@ -60,209 +58,161 @@ class Starter:
         why_cold: str = "",
         output: int = -1,
     ) -> None:
-        """`warm` is the interpreter that is kept warm, `why_cold` a sentence about it; a guard keeps `output` open.
-
-        `child_ended` is called when nothing is left any more of what a guard that was killed has left.
-        """
+        """`why_cold` is a sentence about an interpreter that is kept warm; for the others see `Forker`."""
         if why_cold:
             note(why_cold)
-        self._selector = selector
-        self._note = note
-        self._child_ended = child_ended
-        self._warm = warm  # until it is not to be used any more
-        self._output = output
-        self._is_asked = True
+        self._given = (selector, note, child_ended, warm, output)
         self._handled: tuple[int, ...] = ()
-        self._server: ForkServer | Guard | None = None
-        self._guard: Guard | None = None  # the parent of workers, even where it forks no more
-        self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
-        self._start_server: Callable[[], ForkServer]
-        self._why_lost = ""  # while no worker has had to do without it
-        self.deadline: float | None = None  # when `expire` is to be called at the latest
+        self._forker: Forker | None = None
 
     def prepare(self, plan: Plan, caller: Mapping[str, str]) -> None:
-        """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already."""
+        """Make ready for a generation: have what forks its workers made ready, if they are to be forked."""
         self._handled = handled_signals()
-        if plan.preload is None:
-            return self.close()
-        self._is_asked = plan.preload_is_asked
-        argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
-        wanted = (argv[0], plan.preload, env)
-        if wanted == self._wanted:
-            return None
-        if self._wanted is not None:
-            self._warm = None  # it was found for the first generation
-        self.close()
-        self._wanted = wanted
-        from ddplaunch.process.fork_server import ForkServer  # most jobs need none
+        if self._forker is None and plan.preload is not None:
+            from ddplaunch.agent.forker import Forker  # most jobs need none
 
-        self._start_server = partial(ForkServer, argv, env, plan.preload, handled=self._handled)
-        return self._begin()
+            self._forker = Forker(*self._given)
+        if self._forker is not None:
+            self._forker.prepare(plan, caller, self._handled)
 
-    def _begin(self) -> None:
-        """Have what is to fork the workers made ready."""
-        from ddplaunch.process.fork_requests import ServerLost
-
-        within = SLOW
-        try:
-            if self._warm is None:
-                self._server = self._start_server()
-            else:
-                from ddplaunch.warm import find
-
-                self._server = find.guard_at(self._warm, self._output)
-                within = SLOW if self._warm.is_new else find.ANSWER_WITHIN
-        except (StartError, ServerLost) as error:
-            return self._lose(str(error))
-        self._selector.register(self._server, selectors.EVENT_READ, partial(self._readable, self._server))
-        self.deadline = clock.now() + within
-        return None
+    @property
+    def deadline(self) -> float | None:
+        """When `expire` is to be called at the latest."""
+        return self._forker.deadline if self._forker is not None else None
 
     def expire(self, now: float) -> None:
-        """Say, once, that the imports take long: without them no worker is started. What is warm already has them."""
-        if self.deadline is not None and now >= self.deadline:
-            self.deadline = None
-            if self._server is None or self._server.is_ready:
-                return
-            if self._warm is not None and not self._warm.is_new:
-                self._lose("it does not answer")
-                return
-            imports = (
-                f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
-            )
-            self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
+        """Say what has taken long."""
+        if self._forker is not None:
+            self._forker.expire(now)
 
     @property
     def is_ready(self) -> bool:
         """Whether workers can be started now."""
-        return self._server is None or self._server.is_ready
+        return self._forker is None or self._forker.is_ready
 
     @property
     def pids(self) -> frozenset[int]:
-        """The process of the server, which is no leftover of a worker."""
-        return frozenset(() if self._server is None else (self._server.pid,))
+        """The process of what forks them, which is no leftover of a worker."""
+        return self._forker.pids if self._forker is not None else frozenset()
 
     def left(self) -> list[Process]:
-        """Give what is below a guard, which is not below us."""
-        return self._guard.left() if self._guard is not None else []
+        """Give what descends from workers and is not below us."""
+        return self._forker.left() if self._forker is not None else []
 
     def start(
-        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, output: Output, of_mps: Mapping[str, str]
-    ) -> RunningWorker:
-        """Start a worker, whose output then comes through `pipes`; `of_mps` are the variables by which it finds MPS.
+        self,
+        workers: Sequence[WorkerPlan],
+        setup: WorkerSetup,
+        pipes: WorkerPipes,
+        output: Output,
+        of_mps: Mapping[str, str],
+    ) -> list[RunningWorker]:
+        """Start the first of these workers, or all where they are forked; their output then comes through `pipes`.
+
+        `of_mps` are the variables by which they find MPS.
 
         Raises:
             StartError: the machine cannot create another process.
-            OSError: there are too many open files, or there is no memory for what it is given.
+            OSError: there are too many open files, or there is no memory for what they are given.
         """
-        folder, generation = setup.folder, setup.generation
-        env = environment(
-            setup.env,
-            setup.plan,
-            worker,
-            generation=generation,
-            port=setup.port,
-            error_file=setup.error_file(worker.rank),
-            log_dir=str(folder.path or ""),
-            of_mps=of_mps,
-        )
-        is_python = setup.plan.interpreter is not None
-        recorder = setup.error_files.recorder(generation, worker.rank) if setup.has_recorder else ""
+        starts: list[WorkerStart] = []
+        children: Sequence[Child | GuardedChild] = ()
         devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        pumps: dict[Stream, Pump] = {}
-        stacks: int | None = None
         try:
-            if is_python:
-                stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
-                env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
-                env["DDPLAUNCH_RECORDER"] = recorder
-                env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
-            if worker.terminal:
-                stdio = Stdio(0, 1, 2, stacks)
-                output.open(worker.rank, None)
-            else:
-                pumps = pipes.make(worker.rank)
-                stdin = 0 if worker.stdin else devnull
-                stdio = Stdio(stdin, pumps[Stream.OUT].write_fd, pumps[Stream.ERR].write_fd, stacks)
-                names = folder.log_names(generation, worker.rank, worker.local_rank)
-                output.open(worker.rank, folder.open_logs(names, setup.log_limit))
-            child = self._make_process(worker, env, stdio)
-        except BaseException:
-            close(pumps)
-            if stacks is not None:
-                os.close(stacks)
-            raise
+            starting = workers if self._forker is not None and self._forker.is_there else workers[:1]
+            starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in starting)
+            children = self._make_processes(starts)
         finally:
             os.close(devnull)
-        pipes.watch(worker.rank, pumps)
-        return RunningWorker(
-            worker.rank, child, time.monotonic(), by_itself=is_python, stacks=stacks, recorder=recorder
-        )
+            for one in starts[len(children) :]:
+                one.close()
+        return [one.started(child, output) for one, child in zip(starts, children, strict=False)]
 
-    def _make_process(self, worker: WorkerPlan, env: Mapping[str, str], stdio: Stdio) -> Child | GuardedChild:
-        if self._server is not None:
-            from ddplaunch.process.fork_requests import ServerLost
+    def _make_processes(self, starts: Sequence[WorkerStart]) -> Sequence[Child | GuardedChild]:
+        """Make that of each, or of the first alone."""
+        if self._forker is not None:
+            from ddplaunch.process.fork_requests import Fork
 
-            try:
-                return self._server.fork(worker.argv, env, stdio, cpus=worker.cpus)
-            except ServerLost as error:
-                self._give_up(str(error))
-        if self._why_lost and self._is_asked:
-            self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
-        self._why_lost = ""
-        return start(worker.argv, env, stdio, handled=self._handled, cpus=worker.cpus)
-
-    def _readable(self, server: ForkServer | Guard) -> None:
-        from ddplaunch.process.fork_requests import ServerLost
-
-        try:
-            server.read()
-        except ServerLost as error:
-            if server is self._guard:
-                self._selector.unregister(server)
-                self._guard.is_over = True
-                self._give_up(str(error))
-                self._child_ended()
-            else:
-                self._lose(str(error))
-            return
-        if server.is_ready:
-            self.deadline = None
-            if self._warm is not None:
-                self._guard = server  # type: ignore[assignment]  # what is warm has no other
-        while server.notes and self._is_asked:
-            self._note(f"not imported by the fork server: {server.notes.pop(0)}")
-
-    def _lose(self, why: str) -> None:
-        """Do without what was to fork the workers: without what is warm by a server, without that by fresh processes."""
-        self._give_up(why)
-        if self._warm is not None:
-            self._warm = None
-            self._why_lost = ""
-            self._note(f"the interpreter that is kept warm is not used, and another one imports anew: {why}")
-            self._begin()
-
-    def _give_up(self, why: str) -> None:
-        self._why_lost = why
-        self._end()
+            forks = [Fork(one.plan.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
+            if children := self._forker.fork(forks):
+                return children
+        first = starts[0]
+        return [start(first.plan.argv, first.env, first.stdio, handled=self._handled, cpus=first.plan.cpus)]
 
     def fork_no_more(self) -> None:
         """End what forks the workers if it is not their parent."""
-        if self._guard is None:
-            self.close()
+        if self._forker is not None:
+            self._forker.fork_no_more()
 
     def close(self) -> None:
         """End what forks the workers, if there is anything, for good."""
-        self._wanted = None
-        self._end()
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            if not guard.is_over:
-                self._selector.unregister(guard)
-            guard.close()
+        if self._forker is not None:
+            self._forker.close()
 
-    def _end(self) -> None:
-        server, self._server, self.deadline = self._server, None, None
-        if server is not None and server is not self._guard:
-            self._selector.unregister(server)
-            server.close()
+
+class WorkerStart:
+    """A worker before its process: its holder calls `started` or `close`."""
+
+    def __init__(
+        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, of_mps: Mapping[str, str]
+    ) -> None:
+        """`devnull` is /dev/null, opened; `of_mps` are the variables by which it finds MPS.
+
+        Raises:
+            OSError: there are too many open files, or there is no memory for what it is given.
+        """
+        self.plan = worker
+        self._setup = setup
+        self._pipes = pipes
+        self.env = environment(
+            setup.env,
+            setup.plan,
+            worker,
+            generation=setup.generation,
+            port=setup.port,
+            error_file=setup.error_file(worker.rank),
+            log_dir=str(setup.folder.path or ""),
+            of_mps=of_mps,
+        )
+        self._is_python = setup.plan.interpreter is not None
+        self._recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""
+        self._pumps: dict[Stream, Pump] = {}
+        stacks: int | None = None
+        if self._is_python:
+            stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
+            self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
+            self.env["DDPLAUNCH_RECORDER"] = self._recorder
+            self.env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
+        self.stdio = Stdio(0, 1, 2, stacks)
+        if not worker.terminal:
+            try:
+                self._pumps = pipes.make(worker.rank)
+            except BaseException:
+                self.close()
+                raise
+            out, err = (self._pumps[stream].write_fd for stream in (Stream.OUT, Stream.ERR))
+            self.stdio = Stdio(0 if worker.stdin else devnull, out, err, stacks)
+
+    def started(self, child: Child | GuardedChild, output: Output) -> RunningWorker:
+        """Give it now that it has this process; what it writes goes to `output`."""
+        worker, setup = self.plan, self._setup
+        logs = None
+        if not worker.terminal:
+            names = setup.folder.log_names(setup.generation, worker.rank, worker.local_rank)
+            logs = setup.folder.open_logs(names, setup.log_limit)
+        output.open(worker.rank, logs)
+        self._pipes.watch(worker.rank, self._pumps)
+        return RunningWorker(
+            worker.rank,
+            child,
+            time.monotonic(),
+            by_itself=self._is_python,
+            stacks=self.stdio.stacks,
+            recorder=self._recorder,
+        )
+
+    def close(self) -> None:
+        """Release all, for a worker that is not started."""
+        close(self._pumps)
+        if self.stdio.stacks is not None:
+            os.close(self.stdio.stacks)

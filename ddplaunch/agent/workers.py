@@ -6,6 +6,8 @@ import selectors
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -111,25 +113,28 @@ class Workers:
         """Whether one is to be started, and what serves it is there, or known not to come."""
         return bool(self.waiting) and (self._mps is None or not self._mps.is_starting)
 
-    def start(self, rank: int) -> int:
-        """Start one worker and give its pid.
+    def start(self, most: int) -> list[tuple[int, int]]:
+        """Start the next worker, or the next few where they start together, so many at most; give rank and pid of each.
 
         Raises:
             CannotStart: the machine has run out of something, or what serves the workers did not start.
         """
-        worker = self._plans[rank]
+        ranks = list(islice(self.waiting, most))
         if self._mps is not None and self._mps.why_not_started:
-            raise CannotStart(self._mps.why_not_started, exitcodes.USAGE)
+            raise CannotStart(self._mps.why_not_started, exitcodes.USAGE, ranks[0])
         try:
             of_mps = self._mps.variables if self._mps else NOTHING
-            running = self._starter.start(worker, self._setup, self._pipes, self._output, of_mps)
+            plans = [self._plans[rank] for rank in ranks]
+            started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
         except StartError as error:
-            raise CannotStart.of(error) from None
+            raise CannotStart.of(error, ranks[error.place]) from None
         except OSError as error:
-            raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE) from None
-        self._running[rank] = running
-        self._selector.register(running.ended, selectors.EVENT_READ, lambda: self._ended(rank))
-        return running.pid
+            raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE, ranks[0]) from None
+        for running in started:
+            self.waiting.popleft()
+            self._running[running.rank] = running
+            self._selector.register(running.ended, selectors.EVENT_READ, partial(self._ended, running.rank))
+        return [(running.rank, running.pid) for running in started]
 
     def pause_output(self, paused: bool) -> None:
         """Stop reading the pipes of the workers, or go on."""
@@ -160,7 +165,7 @@ class Workers:
             return None
         self._selector.unregister(running.ended)
         if (never := running.why_not_started(plan.argv[0])) is not None:
-            raise CannotStart.of(never)
+            raise CannotStart.of(never, rank)
         self._pipes.drain(rank)
         folder, place = self._setup.folder, (self._setup.generation, rank, plan.local_rank)
         if recorded := error_file.content(self._setup.error_file(rank)):

@@ -65,10 +65,14 @@ class Child:
     def rouse_parent(self) -> None:
         """Have what tells of its end go on, if it is stopped: this process runs."""
 
-    def reap(self) -> Usage:
-        """Reap it, which frees its pid, and close the handles. One that cannot be killed is left to its next parent."""
+    def abandon(self) -> None:
+        """Close the handles."""
         os.close(self.pidfd)
         os.close(self.failure)
+
+    def reap(self) -> Usage:
+        """Reap it, which frees its pid, and close the handles. One that cannot be killed is left to its next parent."""
+        self.abandon()
         pid, _, usage = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
             return Usage(0, 0.0)

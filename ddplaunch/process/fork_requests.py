@@ -6,26 +6,61 @@ waited for, nor taken for that to a later request.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ddplaunch.process.start import StartError, Stdio
+from ddplaunch.record import record
 
-T = TypeVar("T")
-ANSWER_TIMEOUT = 5.0  # seconds in which a worker is forked
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.process.child import Child
+    from ddplaunch.process.guard import GuardedChild
+
+T = TypeVar("T", bound="Child | GuardedChild")
+ANSWER_TIMEOUT = 5.0  # seconds in which one worker is forked
 _LONGEST_LINE = 4096  # bytes of an answer
+_PID = "pid "
 
 
 class ServerLost(Exception):
     """The server can fork no worker; the text says why."""
 
 
+@record
+class Fork:
+    """A worker to be forked; `argv` as for `start`, with the interpreter and the bootstrap that are running already."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    stdio: Stdio
+    cpus: Iterable[int] = ()
+
+    @property
+    def content(self) -> bytes:
+        """What is sent of it."""
+        fields = (
+            ",".join(map(str, self.cpus)),
+            str(len(self.argv) - 2),
+            *self.argv[2:],
+            *(f"{name}={value}" for name, value in self.env.items()),
+        )
+        return joined(fields)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors that it gets."""
+        stdio = (self.stdio.stdin, self.stdio.stdout, self.stdio.stderr)
+        return stdio if self.stdio.stacks is None else (*stdio, self.stdio.stacks)
+
+
 class ForkRequests:
     """A connection to what forks workers, once it is ready."""
 
-    _what: tuple[str, ...] = ()  # what its requests to fork begin with
+    _what = b""  # what its requests to fork begin with
 
     def __init__(self, connection: socket.socket) -> None:
         """Own this connection."""
@@ -61,67 +96,65 @@ class ForkRequests:
     def _take(self, what: str, text: str) -> None:
         """Take in a line that only some servers send."""
 
-    def _fork(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdio: Stdio,
-        cpus: Iterable[int],
-        adopt: Callable[[int], T],
-        *more: int,
-    ) -> T:
-        """Have a worker forked, which begins once `adopt` has made a child of its pid; `more` are further descriptors.
+    def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
+        """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
+
+        `more` is one further descriptor for each.
 
         Raises:
-            StartError: the machine cannot create another process.
-            ServerLost: the server has ended, or does not answer.
+            StartError: the machine cannot create one of the processes; none of them begins.
+            ServerLost: the server has ended, or does not answer; none of them begins.
         """
-        fields = [
-            *self._what,
-            ",".join(map(str, cpus)),
-            str(len(argv) - 2),
-            *argv[2:],
-            *(f"{name}={value}" for name, value in env.items()),
-        ]
-        # one that is forked after we have given up ends by itself: another process has its rank by then
+        contents = [fork.content for fork in forks]
+        content = self._what + b"".join(len(one).to_bytes(8, "big") + one for one in contents)
+        # those that are forked after we have given up end by themselves: other processes have their ranks by then
         wait, release = os.pipe()
+        children: list[T] = []
         try:
-            stacks = () if stdio.stacks is None else (stdio.stacks,)
-            line = self._ask(fields, stdio.stdin, stdio.stdout, stdio.stderr, *stacks, wait, *more)
-            what, _, text = line.partition(" ")
+            descriptors = [fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])]
+            *pids, last = self._ask(content, *descriptors)
+            what, _, text = last.partition(" ")
             if what == "errno" and text.isdecimal():
-                raise StartError(int(text), "cannot create a process")
-            if what != "pid" or not text.isdecimal():
+                raise StartError(int(text), "cannot create a process", len(pids))
+            if what != "forked" or not all(pid.isdecimal() for pid in pids):
                 raise ServerLost(text or "an imported module has written to the fork server's socket")
-            child = adopt(int(text))
-            os.write(release, b"\n")
+            if len(pids) < len(forks):
+                raise StartError(errno.EAGAIN, "cannot create a process", len(pids))
+            children.extend(adopt(int(pid)) for pid in pids)
+            os.write(release, b"\n" * len(forks))
+        except BaseException:
+            for child in children:
+                child.abandon()
+            raise
         finally:
             os.close(wait)
             os.close(release)
-        return child
+        return children
 
-    def _ask(self, fields: Iterable[str], *descriptors: int) -> str:
-        """Send a request; give the first line of the answer.
+    def _ask(self, content: bytes, *descriptors: int) -> list[str]:
+        """Send a request; give the pids of the answer, and the first line that tells of none.
 
         Raises:
-            ServerLost: there is none.
+            ServerLost: there is no such line.
         """
         if self._why_lost:
             raise ServerLost(self._why_lost)
+        answer: list[str] = []
         try:
             self._socket.settimeout(ANSWER_TIMEOUT)
-            self._send(fields, *descriptors)
-            while not (lines := self._lines()):
-                pass
+            self._send(content, *descriptors)
+            while True:
+                for line in self._lines():
+                    if not line.startswith(_PID):
+                        return [*answer, line]
+                    answer.append(line.removeprefix(_PID))
         except OSError as error:
             self._why_lost = str(error.strerror or "it does not answer")
             raise ServerLost(self._why_lost) from None
         finally:
             self._socket.setblocking(False)
-        return lines[0]
 
-    def _send(self, fields: Iterable[str], *descriptors: int) -> None:
-        content = b"".join(os.fsencode(field) + b"\0" for field in fields)
+    def _send(self, content: bytes, *descriptors: int) -> None:
         socket.send_fds(self._socket, [len(content).to_bytes(8, "big")], descriptors)
         self._socket.sendall(content)
 
@@ -135,6 +168,11 @@ class ForkRequests:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
+
+
+def joined(fields: Iterable[str]) -> bytes:
+    """Give fields as they are sent, each ended by a zero byte."""
+    return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
 def nothing_failed() -> int:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from ddplaunch.process.child import Child
-from ddplaunch.process.fork_requests import ForkRequests, nothing_failed
+from ddplaunch.process.fork_requests import Fork, ForkRequests, nothing_failed
 from ddplaunch.process.start import StartError, Stdio, start
 
 VARIABLE = "DDPLAUNCH_FORK_SERVER"
@@ -56,14 +56,14 @@ class ForkServer(ForkRequests):
         """Its process."""
         return self._child.pid
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], stdio: Stdio, *, cpus: Iterable[int] = ()) -> Child:
-        """Fork a worker; `argv` as for `start`, with the interpreter and the bootstrap that are running already.
+    def fork(self, forks: Sequence[Fork]) -> list[Child]:
+        """Fork workers, which begin together.
 
         Raises:
-            StartError: the machine cannot create another process.
-            ServerLost: it has ended, or does not answer.
+            StartError: the machine cannot create one of the processes; none of them begins.
+            ServerLost: it has ended, or does not answer; none of them begins.
         """
-        return self._fork(argv, env, stdio, cpus, _adopted)
+        return self._fork(forks, _adopted)
 
     def close(self) -> None:
         """End it, whatever it is doing."""
@@ -84,6 +84,4 @@ def _adopted(pid: int) -> Child:
         return Child(pid, os.pidfd_open(pid), failure)
     except OSError as error:
         os.close(failure)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         raise StartError(error.errno or errno.EMFILE, "cannot create a process") from None

@@ -12,19 +12,19 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ddplaunch.process.child import End, Usage
-from ddplaunch.process.fork_requests import ForkRequests, ServerLost, nothing_failed
-from ddplaunch.process.start import StartError, Stdio
+from ddplaunch.process.fork_requests import Fork, ForkRequests, ServerLost, joined, nothing_failed
+from ddplaunch.process.start import StartError
 from ddplaunch.process.tree import Process, descendants, look
 
 
 class Guard(ForkRequests):
     """A process that has the workers of this run as its children."""
 
-    _what = ("fork",)
+    _what = b"fork\0"
 
     def __init__(self, connection: socket.socket, output: int, check: Callable[[int], None]) -> None:
         """Use this connection; `output` is a descriptor that the guard is to have for as long as it lives.
@@ -64,7 +64,7 @@ class Guard(ForkRequests):
             opened.append(os.open(".", os.O_PATH | os.O_CLOEXEC))
             mask = os.umask(0)
             os.umask(mask)
-            self._send(["agent", str(os.getpid()), str(mask)], opened[1], self._output, life)
+            self._send(joined(["agent", str(os.getpid()), str(mask)]), opened[1], self._output, life)
         except OSError as error:
             raise ServerLost(str(error.strerror)) from None
         finally:
@@ -78,18 +78,19 @@ class Guard(ForkRequests):
             return self._life < 0 or not os.read(self._life, 1)
         return False
 
-    def fork(
-        self, argv: Sequence[str], env: Mapping[str, str], stdio: Stdio, *, cpus: Iterable[int] = ()
-    ) -> GuardedChild:
-        """Fork a worker; see `ForkServer.fork`."""
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    def fork(self, forks: Sequence[Fork]) -> list[GuardedChild]:
+        """Fork workers; see `ForkServer.fork`."""
+        reads: list[int] = []
+        writes: list[int] = []
         try:
-            return self._fork(argv, env, stdio, cpus, lambda pid: GuardedChild(self, pid, read), write)
-        except BaseException:
-            os.close(read)
-            raise
+            for _ in forks:
+                read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                reads.append(read)
+                writes.append(write)
+            return self._fork(forks, lambda pid: GuardedChild(self, pid, reads.pop(0)), writes)
         finally:
-            os.close(write)
+            for fd in (*reads, *writes):
+                os.close(fd)
 
     def left(self) -> list[Process]:
         """Give what is below it; itself, once it was killed, until all that was is gone."""
@@ -102,7 +103,7 @@ class Guard(ForkRequests):
         if self.has_ended:
             return Usage(0, 0.0)
         try:
-            what, *fields = self._ask(["reap", str(pid)]).split(" ")
+            what, *fields = self._ask(joined(["reap", str(pid)]))[-1].split(" ")
             if what == "usage":
                 return Usage(int(fields[0]) * 1024, float(fields[1]))
         except (ServerLost, ValueError):
@@ -127,7 +128,7 @@ class GuardedChild:
     """A worker that a guard has forked; the same to its owner as a `Child`."""
 
     def __init__(self, guard: Guard, pid: int, status: int) -> None:
-        """`status` is the pipe to which the guard writes how it has ended, or which it closes when it ends itself.
+        """Own `status`, the pipe to which the guard writes how it has ended, or which it closes when it ends itself.
 
         Raises:
             StartError: no descriptors are left.
@@ -141,6 +142,7 @@ class GuardedChild:
             self.pidfd = os.pidfd_open(pid)
         except OSError as error:
             os.close(self.failure)
+            os.close(status)
             raise StartError(error.errno or errno.EMFILE, "cannot create a process") from None
 
     @property
@@ -168,8 +170,12 @@ class GuardedChild:
         """Have what tells of its end go on, if it is stopped."""
         self._guard.rouse()
 
-    def reap(self) -> Usage:
-        """Reap it, which frees its pid, and close the handles."""
+    def abandon(self) -> None:
+        """Close the handles."""
         for fd in (self.pidfd, self.failure, self.ended):
             os.close(fd)
+
+    def reap(self) -> Usage:
+        """Reap it, which frees its pid, and close the handles."""
+        self.abandon()
         return self._guard.reap(self.pid)

@@ -38,10 +38,12 @@ class Stdio:
 class StartError(Exception):
     """A worker could not be started: the program's fault (ENOENT, EACCES, ENOEXEC) or the machine's (EAGAIN, EMFILE)."""
 
-    def __init__(self, number: int, doing: str) -> None:
+    def __init__(self, number: int, doing: str, place: int = 0) -> None:
+        """`place` is that of the worker among those that were to start together."""
         super().__init__(f"{doing}: {os.strerror(number)}")
         self.errno = number
         self.doing = doing
+        self.place = place
 
 
 def start(

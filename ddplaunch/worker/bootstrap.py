@@ -30,8 +30,7 @@ def load(name: str) -> "dict[str, Any]":
 
 if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
     number, *modules = served.split(",")
-    serve, become = load("fork_server")["serve"], load("forked")["become"]
-    sys.argv[1:] = serve(int(number), modules, sys.argv[1:], become)  # returns in each worker
+    sys.argv[1:] = load("fork_server")["serve"](load, int(number), modules, sys.argv[1:])  # returns in each worker
 elif kept := os.environ.pop("DDPLAUNCH_WARM", ""):
     sys.argv[1:] = load("warm")["serve"](load, *kept.split(","))  # so does this
 

@@ -19,14 +19,8 @@ _NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given 
 
 
 def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "list[str]":
-    """Make this process what a fresh one would be, once a byte comes from the pipe `release`; give its arguments."""
-    if not os.read(release, 1):
-        os._exit(_NO_PARENT)
-    os.close(release)
+    """Make this process what a fresh one would be, and begin once a byte comes from the pipe `release`; give its arguments."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        os._exit(_NO_PARENT)
     for target, fd in enumerate(stdio[:3]):
         os.dup2(fd, target)
         os.close(fd)
@@ -44,6 +38,13 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
     _seed()
     if "threading" in sys.modules:  # its main thread keeps the number of the server's
         sys.modules["threading"].main_thread()._set_native_id()
+    # our parent is the agent by now; before, its end would not be that of our parent
+    if not os.read(release, 1):
+        os._exit(_NO_PARENT)
+    os.close(release)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(_NO_PARENT)
     return arguments
 
 

@@ -7,7 +7,8 @@ killed itself, the kernel kills its workers, and warm.py what they have started.
 On the connection, requests as those to fork_server.py; the first of the fields, each ended by a zero byte, says what is asked:
 
     agent PID MASK      with descriptors of the working directory, and of what is to be kept open to the end: for all workers
-    fork ...            as to fork_server.py, with one descriptor more: of a pipe to which is written how the worker has ended
+    fork ...            as to fork_server.py, with one descriptor more for each worker: of a pipe to which is written how it
+                        has ended
     reap PID            frees the pid of a worker that has ended; the answer is `usage RSS SECONDS`
 """
 
@@ -96,17 +97,19 @@ def serve(
     fcntl.fcntl(fd, fcntl.F_SETSIG, _signal.SIGCONT)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | fcntl.FASYNC)
     guard = _Guard(control, names)
-    names["send"](control, f"guard {us}\n")
-    imported.report_ready(control)
+    names["send"](control, f"guard {us}\n{imported.lines}")
     while True:
-        content, (*stdio, release, status) = guard.next_request()
-        try:
-            worker = os.fork()
-        except OSError as error:
-            os.close(status)
-            answer = f"errno {error.errno}\n"
-        else:
+        workers = names["parts"](*guard.next_request())
+        for mine, (content, descriptors) in enumerate(workers):
+            try:
+                worker = os.fork()
+            except OSError as error:
+                names["send"](control, f"errno {error.errno}\n")
+                break
             if worker == 0:
+                del workers[mine]
+                names["close"](workers)
+                *stdio, release, status = descriptors
                 os.close(status)
                 guard.close()
                 arguments = become(us, content, stdio, release)
@@ -114,11 +117,11 @@ def serve(
                 if hasattr(sys, "orig_argv"):  # since Python 3.10; it is that of the run that was the first
                     sys.orig_argv[-len(sys.argv) :] = [sys.argv[0], *arguments]
                 return arguments
-            guard.running[worker] = status
-            answer = f"pid {worker}\n"
-        for one in (*stdio, release):
-            os.close(one)
-        names["send"](control, answer)
+            guard.running[worker] = descriptors.pop()
+            names["send"](control, f"pid {worker}\n")
+        else:
+            names["send"](control, "forked\n")
+        names["close"](workers)
 
 
 class _Guard:

@@ -37,7 +37,7 @@ _LONGEST_LINE = 8192  # bytes
 def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
     """Import, then serve until no run has come for so long; return its arguments in each worker."""
     began = time.time_ns()
-    server, guard, become = load("fork_server"), load("guard"), load("forked")["become"]
+    server, guard, become, names = load("fork_server"), load("guard"), load("forked")["become"], load("imported")
     socket = server["_socket"]
     listener = socket.socket(fileno=int(number))
     inode = _inode(path)
@@ -45,9 +45,9 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
     listener.settimeout(0)
     program = sys.argv[1:3]
     guard["_signal"].alarm(_IMPORTS_WITHIN)  # which ends this process: nobody else would
-    imported = server["Imported"](modules, *program)
+    imported = names["Imported"](modules, *program)
     guard["_signal"].alarm(0)
-    files = load("imported_files")["ImportedFiles"](began, server["folder_of"](*program))
+    files = load("imported_files")["ImportedFiles"](began, names["folder_of"](*program))
     imported.leave_folder()
     guard["adopt"]()  # what the workers of a guard have started that was killed
     children = guard["Children"]()

@@ -227,6 +227,26 @@ def test_no_rank_runs_twice_where_the_server_dies_before_it_has_said_whom_it_for
     assert (job.home / "signs" / "ran").read_text() == "xx"
 
 
+LIMITED = """
+if 'RANK' not in os.environ:
+    forked, fork = 0, os.fork
+    def limited():
+        global forked
+        forked += 1
+        if forked == 3:  # the process in between and one worker are there
+            raise BlockingIOError(11, 'no room')
+        return fork()
+    os.fork = limited
+"""
+
+
+def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run):
+    result = run("print('runs')", IMPORTED + LIMITED)
+    assert (result.status, result.out) == (126, "")
+    assert "rank 1 could not be started" in result.err
+    assert "cannot create a process: Resource temporarily unavailable" in result.err
+
+
 SLOW = """
     import os, signal
     sign = f"{os.environ['DDP_TEST_DIR']}/imports"
@@ -300,7 +320,7 @@ read, write = os.pipe()
 fork_requests.ANSWER_TIMEOUT = 0.1
 os.kill(server.pid, signal.SIGSTOP)
 try:
-    server.fork(command, os.environ, Stdio(0, write, write))
+    server.fork([fork_requests.Fork(command, os.environ, Stdio(0, write, write))])
 except fork_requests.ServerLost as lost:
     print(lost)
 os.kill(server.pid, signal.SIGCONT)

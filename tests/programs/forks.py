@@ -10,6 +10,7 @@ import select
 import socket
 import sys
 
+from ddplaunch.process.fork_requests import Fork
 from ddplaunch.process.fork_server import ForkServer
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.process.start import Stdio, handled_signals
@@ -29,7 +30,7 @@ while True:
         while not server.is_ready:
             select.select([server], [], [])
             server.read()
-    worker = server.fork(argv, {**env, **own}, Stdio(*stdio))
+    [worker] = server.fork([Fork(argv, {**env, **own}, Stdio(*stdio))])
     for fd in stdio:
         os.close(fd)
     _, status = os.waitpid(worker.pid, 0)

@@ -1,0 +1,190 @@
+"""What forks the workers of this node: it is started or found, waited for, and done without where it cannot serve."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from ddplaunch.plan import Plan
+from ddplaunch.plan.variables import of_fork_server
+from ddplaunch.process import clock
+from ddplaunch.process.fork_requests import Fork, ServerLost
+from ddplaunch.process.fork_server import ForkServer
+from ddplaunch.process.start import StartError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.process.child import Child
+    from ddplaunch.process.guard import Guard, GuardedChild
+    from ddplaunch.process.tree import Process
+    from ddplaunch.warm.find import Place
+
+SLOW = 10.0  # seconds of imports that are worth a word
+
+
+class Forker:
+    """A fork server, or the guard of an interpreter that is kept warm; lives on, for the next generation, until `close`."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        note: Callable[[str], None],
+        child_ended: Callable[[], None],
+        warm: Place | None,
+        output: int,
+    ) -> None:
+        """`warm` is the interpreter that is kept warm; a guard keeps `output` open; `note` prints a sentence for the user.
+
+        `child_ended` is called when nothing is left any more of what a guard that was killed has left.
+        """
+        self._selector = selector
+        self._note = note
+        self._child_ended = child_ended
+        self._warm = warm  # until it is not to be used any more
+        self._output = output
+        self._is_asked = True
+        self._server: ForkServer | Guard | None = None
+        self._guard: Guard | None = None  # the parent of workers, even where it forks no more
+        self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
+        self._start_server: Callable[[], ForkServer]
+        self._why_lost = ""  # while no worker has had to do without it
+        self.deadline: float | None = None  # when `expire` is to be called at the latest
+
+    def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
+        """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already.
+
+        `handled` are the signals that this process has a handler for.
+        """
+        if plan.preload is None:
+            return self.close()
+        self._is_asked = plan.preload_is_asked
+        argv, env = plan.workers[0].argv, of_fork_server(caller, plan)
+        wanted = (argv[0], plan.preload, env)
+        if wanted == self._wanted:
+            return None
+        if self._wanted is not None:
+            self._warm = None  # it was found for the first generation
+        self.close()
+        self._wanted = wanted
+        self._start_server = partial(ForkServer, argv, env, plan.preload, handled=handled)
+        return self._begin()
+
+    def _begin(self) -> None:
+        """Have what is to fork the workers made ready."""
+        within = SLOW
+        try:
+            if self._warm is None:
+                self._server = self._start_server()
+            else:
+                from ddplaunch.warm import find
+
+                self._server = find.guard_at(self._warm, self._output)
+                within = SLOW if self._warm.is_new else find.ANSWER_WITHIN
+        except (StartError, ServerLost) as error:
+            return self._lose(str(error))
+        self._selector.register(self._server, selectors.EVENT_READ, partial(self._readable, self._server))
+        self.deadline = clock.now() + within
+        return None
+
+    def expire(self, now: float) -> None:
+        """Say, once, that the imports take long: without them no worker is started. What is warm already has them."""
+        if self.deadline is not None and now >= self.deadline:
+            self.deadline = None
+            if self._server is None or self._server.is_ready:
+                return
+            if self._warm is not None and not self._warm.is_new:
+                self._lose("it does not answer")
+                return
+            imports = (
+                f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
+            )
+            self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether workers are forked."""
+        return self._server is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether workers can be started now."""
+        return self._server is None or self._server.is_ready
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The process of the server, which is no leftover of a worker."""
+        return frozenset(() if self._server is None else (self._server.pid,))
+
+    def left(self) -> list[Process]:
+        """Give what is below a guard, which is not below us."""
+        return self._guard.left() if self._guard is not None else []
+
+    def fork(self, forks: Sequence[Fork]) -> Sequence[Child | GuardedChild]:
+        """Fork workers, which begin together; none, where they are to be fresh processes.
+
+        Raises:
+            StartError: the machine cannot create another process.
+        """
+        if self._server is not None:
+            try:
+                return self._server.fork(forks)
+            except ServerLost as error:
+                self._give_up(str(error))
+        if self._why_lost and self._is_asked:
+            self._note(f"workers are started as fresh processes, not by the fork server: {self._why_lost}")
+        self._why_lost = ""
+        return ()
+
+    def _readable(self, server: ForkServer | Guard) -> None:
+        try:
+            server.read()
+        except ServerLost as error:
+            if server is self._guard:
+                self._selector.unregister(server)
+                self._guard.is_over = True
+                self._give_up(str(error))
+                self._child_ended()
+            else:
+                self._lose(str(error))
+            return
+        if server.is_ready:
+            self.deadline = None
+            if self._warm is not None:
+                self._guard = server  # type: ignore[assignment]  # what is warm has no other
+        while server.notes and self._is_asked:
+            self._note(f"not imported by the fork server: {server.notes.pop(0)}")
+
+    def _lose(self, why: str) -> None:
+        """Do without what was to fork the workers: without what is warm by a server, without that by fresh processes."""
+        self._give_up(why)
+        if self._warm is not None:
+            self._warm = None
+            self._why_lost = ""
+            self._note(f"the interpreter that is kept warm is not used, and another one imports anew: {why}")
+            self._begin()
+
+    def _give_up(self, why: str) -> None:
+        self._why_lost = why
+        self._end()
+
+    def fork_no_more(self) -> None:
+        """End what forks the workers if it is not their parent."""
+        if self._guard is None:
+            self.close()
+
+    def close(self) -> None:
+        """End what forks the workers, if there is anything, for good."""
+        self._wanted = None
+        self._end()
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            if not guard.is_over:
+                self._selector.unregister(guard)
+            guard.close()
+
+    def _end(self) -> None:
+        server, self._server, self.deadline = self._server, None, None
+        if server is not None and server is not self._guard:
+            self._selector.unregister(server)
+            server.close()
