@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 
 from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, STDERR, STDOUT
 from ddplaunch.process.terminal import size_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # most jobs draw no bars
+    import _socket as socket
+
     from ddplaunch.output.area import StatusArea
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}

@@ -69,13 +69,17 @@ class RunSocket:
 
     def _accept(self) -> None:
         if self._clients is None:
+            from socket import socket  # with accept()
+
             from ddplaunch.agent.clients import Clients
 
+            files = self._setup.files
             assert self._link is not None
             assert self._link.coordinator is not None
-            assert self._setup.files.listener is not None
+            assert files.listener is not None
+            files.listener = listener = socket(fileno=files.listener.detach())
             self._clients = Clients(
-                self._setup.files.listener,
+                listener,
                 self._selector,
                 self._link.coordinator,
                 self._setup,

@@ -7,7 +7,6 @@ part of, and a job started by it is another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 
 from ddplaunch.cluster import Allocation, checks, local
 from ddplaunch.cluster.facts import ClusterFacts
@@ -93,6 +92,8 @@ def _forced(facts: ClusterFacts, name: str) -> Allocation:
 
 def _recogniser(name: str) -> tuple[Recogniser, str]:
     """Give the function that recognises this kind of cluster, and by what: each kind is the module of that name."""
+    from importlib import import_module  # most jobs are in no cluster
+
     kind = import_module(f"ddplaunch.cluster.{name}")
     return kind.discover, kind.NEEDS
 

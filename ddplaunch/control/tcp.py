@@ -86,7 +86,7 @@ def _socket(address: str | None) -> tuple[socket.socket, str]:
     """A socket of the right family, and the address in its terms."""
     if address is not None:
         return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    return for_all_addresses(), ""
+    return socket.socket(fileno=for_all_addresses().detach()), ""
 
 
 def error_of(sock: socket.socket) -> OSError | None:

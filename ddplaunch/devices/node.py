@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import sys
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ def inspect(spec: JobSpec, env: Mapping[str, str], *, divided_by: int = 1) -> No
         hardware = replace(hardware, cpu_quota=hardware.usable_cpus / divided_by)
     devices = choose(hardware, spec.devices, spec.asked("devices", ",".join(spec.devices or ())))
     return Node(
-        host=socket.gethostname(),
+        host=os.uname().nodename,
         hardware=hardware,
         devices=devices,
         cores=_cores(spec, hardware),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -109,7 +108,7 @@ def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
     """Give where the job runs, and the secret of its agents where they are not ours to start; None if they have none."""
-    found = discover(spec, env, socket.gethostname(), read=_read)
+    found = discover(spec, env, os.uname().nodename, read=_read)
     if found.rendezvous is None or spec.no_control:
         return found, None
     secret = token.find(spec, env) or _shared_token(found, env)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import socket
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
@@ -17,6 +16,7 @@ from ddplaunch.process import clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket as socket
     from typing import Any
 
     Reply = Mapping[str, Any]

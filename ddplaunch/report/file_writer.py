@@ -6,11 +6,11 @@ the agent's request or with the agent, after all that was handed over or left to
 
 from __future__ import annotations
 
+import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
 import errno
 import json
 import marshal
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -162,18 +162,17 @@ class _Writer:
 
     def _listen(self, name: str, in_folder: bool) -> None:
         """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
-        with socket.socket(
-            fileno=self._listener
-        ) as listener:  # the agent has it too, and is to be the last to close it
-            if in_folder and self._folder >= 0:
-                with suppress(OSError):  # the file system has no sockets
-                    run_socket.listen(listener, self._folder, run_socket.NAME)
-                    self._socket = self._folder, run_socket.NAME
-            if self._socket is None:
-                with suppress(OSError):
-                    folder = run_socket.open_runtime_folder(make=True)
-                    run_socket.listen(listener, folder, name)
-                    self._socket = folder, name
+        listener = socket.socket(fileno=self._listener)
+        if in_folder and self._folder >= 0:
+            with suppress(OSError):  # the file system has no sockets
+                run_socket.listen(listener, self._folder, run_socket.NAME)
+                self._socket = self._folder, run_socket.NAME
+        if self._socket is None:
+            with suppress(OSError):
+                folder = run_socket.open_runtime_folder(make=True)
+                run_socket.listen(listener, folder, name)
+                self._socket = folder, name
+        listener.close()  # the agent has it too, and is to be the last to close it
         if self._socket is not None:
             self.reply(listening=True)
         elif why := run_socket.problem():

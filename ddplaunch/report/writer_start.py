@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
 import os
 import signal
-import socket
 
 from ddplaunch.output.file_messages import PROGRESS
 from ddplaunch.output.file_queue import FileQueue

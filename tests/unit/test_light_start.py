@@ -22,11 +22,11 @@ LIMIT = 117  # modules of ours; each costs some 0.2 ms
 
 # not of ours, public top-level names; whatever is private (C parts of these) or at python's own start does not count
 STANDARD = {
-    "array", "collections", "contextlib", "copyreg", "ctypes", "enum", "errno", "fcntl", "functools", "gc", "importlib",
-    "itertools", "keyword", "math", "operator", "re", "reprlib", "resource", "select", "selectors", "signal", "socket",
-    "struct", "termios", "types", "warnings",
+    "collections", "contextlib", "copyreg", "ctypes", "enum", "errno", "fcntl", "functools", "gc",
+    "itertools", "keyword", "math", "operator", "re", "reprlib", "resource", "select", "selectors", "signal",
+    "struct", "termios", "types",
 }  # fmt: skip
-OF_PYTHON = {"runpy"}  # by `python -m`
+OF_PYTHON = {"importlib", "runpy", "warnings"}  # by `python -m`
 
 # of ours, and imported only by what needs them
 LATER = {

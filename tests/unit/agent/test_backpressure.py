@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
 import selectors
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -12,16 +12,17 @@ from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, STDOUT, Backpressure, Fr
 
 
 @pytest.fixture
-def reader() -> Iterator[tuple[OutputQueue, socket.socket]]:
+def reader() -> Iterator[tuple[OutputQueue, _socket.socket]]:
     """An queue and the end that takes from it."""
     pipes = FrontPipes.make()
     front, agent = pipes.output
-    with front, agent, pipes.left[0], pipes.left[1]:
-        yield OutputQueue(agent), front
+    yield OutputQueue(agent), front
+    for end in (front, agent, *pipes.left):
+        end.close()
 
 
 @pytest.fixture
-def backpressure(reader: tuple[OutputQueue, socket.socket]) -> Iterator[Backpressure]:
+def backpressure(reader: tuple[OutputQueue, _socket.socket]) -> Iterator[Backpressure]:
     with selectors.DefaultSelector() as selector:
         yield Backpressure(reader[0], selector)
 
@@ -32,7 +33,7 @@ def pauses() -> list[bool]:
     return []
 
 
-def take_all(queue: OutputQueue, front: socket.socket) -> None:
+def take_all(queue: OutputQueue, front: _socket.socket) -> None:
     while queue.size:
         front.recv(1 << 17)
         queue.flush()
