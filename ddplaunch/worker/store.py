@@ -4,6 +4,9 @@ torchrun's agent hosts that store before any worker runs, and some programs only
 rank 0 host it. A client that is made in another way is served by what hosts it already, else rank 0 hosts it in its own
 process, where init_process_group() finds it, and another worker of node 0 starts `store_server.py`. A worker of another node
 waits for one of these, and after a while asks its agent, by a file that this one watches for, to have node 0's agent start it.
+
+A client of torch that is refused tries again after 250 to 750 ms. So a worker of node 0 that is faster than rank 0 waits here
+until it would be served.
 """
 
 import os
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
+PATIENCE = 5.0  # seconds; who has waited so long for rank 0 can as well wait as torch does
+_SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
 # of TCPStore(), by position
 PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant")
 
@@ -51,8 +56,12 @@ def serve(distributed: "Any", server: str) -> None:
             construct(self, *args, **keywords)
             return
         # init_process_group() alone makes them with several tenants
-        if not asked.get("is_master") and not asked.get("multi_tenant"):
-            host()
+        if not asked.get("is_master"):
+            if not asked.get("multi_tenant"):
+                host()
+            elif os.environ["GROUP_RANK"] == "0":
+                timeout = getattr(asked.get("timeout"), "total_seconds", lambda: PATIENCE)()
+                is_served_within(min(PATIENCE, timeout), address, port)
         try:
             construct(self, *args, **keywords)
         except RuntimeError as error:
@@ -76,8 +85,10 @@ def is_served(address: str, port: int) -> bool:
 def is_served_within(seconds: float, address: str, port: int) -> bool:
     """Wait until a process listens there, so long at most; say whether one does."""
     until = time.monotonic() + seconds
+    pause = _SHORTEST
     while not is_served(address, port):
         if time.monotonic() >= until:
             return False
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST)
     return True
