@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,7 @@ from tests.docs.shown import missing
 from tests.fake_nvml import made_up
 from tests.forks import Commands
 
-INSTALLED = any(plugin.name == "ddplaunch" for plugin in entry_points(group="pytest11"))
-PLUGIN = () if INSTALLED else ("-p", "ddplaunch.testing.plugin")
+PLUGIN = ("-p", "ddplaunch.testing.plugin")  # and no other: they take longer to import than ours to run
 AT_ONCE = 4  # commands; some of them wait more than they work
 SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands_of(page))]
 PORT = "29500"  # of the page about torchrun's users, where somebody has it
@@ -62,6 +60,7 @@ def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, light_torch: None) 
     cuda = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONUNBUFFERED")
     for name in (*cuda, "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 @pytest.mark.parametrize("page", SOURCES, ids=name_of)

@@ -214,6 +214,7 @@ def test_a_file_is_never_larger_than_what_is_read_of_it(letter: str, worker: Wor
 
 
 @TORCH
+@pytest.mark.parametrize("worker", [False], indirect=True, ids=["spawned"])  # forked: tests/torch/test_drop_in.py
 def test_torchs_record_and_ours_agree(worker: Worker) -> None:
     worker.start("script", str(PROGRAMS / "recorded.py"), path=LIGHT_TORCH)
     error = worker.error()
@@ -223,6 +224,7 @@ def test_torchs_record_and_ours_agree(worker: Worker) -> None:
 
 
 @TORCH
+@pytest.mark.parametrize("worker", [True], indirect=True, ids=["forked"])
 def test_an_exception_that_was_survived_is_not_what_ended_the_program(worker: Worker) -> None:
     worker.start("script", str(PROGRAMS / "recorded.py"), "elsewhere", path=LIGHT_TORCH)
     assert worker.error().type == "KeyError"

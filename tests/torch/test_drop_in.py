@@ -16,6 +16,7 @@ from tests.torch.example import AFTER_EXCEPTION
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
+FORKED = ("--start-method", "forkserver", "--preload")  # it is imported once
 NOT_EQUAL = {  # variables of torchrun's workers whose values are each launcher's own
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -106,7 +107,7 @@ def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_t
 @pytest.mark.usefixtures("light_torch")
 def test_a_failure_that_record_saw_is_in_the_error_file_and_reported_once(job, program):
     log_dir = job.home / "logs"
-    result = job.run("--nproc-per-node", 2, "--log-dir", log_dir, program("torch_record"))
+    result = job.run("--nproc-per-node", 2, *FORKED, "torch.distributed", "--log-dir", log_dir, program("torch_record"))
     assert result.status in AFTER_EXCEPTION
     _, _, report = result.err.rpartition("error: ")
     assert report.startswith("rank 1 failed: ValueError: rank 1 cannot learn   (exit status 1, ")
@@ -137,8 +138,9 @@ def test_accelerates_own_test_script_passes(job):
 
 
 @needs("lightning")
+@pytest.mark.usefixtures("light_torch")
 def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
-    result = job.run("--nproc-per-node", 2, program("torch_lightning"), timeout=120)
+    result = job.run("--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("torch_lightning"))
     assert result.status == 0, result.err
     first, second = told(job, "facts")
     assert first["environment"] == second["environment"] == "TorchElasticEnvironment"
@@ -152,9 +154,8 @@ def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
 @needs("transformers", "accelerate")
 @pytest.mark.skipif(TORCH < (2, 6), reason="transformers 5 needs torch 2.6")
 def test_a_transformers_trainer_trains_one_model_on_both_ranks(job, program):
-    forked = ("--start-method", "forkserver")  # torch is imported once
-    args = ("--nproc-per-node", 2, *forked, program("torch_transformers"), job.home / "trained")
-    result = job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")}, timeout=120)
+    args = ("--nproc-per-node", 2, *FORKED, "transformers.trainer", program("torch_transformers"), job.home / "trained")
+    result = job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")})
     assert result.status == 0, result.err
     first, second = told(job, "facts")
     assert (first["rank"], second["rank"]) == (0, 1)

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
 ]
 
+FORKED = ("--start-method", "forkserver", "--preload", "torch")  # it is imported once
 # before, gloo's collectives are not recorded, and stacks alone tell
 IS_RECORDED = find_spec("torch") is None or tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)
 RECORDED = {
@@ -33,7 +34,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
     hangs = program("torch_hangs")
     monkeypatch.chdir(hangs.parent)
-    job.start("--nproc-per-node", 4, "--start-method", "forkserver", "--preload", "torch", "--grace-period", 1, hangs)
+    job.start("--nproc-per-node", 4, *FORKED, "--grace-period", 1, hangs)
     job.signs("ready", 4)
     job.signs("child", 4)
 
@@ -66,7 +67,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
 
 def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates_does_not(job, program):
     still = program("torch_still")
-    job.start("--nproc-per-node", 2, "--hang-timeout", "2s", "--grace-period", 1, still)
+    job.start("--nproc-per-node", 2, *FORKED, "--hang-timeout", "2s", "--grace-period", 1, still)
     result = job.wait()
     assert result.status == 123
     job.signs("evaluated", 2)

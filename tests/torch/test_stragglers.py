@@ -11,12 +11,16 @@ from ddplaunch.cli import main
 from ddplaunch.report.events import SCHEMA
 from tests.conftest import until
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_torch"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
 
 
 def test_a_rank_that_the_others_wait_for_is_named_in_ps_in_the_record_and_at_the_end(job, program, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
-    job.start("--simulate", "--nnodes", 2, "--nproc-per-node", 2, "--straggler-check", "1s", program("torch_late"))
+    nodes = ("--simulate", "--nnodes", 2, "--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "torch")
+    job.start(*nodes, "--straggler-check", "1s", program("torch_late"))
 
     def shown(*options: str) -> str:
         assert main.main(["ps", *options]) == 0

@@ -10,8 +10,11 @@ vars(compiler).update(
     trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
     config=SimpleNamespace(_get_optimize_ddp_mode=lambda: "no_optimization"),  # before torch 2.6
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"),
+    OptimizedModule=type("OptimizedModule", (), {}),
 )
 sys.modules[compiler.__name__] = compiler
+for unused in ("torch.export", "torch.masked"):
+    sys.modules[unused] = ModuleType(unused)
 
 
 class Instead:
