@@ -14,6 +14,8 @@ from tests.conftest import PATIENCE, Job, Result, left_after, until
 from tests.hosts.bed import Bed
 from tests.hosts.host import Command
 
+SOON = 20.0  # seconds, less than the grace period; most take 0.2, but others may keep the processors busy
+
 
 @dataclass
 class HostsJob(Job):

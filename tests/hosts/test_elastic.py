@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tests.conftest import until
+from tests.hosts.job import SOON
 
 HOSTS = ["node0", "node1", "node2"]
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
-SOON = 5.0  # seconds; most take 0.2, but others may keep the processors busy
 
 
 @pytest.fixture

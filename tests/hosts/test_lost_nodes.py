@@ -11,10 +11,10 @@ from contextlib import suppress
 import pytest
 
 from ddplaunch.control.tcp import TCP_RTO_MAX_MS
+from tests.hosts.job import SOON
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
 LONG_SILENCE = 30  # of those where a loss has to be noticed without it
-SOON = 5.0  # seconds; most take 0.2, but others may keep the processors busy
 HOSTS = ["node0", "node1", "node2"]
 
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.conftest import send_again, until
+from tests.hosts.job import SOON
 
-SOON = 5.0  # seconds, less than the grace period; most take 0.2, but others may keep the processors busy
 HOSTS = ["node0", "node1", "node2"]
 
 

@@ -14,12 +14,12 @@ from pexpect import fdpexpect
 
 from tests.conftest import PATIENCE, send_again, until
 from tests.hosts import over_ssh
+from tests.hosts.job import SOON
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
 from tests.process import terminal
 from tests.process.terminal import CTRL_C, CTRL_Z, ENTER, PROMPT
 
 SILENCE = 2  # seconds, the heartbeat timeout of these jobs
-SOON = 5.0  # seconds; most take 0.2
 FAREWELL = 3.0  # seconds that ssh may need longer than SILENCE to find out
 
 

@@ -7,6 +7,7 @@ import random
 import re
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -176,7 +177,8 @@ def test_who_was_refused_has_nothing_more_to_say(visit, refusals, nodes):
         visitor.say(hello(1))
         visitor.hear("quit")
         visitor.say(message)
-        visitor.sock.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # on a busy machine it may have been shown out by now
+            visitor.sock.shutdown(socket.SHUT_WR)
         visitor.is_shown_out()
     assert len(refusals()) == 1  # of equal ones, one is enough
     assert not nodes.events_of(0, "node_stopping")
