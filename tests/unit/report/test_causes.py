@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
@@ -10,6 +11,7 @@ from ddplaunch.record import replace
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence
+from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 GIB = 1024**3
@@ -504,3 +506,10 @@ def test_a_cause_names_the_line_that_told_it_and_none_where_facts_did() -> None:
         "RuntimeError: DataLoader worker (pid 7100) is killed by signal: Killed. ",
         "",
     ]
+
+
+def test_where_a_worker_said_nothing_no_pattern_is_looked_for(monkeypatch):
+    """To compile them takes longer than all else at the end of such a job."""
+    monkeypatch.setattr(re, "search", None)
+    assert classify(end(code=3), Evidence()) is None
+    assert not follows(end(code=3))
