@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from ddplaunch.control.fields import Duration, Number, Piece, Size
 
-MAX_MEMBERS = 4096  # characters of the ranks of a group, as many as a worker writes down
+MAX_MEMBERS = 4096  # characters of the ranks of a group: each node sends them with each reading
 _MAX_CALLS = 100_000
 _MAX_RANKS = 65536
 _MAX_SERIES = 100_000  # workers and groups

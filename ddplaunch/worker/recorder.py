@@ -10,12 +10,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 ENTRIES = "500"
 MOST_GROUPS = 256  # that are written down
-LONGEST = 4096  # characters of the ranks of one
+ROOM = 1 << 20  # characters of all that is written down, which is what the agent reads
 # the first since 2.13; before, the other is the only one, and later it makes torch print a warning
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -52,6 +52,7 @@ class _Teller:
         self._path = path
         self._worker = os.getpid()
         self._noted = 0
+        self._room = ROOM
 
     def note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
         if os.getpid() != self._worker or self._noted == MOST_GROUPS:
@@ -59,11 +60,11 @@ class _Teller:
         self._noted += 1
         if self._noted == 1:
             self._serve()
-        members = sorted(ranks)
-        whole = len(members) == int(os.environ.get("WORLD_SIZE", "0"))
-        text = f"0-{len(members) - 1}" if whole else ",".join(map(str, members))
-        with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
-            file.write(f"{group.group_name} {text}\n" if len(text) <= LONGEST else "")
+        line = f"{group.group_name} {ranges_of(ranks)}\n"
+        self._room -= len(line)
+        if self._room >= 0:
+            with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
+                file.write(line)
 
     def _serve(self) -> None:
         import ctypes  # torch has imported it
@@ -73,6 +74,17 @@ class _Teller:
         server = _quietly(lambda: _WorkerServer(self._path))
         # its end would wait for threads, which a forked child does not have; where it was not shut down before, it aborts
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+
+
+def ranges_of(ranks: "Iterable[int]") -> str:
+    """Write ranks as ascending ranges: "0-2,4"."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
 
 
 def _quietly(make: "Callable[[], Any]") -> "Any":

@@ -190,5 +190,5 @@ def test_what_a_node_sends_of_groups_grows_with_its_own_ranks_and_not_with_those
         return len(encode(Answered(1, sent(ranks, 0))))
 
     assert size("0-8191") - size("0-7") < 8
-    irregular = ",".join(map(str, range(0, 20_000, 2)))  # longer than any that a worker writes down
+    irregular = ",".join(map(str, range(0, 20_000, 2)))  # longer than what is sent
     assert size(irregular) < size("0-7")

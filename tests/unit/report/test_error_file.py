@@ -185,3 +185,20 @@ def test_a_folder_that_an_agent_was_killed_with_is_removed_by_the_next_one(tmp_p
         "ddplaunch-errors-c",
     ]
     assert list(foreign.iterdir())
+
+
+def test_files_of_earlier_generations_are_removed_and_those_that_have_written_are_known(tmp_path: Path) -> None:
+    files = error_file.ErrorFiles("a-run", str(tmp_path))
+    try:
+        for generation, rank in ((0, 0), (1, 0), (1, 12)):
+            Path(files.path(generation, rank)).touch()
+            Path(f"{files.recorder(generation, rank)}.groups").touch()
+        Path(files.folder, "1-3.json.4711").touch()  # is just being written
+        assert files.written(1) == {0, 12}
+        files.forget_all_but(1)
+        assert files.written(0) == set()
+        assert files.written(1) == {0, 12}
+        assert sorted(os.listdir(files.recorders)) == ["1-0.groups", "1-12.groups"]
+    finally:
+        files.remove()
+    assert not os.path.exists(files.folder)
