@@ -6,6 +6,8 @@ A line is "SECONDS OFFSET NAME": at this time, since 1970, the log NAME had OFFS
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cache
 
 NAME = "log-times"
 INTERVAL = 10.0  # seconds between two lines about one log, at first
@@ -39,14 +41,18 @@ class LogTimes:
 
 def offset_at(folder: str, name: str, at: float) -> int:
     """Give an offset in a log before which all was written before this time; 0 if that is not known."""
-    wanted, offset = os.fsencode(name), 0
+    return _offsets_at(folder, at).get(os.fsencode(name), 0)
+
+
+@cache  # there may be thousands of logs, and lines of all of them in one file; what was written before that time stays
+def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
+    offsets: dict[bytes, int] = {}
     try:
         with open(f"{folder}/{NAME}", "rb") as file:
             for line in file:
                 match line.rstrip(b"\n").split(b" ", 2):
-                    case [when, size, found] if found == wanted and when.isdigit() and size.isdigit():
-                        if int(when) <= at:
-                            offset = max(offset, int(size))
+                    case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:
+                        offsets[name] = max(offsets.get(name, 0), int(size))
     except OSError:
         pass
-    return offset
+    return offsets
