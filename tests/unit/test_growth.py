@@ -121,16 +121,17 @@ def test_of_failures_only_the_first_are_searched_for_signs_that_they_follow():
 def test_output_of_single_characters_waits_for_the_front_in_few_messages():
     pipes = FrontPipes.make()
     front, agent = pipes.output
-    with front, agent, pipes.left[0], pipes.left[1]:
-        queue, put = OutputQueue(agent), 0
-        while queue.size < FULL // 16:
-            queue.put(STDOUT, b"%d\n" % (put % 10))
-            put += 1
-        in_socket = queue.sent // 2
-        received, messages = bytearray(), 0
-        while queue.size or len(received) < 2 * put:
-            received += front.recv(MESSAGE + 1)[1:]
-            messages += 1
-            queue.flush()
-        assert received == b"".join(b"%d\n" % (number % 10) for number in range(put))
-        assert messages <= in_socket + 2 * put / MESSAGE + 1
+    queue, put = OutputQueue(agent), 0
+    while queue.size < FULL // 16:
+        queue.put(STDOUT, b"%d\n" % (put % 10))
+        put += 1
+    in_socket = queue.sent // 2
+    received, messages = bytearray(), 0
+    while queue.size or len(received) < 2 * put:
+        received += front.recv(MESSAGE + 1)[1:]
+        messages += 1
+        queue.flush()
+    for end in (front, agent, *pipes.left):
+        end.close()
+    assert received == b"".join(b"%d\n" % (number % 10) for number in range(put))
+    assert messages <= in_socket + 2 * put / MESSAGE + 1
