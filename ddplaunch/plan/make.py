@@ -116,7 +116,7 @@ def make_plan(
             )
         )
     preload, why_fresh = _preload(spec, plans, caller, node, usable)
-    keep_warm, why_not_kept = _keep_warm(spec, preload, allocation, caller)
+    keep_warm, why_not_kept = _keep_warm(spec, preload, why_fresh, allocation, caller)
     return Plan(
         run_id=run_id,
         cluster=allocation.cluster,
@@ -194,11 +194,17 @@ def _preload(
 
 
 def _keep_warm(
-    spec: JobSpec, preload: tuple[str, ...] | None, allocation: Allocation, caller: Mapping[str, str]
+    spec: JobSpec,
+    preload: tuple[str, ...] | None,
+    why_fresh: str | None,
+    allocation: Allocation,
+    caller: Mapping[str, str],
 ) -> tuple[int | None, str]:
     """Give for how many seconds what has imported is kept, and why it is not although that was asked for."""
     if spec.keep_warm is None:
         return None, ""
+    if why_fresh:
+        return None, why_fresh.partition(": ")[2]
     from ddplaunch.plan import start_method
 
     return start_method.keep_warm(spec, preload, allocation, caller)

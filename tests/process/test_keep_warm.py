@@ -288,6 +288,12 @@ def test_what_is_kept_minds_no_other_client(keep):
     silent.close()
 
 
+def test_a_single_worker_which_has_the_terminal_leaves_nothing_and_the_run_says_so(keep):
+    result = keep.job.run("--keep-warm", "--preload", "preloaded", keep.folder / "preloaded.py")
+    assert result.status == 0
+    assert "no interpreter is kept warm: the worker that has the terminal is a fresh process" in result.err
+
+
 def test_two_runs_at_once_share_it(keep, job, tmp_path):
     keep.start(WAITS)
     guard, interpreter = keep.parents()

@@ -121,6 +121,6 @@ def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(
 
 
 def test_what_is_kept_has_no_variable_that_differs_from_shell_to_shell() -> None:
-    caller = {"HOME": "/root", "PWD": "/tmp", "SSH_CLIENT": "10.0.0.1 1 2", "PYTHONPATH": "lib"}
+    caller = {"HOME": "/root", "PWD": "/tmp", "SSH_CLIENT": "10.0.0.1 1 2", "TMUX": "/tmp/tmux-0", "PYTHONPATH": "lib"}
     kept = of_warm_interpreter(caller, plan_of(worker(0)))
     assert kept == {"HOME": "/root", "PYTHONPATH": "lib", "OMP_NUM_THREADS": "4"}
