@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 64
 _IMPORTS_WITHIN = 600  # seconds
-_LINE_TIMEOUT = 0.2  # seconds that a client has for its line, which it sends with its connection
+_LINE_TIMEOUT = 5.0  # seconds that a client has for its line, which it sends with its connection
+_MOST_SILENT = 64  # clients whose line is waited for; one more, and the first of them has to go
 _LONGEST = 86400  # seconds that it is kept unused
 _LONGEST_LINE = 8192  # bytes
 
@@ -93,6 +94,7 @@ class _Warm:
         # connections of guards that have left something, and when they are closed at the latest
         self._lost: list[tuple[float, Any]] = []
         self._has_left = False  # something that a guard has left was killed, and has not ended yet
+        self._silent: list[tuple[float, Any]] = []  # clients whose line has not come, and when they have to go
         self._runs = 0
         self._until = time.monotonic() + seconds
         self.guards: dict[int, Any] = {}  # pid -> connection, which is kept open until nothing is left of the run
@@ -100,16 +102,19 @@ class _Warm:
     def next_run(self) -> "Any":
         """Wait for the next run, and give the connection that its guard is to serve; end when there is to be none."""
         while self._listener is not None or self.guards or self._lost:
-            times = [until for until, _ in self._lost]
+            times = [until for until, _ in (*self._lost, *self._silent)]
             if self._listener is not None and not self.guards:
                 times.append(self._until)
             wait = max(0.0, min(times) - time.monotonic()) if times else None
-            ready, _, _ = select.select([self._children.fd, *filter(None, [self._listener])], [], [], wait)
+            silent = [connection for _, connection in self._silent]
+            ready, _, _ = select.select([self._children.fd, *silent, *filter(None, [self._listener])], [], [], wait)
             if self._children.fd in ready:
                 self._children.drain()
                 self._look()
             self._close_lost()
-            if self._listener in ready and (connection := self._accept()) is not None:
+            if self._listener in ready:
+                self._accept()
+            if (connection := self._run_of(ready)) is not None:
                 return connection
             if not self.guards and time.monotonic() >= self._until:
                 self._take_no_more()
@@ -122,7 +127,7 @@ class _Warm:
             one.close()
 
     def _connections(self) -> "list[Any]":
-        return [*self.guards.values(), *(connection for _, connection in self._lost)]
+        return [*self.guards.values(), *(connection for _, connection in (*self._lost, *self._silent))]
 
     def _look(self) -> None:
         """Reap guards that have ended, and kill what one has left: each end brings us here again, with what was below."""
@@ -140,24 +145,44 @@ class _Warm:
             self._lost.remove(lost)
             lost[1].close()
 
-    def _accept(self) -> "Any":
-        """Take a connection; give it if a guard is to serve it."""
+    def _accept(self) -> None:
+        """Take a connection, whose line is waited for."""
         try:
             connection = self._socket.socket(fileno=self._listener._accept()[0])
-        except OSError:  # it has gone again, or there is no room
-            return None
-        connection.settimeout(_LINE_TIMEOUT)
-        try:
+            connection.setblocking(False)
             if not self._is_ours(connection):
-                return None
+                return
+        except OSError:  # it has gone again, or there is no room
+            return
+        self._silent.append((time.monotonic() + _LINE_TIMEOUT, connection))
+        if len(self._silent) > _MOST_SILENT:
+            self._silent.pop(0)[1].close()
+
+    def _run_of(self, ready: "list[Any]") -> "Any":
+        """Answer clients whose line has come; give the first that a guard is to serve. The line of others may come later."""
+        now = time.monotonic()
+        for client in self._silent[:]:
+            until, connection = client
+            if connection in ready:
+                self._silent.remove(client)
+                if self._asks_for_guard(connection):
+                    return connection
+                connection.close()
+            elif until <= now:
+                self._silent.remove(client)
+                connection.close()
+        return None
+
+    def _asks_for_guard(self, connection: "Any") -> bool:
+        try:
             line = connection.recv(_LONGEST_LINE)
             what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
             answer, is_run = self._answer(what, rest, connection)
             connection.sendall(os.fsencode(answer))
         except OSError:
-            return None
+            return False
         connection.settimeout(None)
-        return connection if is_run else None
+        return is_run
 
     def _is_ours(self, connection: "Any") -> bool:
         peer = connection.getsockopt(self._socket.SOL_SOCKET, self._socket.SO_PEERCRED, 12)  # pid, uid, gid: unix(7)

@@ -284,6 +284,11 @@ def test_what_is_kept_minds_no_other_client(keep):
         find.ask(name, line)
     find.connect(name).close()
     silent = find.connect(name)
+    assert find.ask(name, "status").startswith(f"{interpreter}\t")
+    silent.sendall(b"status\n")
+    assert silent.recv(100).startswith(b"%d\t" % interpreter)
+    silent.close()
+    silent = find.connect(name)
     assert keep.run()[2] == interpreter
     silent.close()
 
