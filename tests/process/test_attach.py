@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.conftest import until
-from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, typed
+from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, stopped, typed
 from tests.process.test_debug import PDB, enter
 
 
@@ -152,6 +152,7 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     assert "rank 1 runs no Python just now" in shown
     assert "attached.py" in shown
     os.kill(job.pids()[0], signal.SIGSTOP)
+    until(lambda: stopped([job.pids()[0]]), "the rank to stop")
     assert "rank 0 is stopped" in attach(run, 0).sees_the_end()
     result = job.__class__(job.home).run("attach", "-r", 0, run)
     assert result.status == 2

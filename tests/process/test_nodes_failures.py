@@ -10,6 +10,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 import pytest
 
 from tests.conftest import until
+from tests.process.terminal import stopped
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def test_the_first_failure_has_its_time_from_its_own_node(nodes, program):
     nodes.signs("ready", 3)
     late = started[1].agent
     os.kill(late, SIGSTOP)
+    until(lambda: stopped([late]), "it to stop")
     for rank in (1, 0):
         (nodes.home / "signs" / f"fail-{rank}").touch()
         until(error_file(nodes, rank).exists, "its exception")

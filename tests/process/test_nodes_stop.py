@@ -9,6 +9,7 @@ from signal import SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 import pytest
 
 from tests.conftest import send_again, until
+from tests.process.terminal import stopped
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ def test_a_second_ctrl_c_ends_a_node_whose_coordinator_does_not_answer(nodes, st
     started = start("polite", "--heartbeat-timeout", "60s")
     agent = started[0].agent
     os.kill(agent, SIGSTOP)
+    until(lambda: stopped([agent]), "the agent to stop")
     started[1].process.send_signal(SIGINT)
     until(lambda: nodes.events_of(1, "swept"), "the end of its workers")
     send_again(started[1].process, SIGINT)

@@ -20,6 +20,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import RunReplies, SocketPlace
 from tests.conftest import Job, until
+from tests.process.terminal import stopped
 
 
 def place_of(job: Job) -> SocketPlace:
@@ -110,6 +111,7 @@ def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, progr
     other = next(worker.pid for node in found.nodes for worker in node.answer.workers if worker.rank == 2)
     agent = int(Path(f"/proc/{other}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGSTOP)
+    until(lambda: stopped([agent]), "the agent to stop")
     late = status_of(place, within=0.3)
     os.kill(agent, signal.SIGCONT)
     assert {node.node_rank: type(node.answer) for node in late.nodes} == {0: NodeStatus, 1: NoAnswer}

@@ -17,6 +17,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPlace, connect
 from tests.conftest import Job, Result, until
+from tests.process.terminal import stopped
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     assert "has ended with status 130" in stopped.err
     assert other.wait().status == 130
     os.kill(job.pids()[0], signal.SIGSTOP)  # it takes no signal before it goes on
-    assert "suspended" in verb("ps").out
+    until(lambda: "suspended" in verb("ps").out, "the worker to be shown as suspended")
     assert "has ended with status 130" in verb("stop", name).err
     assert job.wait().status == 130
     out, err = following.communicate(timeout=60)  # it ends with the run
@@ -89,6 +90,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     name = socket_of(job)
     agent = int(Path(f"/proc/{job.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGSTOP)
+    until(lambda: stopped([agent]), "the agent to stop")
     assert f"{name}: does not answer" in verb("ps").out
     silent = verb("stop", name)
     assert "does not answer" in silent.err
