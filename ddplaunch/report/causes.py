@@ -8,16 +8,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 
 from ddplaunch.report.device_causes import OF_DEVICES
-from ddplaunch.report.evidence import (
-    Row,
-    both,
-    fact,
-    killed_by,
-    lost_peer,
-    matches,
-    no_exception,
-    stderr_matches,
-)
+from ddplaunch.report.evidence import Row, both, fact, killed_by, lost_peer, matches, no_exception, stderr_matches
 
 # repeats are bounded, so that no text can make a search slow
 _CHILD_KILLED = (
