@@ -32,8 +32,6 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
     for field in fields[int(count) :]:
         name, _, value = field.partition(b"=")
         os.environ[os.fsdecode(name)] = os.fsdecode(value)
-    for fd in stdio[3:]:
-        _place(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
     _open_stdin()
     _seed()
     if "threading" in sys.modules:  # its main thread keeps the number of the server's
@@ -42,6 +40,8 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
     if not os.read(release, 1):
         os._exit(_NO_PARENT)
     os.close(release)
+    for fd in stdio[3:]:  # now that no descriptor of ours can have the number
+        _place(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != agent:
         os._exit(_NO_PARENT)
@@ -49,14 +49,23 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
 
 
 def _place(fd: int, target: int) -> None:
-    """Give a descriptor this number, unless what was imported has that."""
+    """Give a descriptor this number, unless what was imported has that, or a low limit of open files forbids it."""
     if fd == target:
         return
     try:
-        os.fstat(target)
-    except OSError:
-        os.dup2(fd, target, False)
+        if not _is_open(target):
+            os.dup2(fd, target, False)
+    except OSError:  # the program does without it
+        pass
     os.close(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _open_stdin() -> None:
