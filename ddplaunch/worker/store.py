@@ -10,10 +10,12 @@ until it would be served.
 """
 
 import os
-import socket
 import subprocess
 import sys
-import time
+
+# bound here, and without what socket adds: a program may have its own time and sockets (freezegun, pytest-socket, gevent)
+from _socket import SOCK_STREAM, getaddrinfo, socket
+from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +24,12 @@ if TYPE_CHECKING:
 WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
 PATIENCE = 5.0  # seconds; who has waited so long for rank 0 can as well wait as torch does
 _SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
+_PART = 10  # of the timeout of a client, at most one such part
 # of TCPStore(), by position
-PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant")
+PARAMETERS = (
+    *("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"),
+    *("master_listen_fd", "use_libuv"),
+)
 
 
 def serve(distributed: "Any", server: str) -> None:
@@ -32,7 +38,9 @@ def serve(distributed: "Any", server: str) -> None:
     if store is None:  # a torch that was built without torch.distributed
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # now: a program may remove them before it makes a client
     one_node = os.environ["GROUP_WORLD_SIZE"] == "1"
+    on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
     agent = os.getppid()
     construct: Any = store.__init__
     kept = []
@@ -40,9 +48,9 @@ def serve(distributed: "Any", server: str) -> None:
     def host() -> None:
         if is_served(address, port):
             return
-        if os.environ["RANK"] == "0":
+        if is_rank_0:
             kept.append(store(address, port, None, True, wait_for_workers=False, multi_tenant=True))
-        elif os.environ["GROUP_RANK"] == "0":
+        elif on_node_0:
             nothing = subprocess.DEVNULL
             subprocess.run(
                 [sys.executable, server, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
@@ -59,11 +67,10 @@ def serve(distributed: "Any", server: str) -> None:
         if not asked.get("is_master"):
             if not asked.get("multi_tenant"):
                 host()
-            elif os.environ["GROUP_RANK"] == "0":
-                timeout = getattr(asked.get("timeout"), "total_seconds", lambda: PATIENCE)()
-                is_served_within(min(PATIENCE, timeout), address, port)
+            elif on_node_0 and asked.get("host_name") == address:
+                asked = wait_for_rank_0(asked)
         try:
-            construct(self, *args, **keywords)
+            construct(self, **asked)
         except RuntimeError as error:
             taken = "address already in use" in str(error).lower()
             if not (taken and asked.get("is_master") and asked.get("multi_tenant")):
@@ -73,22 +80,54 @@ def serve(distributed: "Any", server: str) -> None:
     store.__init__ = __init__
 
 
+def wait_for_rank_0(asked: "dict[str, Any]") -> "dict[str, Any]":
+    """Wait until this client would be served, for a part of its timeout; give what is asked then, with the rest of that."""
+    timeout: Any = asked.get("timeout")
+    began = _now()
+    if not hasattr(timeout, "total_seconds"):
+        is_served_within(PATIENCE, asked["host_name"], asked["port"])
+        return asked
+    is_served_within(min(PATIENCE, timeout.total_seconds() / _PART), asked["host_name"], asked["port"])
+    waited = type(timeout)(seconds=_now() - began)
+    return {**asked, "timeout": max(timeout - waited, timeout / _PART)}  # a slow resolver may have used it up
+
+
 def is_served(address: str, port: int) -> bool:
     """Say whether a process listens there."""
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+    return is_served_within(0, address, port)
 
 
 def is_served_within(seconds: float, address: str, port: int) -> bool:
     """Wait until a process listens there, so long at most; say whether one does."""
-    until = time.monotonic() + seconds
+    until = _now() + seconds
+    try:
+        found = getaddrinfo(address, port, type=SOCK_STREAM)  # once: a resolver may be slow
+    except OSError:
+        return False
     pause = _SHORTEST
-    while not is_served(address, port):
-        if time.monotonic() >= until:
+    while not any(_accepts(family, place) for family, *_, place in found):
+        if _now() >= until:
             return False
-        time.sleep(pause)
+        sleep(pause)
         pause = min(1.5 * pause, _LONGEST)
     return True
+
+
+def _accepts(family: int, place: "Any") -> bool:
+    try:
+        client = socket(family, SOCK_STREAM)
+    except OSError:  # IPv6 is switched off, or there are too many open files
+        return False
+    try:
+        client.settimeout(1)
+        client.connect(place)
+    except OSError:
+        return False
+    finally:
+        client.close()
+    return True
+
+
+def _now() -> float:
+    """Seconds, to 10 ms, of a clock that no library for tests replaces; time.monotonic() may stand still."""
+    return os.times().elapsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import socket
 import threading
 import time
@@ -18,7 +19,10 @@ from ddplaunch.worker import store
 class TCPStore:
     """A client that gives up at once."""
 
-    def __init__(self, host_name: str, port: int, **_: Any) -> None:
+    asked: dict[str, Any]  # of the last one
+
+    def __init__(self, host_name: str, port: int, **asked: Any) -> None:
+        type(self).asked = asked
         socket.create_connection((host_name, port), timeout=5).close()
 
 
@@ -48,10 +52,44 @@ def test_a_client_that_is_faster_than_rank_0_is_made_once_it_is_served(distribut
     rank_0.join()
 
 
-def test_a_client_of_little_patience_is_not_kept_for_longer(distributed, reserved):
+def test_what_is_waited_for_rank_0_is_taken_off_the_timeout(distributed, reserved):
     store.serve(distributed, "")
-    client = {"is_master": False, "multi_tenant": True, "timeout": timedelta(milliseconds=10)}
+    timeout = timedelta(seconds=1)
     began = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
-        distributed.TCPStore(host_name="127.0.0.1", port=reserved.getsockname()[1], **client)
-    assert time.monotonic() - began < store.PATIENCE
+        distributed.TCPStore("127.0.0.1", reserved.getsockname()[1], None, False, timeout, multi_tenant=True)
+    left = distributed.TCPStore.asked["timeout"]
+    tick = 0.02
+    assert max(1 - (time.monotonic() - began) - tick, 0.1) <= left.total_seconds() <= 0.9 + tick
+
+
+def test_a_store_of_another_host_at_the_same_port_is_not_waited_for(distributed, reserved):
+    store.serve(distributed, "")
+    timeout = timedelta(days=1)
+    with pytest.raises(ConnectionRefusedError):
+        distributed.TCPStore("127.0.0.2", reserved.getsockname()[1], None, False, timeout, multi_tenant=True)
+    assert distributed.TCPStore.asked["timeout"] is timeout
+
+
+def test_a_name_is_resolved_once_however_often_it_is_tried(reserved, monkeypatch):
+    resolved = []
+    monkeypatch.setattr(store, "getaddrinfo", lambda *a, **b: resolved.append(a) or _socket.getaddrinfo(*a, **b))
+    assert not store.is_served_within(0.1, "localhost", reserved.getsockname()[1])
+    assert len(resolved) == 1
+
+
+def test_a_program_may_remove_the_variables_of_its_place_before_it_makes_a_client(distributed, reserved, monkeypatch):
+    store.serve(distributed, "")
+    for name in ("RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    reserved.listen()
+    for several_tenants in (False, True):
+        distributed.TCPStore("127.0.0.1", reserved.getsockname()[1], is_master=False, multi_tenant=several_tenants)
+
+
+def test_a_program_may_stop_the_time_and_forbid_sockets(reserved, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(socket, "socket", None)
+    assert not store.is_served_within(0.01, "127.0.0.1", reserved.getsockname()[1])
+    reserved.listen()
+    assert store.is_served("127.0.0.1", reserved.getsockname()[1])
