@@ -61,8 +61,8 @@ class _Teller:
         if self._noted == 1:
             self._serve()
         line = f"{group.group_name} {ranges_of(ranks)}\n"
-        self._room -= len(line)
-        if self._room >= 0:
+        if len(line) <= self._room:  # of a group that has too many ranks; later ones may have few
+            self._room -= len(line)
             with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
                 file.write(line)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from ddplaunch.stacks.recorder import parse_members
+from ddplaunch.stacks.recorder import members_of, parse_members
+from ddplaunch.worker import recorder
 from ddplaunch.worker.recorder import ranges_of
 
 
@@ -19,3 +22,12 @@ from ddplaunch.worker.recorder import ranges_of
 def test_the_ranks_of_a_group_of_any_size_are_read_as_they_were_written(ranks, text):
     assert ranges_of(ranks) == text
     assert parse_members(f"tp {text}\n") == {"tp": tuple(sorted(ranks))}
+
+
+def test_a_group_that_does_not_fit_keeps_no_later_one_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "ROOM", 30)
+    teller = recorder._Teller(str(tmp_path / "0-0"))
+    teller._noted = 1  # the first one starts torch's server
+    for name, ranks in (("first", [0, 1]), ("odd", range(1, 99, 2)), ("small", [2, 3]), ("last", [4, 5])):
+        teller.note(SimpleNamespace(group_name=name), {rank: rank for rank in ranks})
+    assert members_of(str(tmp_path / "0-0")) == {"first": (0, 1), "small": (2, 3), "last": (4, 5)}
