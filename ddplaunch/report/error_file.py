@@ -10,7 +10,8 @@ import math
 import os
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
@@ -82,12 +83,12 @@ class ErrorFiles:
     def forget_all_but(self, generation: int) -> None:
         """Remove what workers of other generations have left: it is memory, and a job may start again for months."""
         for folder in (self._place, f"{self._place}/{_TORCH}"):
-            with suppress(OSError):
-                for name in os.listdir(folder):
+            with suppress(OSError), _opened(folder) as fd:
+                for name in os.listdir(fd):
                     of = name.partition("-")[0]
                     if of.isdecimal() and of != str(generation):
                         with suppress(OSError):  # a worker's own folder
-                            os.unlink(f"{folder}/{name}")
+                            os.unlink(name, dir_fd=fd)
 
     def takes_request(self) -> bool:
         """Take a request for torch's store that a worker has left there; see worker/store.py."""
@@ -102,16 +103,27 @@ class ErrorFiles:
         _remove(self._place)
 
 
-def _remove(folder: str) -> None:
+@contextmanager
+def _opened(folder: str, within: int | None = None) -> Iterator[int]:
+    """Open a folder that lies there itself: behind a link, which the program may have put in its place, are files of others."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: str, within: int | None = None) -> None:
     with suppress(OSError):
-        for name in os.listdir(folder):
-            try:
-                os.unlink(f"{folder}/{name}")
-            except IsADirectoryError:
-                _remove(f"{folder}/{name}")
-            except OSError:
-                pass
-        os.rmdir(folder)
+        with _opened(folder, within) as fd:
+            for name in os.listdir(fd):
+                try:
+                    os.unlink(name, dir_fd=fd)
+                except IsADirectoryError:
+                    _remove(name, fd)
+                except OSError:
+                    pass
+        os.rmdir(folder, dir_fd=within)
 
 
 def _remove_abandoned(place: str) -> None:
@@ -129,15 +141,10 @@ def _is_old(found: os.stat_result) -> bool:
 
 def _is_free(folder: str) -> bool:
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with _opened(folder) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
     return True
 
 

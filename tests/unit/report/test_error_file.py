@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,25 @@ def test_files_of_earlier_generations_are_removed_and_those_that_have_written_ar
     finally:
         files.remove()
     assert not os.path.exists(files.folder)
+
+
+@pytest.mark.parametrize("replaced", ["", "torch"])
+def test_nothing_is_removed_behind_a_link_that_the_program_has_put_in_the_place_of_a_folder(
+    tmp_path: Path, replaced: str
+) -> None:
+    others = tmp_path / "data" / "2024"
+    others.mkdir(parents=True)
+    (tmp_path / "data" / "2024-01.csv").touch()
+    (others / "2024-02.csv").touch()
+    files = error_file.ErrorFiles("a-run", str(tmp_path))
+    folder = Path(files.folder, replaced)
+    try:
+        shutil.rmtree(folder)
+        folder.symlink_to(tmp_path / "data")
+        files.forget_all_but(1)
+        files.remove()
+        assert sorted(path.name for path in (tmp_path / "data").rglob("*")) == ["2024", "2024-01.csv", "2024-02.csv"]
+    finally:
+        if folder.is_symlink():
+            folder.unlink()
+        files.remove()
