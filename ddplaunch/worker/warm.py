@@ -179,7 +179,7 @@ class _Warm:
             what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
             answer, is_run = self._answer(what, rest, connection)
             connection.sendall(os.fsencode(answer))
-        except OSError:
+        except (OSError, ValueError):  # it has gone, or asks with what is no number or path
             return False
         connection.settimeout(None)
         return is_run
@@ -202,6 +202,8 @@ class _Warm:
             what not in ("check", "guard") or not seconds.isdecimal()
         ):  # an empty line: it was only looked whether we are there
             return "", False
+        if self._listener is None:  # it has connected before that was closed
+            return "stale it ends with the runs that it serves\n", False
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
         if why := self._imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
             answer = f"unsafe {why}\n"

@@ -278,6 +278,8 @@ def test_what_is_kept_minds_no_other_client(keep):
         "guard",
         "guard x /",
         "check 99999999999999999999999999999999 /",
+        f"check {'9' * 5000} /",
+        "check 60 /\0",
         "\udcff" * 9000,
         "no such request",
     ):
@@ -299,7 +301,7 @@ def test_a_single_worker_which_has_the_terminal_leaves_nothing_and_the_run_says_
     assert "no interpreter is kept warm: the worker that has the terminal is a fresh process" in result.err
 
 
-def test_two_runs_at_once_share_it(keep, job, tmp_path):
+def test_two_runs_at_once_share_it_and_it_ends_with_the_last_if_it_was_stopped(keep, job, tmp_path):
     keep.start(WAITS)
     guard, interpreter = keep.parents()
     first, job.process = job.process, None
@@ -309,9 +311,14 @@ def test_two_runs_at_once_share_it(keep, job, tmp_path):
     job.process.send_signal(signal.SIGINT)
     assert job.wait().status == 130
     assert os.path.exists(f"/proc/{guard}")
+    with find.connect(name := socket_of(interpreter)) as early:
+        assert find.ask(name, "stop") == "ok"
+        early.sendall(f"check 60 {tmp_path}\n".encode())
+        assert early.recv(100) == b"stale it ends with the runs that it serves\n"
     first.send_signal(signal.SIGINT)
     job.process = first
     assert keep.wait().status == 130
+    until(lambda: not job.left(), "the end of what was kept")
 
 
 def test_one_that_does_not_answer_is_done_without(keep):
