@@ -106,7 +106,8 @@ class ForkRequests:
             ServerLost: the server has ended, or does not answer; none of them begins.
         """
         contents = [fork.content for fork in forks]
-        content = self._what + b"".join(len(one).to_bytes(8, "big") + one for one in contents)
+        each = len(forks[0].descriptors) + 1 + bool(more)
+        content = self._what + b"".join([_number(each), *(_number(len(one)) + one for one in contents)])
         # those that are forked after we have given up end by themselves: other processes have their ranks by then
         wait, release = os.pipe()
         children: list[T] = []
@@ -155,7 +156,7 @@ class ForkRequests:
             self._socket.setblocking(False)
 
     def _send(self, content: bytes, *descriptors: int) -> None:
-        socket.send_fds(self._socket, [len(content).to_bytes(8, "big")], descriptors)
+        socket.send_fds(self._socket, [_number(len(content))], descriptors)
         self._socket.sendall(content)
 
     def _lines(self) -> list[str]:
@@ -168,6 +169,10 @@ class ForkRequests:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
 
 
 def joined(fields: Iterable[str]) -> bytes:

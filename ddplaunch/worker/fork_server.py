@@ -5,10 +5,11 @@ server, so that a program runs and ends as in a fresh process: in the true `__ma
 
 On the socket, whose number the variable holds:
 
-    to the server    a length (8 bytes, with descriptors), and then as many bytes, for all workers that are to begin together;
-                     for each a length (8 bytes) and so many bytes: CPUs, number of arguments, arguments and variables, each
-                     ended by a zero byte. The descriptors are as many for each: what are to be 0, 1 and 2, the file for
-                     stacks if there is one, and a pipe from which the worker reads a byte before it begins
+    to the server    a length (8 bytes, with descriptors), and then as many bytes, for all workers that are to begin together:
+                     how many descriptors each has (8 bytes), and for each a length (8 bytes) and so many bytes: CPUs, number
+                     of arguments, arguments and variables, each ended by a zero byte. The descriptors of each are what are
+                     to be 0, 1 and 2, the file for stacks if there is one, and a pipe from which the worker reads a byte
+                     before it begins
     to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, and then `forked`; or
                      `errno N` where one cannot be forked, after which none is
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _EAGAIN = 11  # what a fork fails with where there is no room
+_EMFILE = 24  # too many open files
 _LENGTH = 8  # bytes of one
 _LONGEST_ANCILLARY = 2048  # bytes: more than the kernel sends descriptors with (SCM_MAX_FD, unix(7))
 
@@ -55,9 +57,12 @@ def serve(
             send(control, greeting)
             greeting = ""
         try:
-            workers = parts(*receive(control))
+            request = receive(control)
         except (EOFError, OSError):  # the agent wants no more
             os._exit(0)
+        workers = parts(control, *request)
+        if not workers:
+            continue
         mine = _fork_all(control, len(workers), names["wait"])
         if mine is not None:
             control.close()
@@ -104,14 +109,18 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
     ]
 
 
-def parts(content: bytes, descriptors: "list[int]") -> "list[tuple[bytes, list[int]]]":
-    """Give what a request to fork says of each worker, and the descriptors of each."""
+def parts(control: "Any", content: bytes, descriptors: "list[int]") -> "list[tuple[bytes, list[int]]]":
+    """Give what a request to fork says of each worker, and the descriptors of each; tell the agent if those are not all."""
+    each, content = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
     contents = []
     while content:
         end = _LENGTH + int.from_bytes(content[:_LENGTH], "big")
         contents.append(content[_LENGTH:end])
         content = content[end:]
-    each = len(descriptors) // len(contents)
+    if len(descriptors) != each * len(contents):  # the kernel gives none beyond our limit of open files
+        close([(b"", descriptors)])
+        send(control, f"errno {_EMFILE}\n")
+        return []
     return [(one, descriptors[at * each : (at + 1) * each]) for at, one in enumerate(contents)]
 
 

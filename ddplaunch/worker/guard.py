@@ -88,7 +88,7 @@ def serve(
     imported: "Any",
     become: "Callable[[int, bytes, list[int], int], list[str]]",
 ) -> "list[str]":
-    """Serve the agent at the other side; return its arguments in each worker. `names` and `imported` are of fork_server.py."""
+    """Serve the agent at the other side; return its arguments in each worker. `names` is what fork_server.py defines."""
     os.setsid()
     adopt()
     # the kernel has us go on where we are stopped, so that we see the end of the agent
@@ -99,7 +99,9 @@ def serve(
     guard = _Guard(control, names)
     names["send"](control, f"guard {us}\n{imported.lines}")
     while True:
-        workers = names["parts"](*guard.next_request())
+        workers = names["parts"](control, *guard.next_request())
+        if not workers:
+            continue
         for mine, (content, descriptors) in enumerate(workers):
             try:
                 worker = os.fork()
@@ -168,6 +170,8 @@ class _Guard:
                 self._agent = int(agent)
                 os.umask(int(mask))
                 folder, *self._kept = descriptors
+                if len(self._kept) != 2:  # the kernel gives none beyond our limit of open files
+                    os._exit(0)
                 os.fchdir(folder)
                 os.close(folder)
             else:

@@ -240,11 +240,22 @@ if 'RANK' not in os.environ:
 """
 
 
-def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run):
-    result = run("print('runs')", IMPORTED + LIMITED)
+FEW_FILES = """
+if 'RANK' not in os.environ:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))  # it gets some of the ten descriptors for two workers
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "rank", "why"),
+    [(LIMITED, 1, "Resource temporarily unavailable"), (FEW_FILES, 0, "Too many open files")],
+    ids=["no process", "not all of its files"],
+)
+def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run, limit, rank, why):
+    result = run("print('runs')", IMPORTED + limit)
     assert (result.status, result.out) == (126, "")
-    assert "rank 1 could not be started" in result.err
-    assert "cannot create a process: Resource temporarily unavailable" in result.err
+    assert f"rank {rank} could not be started: cannot create a process: {why}" in result.err
 
 
 SLOW = """
