@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.process.guard import GuardedChild
 
 T = TypeVar("T", bound="Child | GuardedChild")
-ANSWER_TIMEOUT = 5.0  # seconds in which one worker is forked
+ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
 _LONGEST_LINE = 4096  # bytes of an answer
 _PID = "pid "
 
@@ -141,10 +142,14 @@ class ForkRequests:
         if self._why_lost:
             raise ServerLost(self._why_lost)
         answer: list[str] = []
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         try:
             self._socket.settimeout(ANSWER_TIMEOUT)
             self._send(content, *descriptors)
             while True:
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError
+                self._socket.settimeout(left)
                 for line in self._lines():
                     if not line.startswith(_PID):
                         return [*answer, line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,27 @@ def test_after_one_answer_that_does_not_come_none_is_waited_for_nor_taken_for_an
     assert guard.reap(102) == NOTHING
     guard.read()
     assert guard.reap(103) == NOTHING
+    os.close(life)
+
+
+def test_an_answer_that_comes_in_lines_without_an_end_is_waited_for_no_longer(sides, monkeypatch):
+    guard, other, life = sides
+    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.2)
+    given_up, most = threading.Event(), 500
+    lines = 0
+
+    def tell() -> None:
+        nonlocal lines
+        while lines < most and not given_up.wait(0.01):
+            other.sendall(b"pid 1\n")
+            lines += 1
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    assert guard.reap(100) == NOTHING
+    given_up.set()
+    teller.join()
+    assert lines < most
     os.close(life)
 
 
