@@ -112,18 +112,23 @@ class Starter:
         `of_mps` are the variables by which they find MPS.
 
         Raises:
-            StartError: the machine cannot create another process.
-            OSError: there are too many open files, or there is no memory for what they are given.
+            StartError: the machine cannot create another process, or what it is given.
         """
         starts: list[WorkerStart] = []
         children: Sequence[Child | GuardedChild] = ()
-        devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        devnull = -1
+        starting = workers if self._forker is not None and self._forker.is_there else workers[:1]
         try:
-            starting = workers if self._forker is not None and self._forker.is_there else workers[:1]
-            starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in starting)
+            try:
+                devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+                starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in starting)
+            except OSError as error:
+                number = error.errno or errno.EMFILE
+                raise StartError(number, "cannot open its pipes and files", len(starts)) from None
             children = self._make_processes(starts)
         finally:
-            os.close(devnull)
+            if devnull >= 0:
+                os.close(devnull)
             for one in starts[len(children) :]:
                 one.close()
         return [one.started(child, output) for one, child in zip(starts, children, strict=False)]

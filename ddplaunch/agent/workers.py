@@ -128,8 +128,6 @@ class Workers:
             started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
         except StartError as error:
             raise CannotStart.of(error, ranks[error.place]) from None
-        except OSError as error:
-            raise CannotStart(str(error.strerror), exitcodes.NOT_EXECUTABLE, ranks[0]) from None
         for running in started:
             self.waiting.popleft()
             self._running[running.rank] = running

@@ -25,6 +25,7 @@ T = TypeVar("T", bound="Child | GuardedChild")
 ANSWER_TIMEOUT = 5.0  # seconds from a request to the end of its answer, in which workers are forked
 _LONGEST_LINE = 4096  # bytes of an answer
 _PID = "pid "
+_CREATE = "cannot create a process"
 
 
 class ServerLost(Exception):
@@ -100,7 +101,7 @@ class ForkRequests:
     def _fork(self, forks: Sequence[Fork], adopt: Callable[[int], T], more: Sequence[int] = ()) -> list[T]:
         """Have workers forked, which begin together once `adopt` has made a child of the pid of each; in their order.
 
-        `more` is one further descriptor for each.
+        `adopt` may raise OSError; `more` is one further descriptor for each.
 
         Raises:
             StartError: the machine cannot create one of the processes; none of them begins.
@@ -109,28 +110,33 @@ class ForkRequests:
         contents = [fork.content for fork in forks]
         each = len(forks[0].descriptors) + 1 + bool(more)
         content = self._what + b"".join([_number(each), *(_number(len(one)) + one for one in contents)])
-        # those that are forked after we have given up end by themselves: other processes have their ranks by then
-        wait, release = os.pipe()
         children: list[T] = []
         try:
-            descriptors = [fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])]
-            *pids, last = self._ask(content, *descriptors)
-            what, _, text = last.partition(" ")
-            if what == "errno" and text.isdecimal():
-                raise StartError(int(text), "cannot create a process", len(pids))
-            if what != "forked" or not all(pid.isdecimal() for pid in pids):
-                raise ServerLost(text or "an imported module has written to the fork server's socket")
-            if len(pids) < len(forks):
-                raise StartError(errno.EAGAIN, "cannot create a process", len(pids))
-            children.extend(adopt(int(pid)) for pid in pids)
-            os.write(release, b"\n" * len(forks))
-        except BaseException:
+            # those that are forked after we have given up end by themselves: other processes have their ranks by then
+            wait, release = os.pipe()
+            try:
+                descriptors = [
+                    fd for at, fork in enumerate(forks) for fd in (*fork.descriptors, wait, *more[at : at + 1])
+                ]
+                *pids, last = self._ask(content, *descriptors)
+                what, _, text = last.partition(" ")
+                if what == "errno" and text.isdecimal():
+                    raise StartError(int(text), _CREATE, len(pids))
+                if what != "forked" or not all(pid.isdecimal() for pid in pids):
+                    raise ServerLost(text or "an imported module has written to the fork server's socket")
+                if len(pids) < len(forks):
+                    raise StartError(errno.EAGAIN, _CREATE, len(pids))
+                children.extend(adopt(int(pid)) for pid in pids)
+                os.write(release, b"\n" * len(forks))
+            finally:
+                os.close(wait)
+                os.close(release)
+        except BaseException as error:
             for child in children:
                 child.abandon()
+            if isinstance(error, OSError):
+                raise StartError(error.errno or errno.EMFILE, _CREATE, len(children)) from None
             raise
-        finally:
-            os.close(wait)
-            os.close(release)
         return children
 
     def _ask(self, content: bytes, *descriptors: int) -> list[str]:

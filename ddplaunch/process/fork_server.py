@@ -82,6 +82,6 @@ def _adopted(pid: int) -> Child:
     failure = nothing_failed()
     try:
         return Child(pid, os.pidfd_open(pid), failure)
-    except OSError as error:
+    except OSError:
         os.close(failure)
-        raise StartError(error.errno or errno.EMFILE, "cannot create a process") from None
+        raise

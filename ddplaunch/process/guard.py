@@ -83,10 +83,13 @@ class Guard(ForkRequests):
         reads: list[int] = []
         writes: list[int] = []
         try:
-            for _ in forks:
-                read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                reads.append(read)
-                writes.append(write)
+            try:
+                for _ in forks:
+                    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                    reads.append(read)
+                    writes.append(write)
+            except OSError as error:
+                raise StartError(error.errno or errno.EMFILE, "cannot create a pipe", len(reads)) from None
             return self._fork(forks, lambda pid: GuardedChild(self, pid, reads.pop(0)), writes)
         finally:
             for fd in (*reads, *writes):
@@ -131,19 +134,21 @@ class GuardedChild:
         """Own `status`, the pipe to which the guard writes how it has ended, or which it closes when it ends itself.
 
         Raises:
-            StartError: no descriptors are left.
+            OSError: no descriptors are left; `status` is closed.
         """
         self._guard = guard
         self._end: End | None = None
         self.pid = pid
         self.ended = status
-        self.failure = nothing_failed()
+        opened = [status]
         try:
+            self.failure = nothing_failed()
+            opened.append(self.failure)
             self.pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            os.close(self.failure)
-            os.close(status)
-            raise StartError(error.errno or errno.EMFILE, "cannot create a process") from None
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
 
     @property
     def is_kept(self) -> bool:

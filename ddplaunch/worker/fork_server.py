@@ -11,7 +11,7 @@ On the socket, whose number the variable holds:
                      to be 0, 1 and 2, the file for stacks if there is one, and a pipe from which the worker reads a byte
                      before it begins
     to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, and then `forked`; or
-                     `errno N` where one cannot be forked, after which none is
+                     `errno N` or `lost WHY` where one cannot be forked, after which none is
 
 It refuses to fork while it has threads, children, connections or an open GPU, which the workers would share.
 """
@@ -152,5 +152,8 @@ def _fork_all(control: "Any", number: int, wait: "Callable[[int], int]") -> "int
             send(control, f"pid {worker}\n")
         os._exit(0)
     status = wait(between)
-    send(control, "forked\n" if status == 0 else f"errno {status >> 8 or _EAGAIN}\n")
+    if signum := status & 0x7F:
+        send(control, f"lost the process that was to fork them was killed by signal {signum}\n")
+    else:
+        send(control, "forked\n" if status == 0 else f"errno {status >> 8}\n")
     return None

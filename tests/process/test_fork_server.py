@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -181,6 +183,10 @@ def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imp
         ("import socket\nkept = socket.socket()", "an imported module has opened a socket"),
         ("import os\nos.chdir('/')", "an imported module has changed the working directory"),
         ("import os\nos._exit(3)", "it has ended"),
+        (
+            "fork = os.fork\ndef killed():\n    os.fork = fork\n    return fork() or os.kill(os.getpid(), 9)\nos.fork = killed",
+            "the process that was to fork them was killed by signal 9",
+        ),
     ],
 )
 def test_workers_are_fresh_processes_where_none_may_be_forked(run, job, imported, why):
@@ -256,6 +262,18 @@ def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run, lim
     result = run("print('runs')", IMPORTED + limit)
     assert (result.status, result.out) == (126, "")
     assert f"rank {rank} could not be started: cannot create a process: {why}" in result.err
+
+
+def test_where_there_are_too_few_open_files_for_one_of_eight_workers_that_one_is_named(job, write):
+    write("preloaded.py", IMPORTED)
+    options = ("--nproc-per-node", 8, "--start-method", "forkserver", "--preload", "preloaded")
+    result = job.run(
+        *options, write("train.py", WORKER),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (44, 44)),
+    )  # fmt: skip
+    assert result.status == 126
+    assert re.search(r"rank [1-7] could not be started: .*: Too many open files", result.err)
+    job.nothing_left()
 
 
 SLOW = """

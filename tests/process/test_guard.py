@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from ddplaunch.process import fork_requests
 from ddplaunch.process.child import Usage
+from ddplaunch.process.fork_requests import Fork
 from ddplaunch.process.guard import Guard
+from ddplaunch.process.start import StartError, Stdio
 
 NOTHING = Usage(0, 0.0)
 
@@ -87,3 +93,32 @@ def test_one_that_is_closed_has_ended_whatever_file_has_its_number(sides):
     assert [os.read(read, 2) for read, _ in pipes] == [b"x"] * 3
     for fd in (fd for pipe in pipes for fd in pipe):
         os.close(fd)
+
+
+def test_whichever_file_cannot_be_opened_its_worker_is_named_and_no_other_file_is_left_open(sides):
+    guard, other, life = sides
+    other.setblocking(False)
+    fork = Fork(("python", "bootstrap.py"), {}, Stdio(0, 1, 2))
+    opened = os.listdir("/proc/self/fd")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    failed, children, request = [], [], b"the first"
+    for limit in range(3, soft):
+        if request:
+            other.sendall(f"pid {os.getpid()}\npid {os.getpid()}\nforked\n".encode())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            children = guard.fork([fork, fork])
+            break
+        except StartError as error:
+            failed.append((error.errno, error.place))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert os.listdir("/proc/self/fd") == opened
+        request = b""
+        with suppress(BlockingIOError):
+            request = other.recv(1 << 16)  # without the descriptors
+    while children:
+        children.pop().abandon()
+    steps = [place for place, _ in itertools.groupby(failed)]
+    assert steps == [(errno.EMFILE, place) for place in (0, 1, 0, 1)]  # the pipes of each, and then its process
+    os.close(life)
