@@ -79,7 +79,7 @@ class Generations:
             self._inspection.begin()
 
     def begin(self) -> None:
-        """Make all ready for the workers of the next generation, which are started one by one."""
+        """Make all ready for the workers of the next generation, which `start_next` starts."""
         assert self._next is not None
         generation, address = self._next
         try:
