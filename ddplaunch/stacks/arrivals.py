@@ -59,8 +59,10 @@ def _group(fields: Mapping[str, Any]) -> str:
 def _of_group(
     group: str, calls: Sequence[tuple[int, int, str, str]], members: Mapping[str, str], every: int
 ) -> Arrivals:
-    length, period = step([(at, (name, sizes)) for _, at, name, sizes in calls])
-    if not length:
+    kinds = [(name, sizes) for _, _, name, sizes in calls]
+    length, period = step([(at, kind) for (_, at, *_), kind in zip(calls, kinds, strict=True)])
+    # where there is one operation and its sizes change, a step may be one call or all of them
+    if not length and len({name for name, _ in kinds}) > 1 and not _repeats_rarely(kinds):
         length, period = step([(at, name) for _, at, name, _ in calls])
     kept = [(number, at) for number, at, *_ in calls]
     if length and every > 1:
@@ -92,8 +94,11 @@ def _kept(first: int, last: int, length: int, every: int) -> range:
 def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
     """Give the length of what repeats in these calls, each with its time, and its period in seconds; 0 and 0.0 for nothing.
 
-    Where not all of it repeats, as around an evaluation, the later half is looked at, and then the earlier one.
+    Where not all of it repeats, as around an evaluation, the later half is looked at, and then the earlier one. Nothing is given
+    where all of it repeats, but too few times: what repeats more often may be a part of the step, as the layers of a model are.
     """
+    if _repeats_rarely([kind for _, kind in calls]):
+        return 0, 0.0
     for part in (calls, calls[len(calls) // 2 :], calls[: len(calls) // 2]):
         how_often = Counter(kind for _, kind in part)
         regular = [(at, kind) for at, kind in part if how_often[kind] > _RARE]
@@ -102,6 +107,14 @@ def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
             times = [at for at, _ in regular]
             return length, middle(later - at for at, later in zip(times, times[length:], strict=False)) / 1e9
     return 0, 0.0
+
+
+def _repeats_rarely(kinds: Sequence[Hashable]) -> bool:
+    """Whether these are all seen to repeat, apart from those that are called once, but less often than a step has to."""
+    how_often = Counter(kinds)
+    again = [kind for kind in kinds if how_often[kind] > 1]
+    length = _shortest_repeat(again)
+    return 2 * length <= len(again) < _LEAST_REPEATS * length and 2 * len(again) > len(kinds)
 
 
 def middle(values: Iterable[float]) -> float:

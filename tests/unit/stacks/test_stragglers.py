@@ -192,6 +192,26 @@ def test_what_does_not_repeat_has_no_step():
     assert step([(1, "a"), (2, "a")]) == (0, 0.0)
 
 
+BUCKETS = [("gloo:all_reduce", [[n]]) for n in range(120)]
+LAYERS = [*[("gloo:all_gather", [[8]]), ("gloo:reduce_scatter", [[8]])] * 60, ("gloo:all_reduce", [[1]])]
+
+
+@pytest.mark.parametrize(
+    ("calls", "seen"),
+    [
+        (BUCKETS, 0.9),
+        (BUCKETS, 1.2),
+        (BUCKETS, 1.6),
+        *((calls, n) for calls in (BUCKETS, LAYERS) for n in (2, 2.9, 3, 3.5)),
+    ],
+)
+def test_a_step_is_known_once_three_are_seen(calls, seen):
+    recorded = [calls[n % len(calls)] for n in range(int(seen * len(calls)))]
+    entries = [entry(n + 1, NOON + n * MS, name=name, sizes=sizes) for n, (name, sizes) in enumerate(recorded)]
+    (found,) = arrivals([json.dumps({"entries": entries}).encode()], {})
+    assert found.length == (len(calls) if seen >= 3 else 0)
+
+
 def test_where_sizes_change_operations_tell_the_step():
     entries = [
         entry(n + 1, NOON + n * 50 * MS, name=f"gloo:{name}", sizes=[[n]])
