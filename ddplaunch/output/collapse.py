@@ -14,52 +14,29 @@ Group = tuple[Stream, tuple[int, ...], bytes]  # the ranks, ascending, that wrot
 
 
 class _Entry:
-    __slots__ = ("at", "line", "ranks", "stream")
+    __slots__ = ("at", "last_of", "line", "ranks", "stream")
 
     def __init__(self, stream: Stream, line: bytes, at: float, rank: int) -> None:
         self.stream = stream
         self.line = line
         self.at = at
         self.ranks = [rank]
+        self.last_of = 0  # how many live ranks have written no later one to the stream
 
 
 class _Writers:
-    """The ranks that write to a stream: the last entry of each, and the first of these that some live rank stands at."""
+    """The ranks that write to a stream: the last entry of each, and how many live ones have joined none of those held."""
 
-    __slots__ = ("_at_slowest", "_live", "last", "slowest")
+    __slots__ = ("behind", "last", "live")
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self.last = dict.fromkeys(ranks, -1)
         self.expect_all()
 
     def expect_all(self) -> None:
-        """Wait for all of them."""
-        self._live = set(self.last)
-        self._look()
-
-    def _look(self) -> None:
-        """Look at all live ranks: not for each line, which would cost as much as there are ranks."""
-        at = [self.last[rank] for rank in self._live]
-        self.slowest: int | None = min(at, default=None)  # None: nobody is waited for
-        self._at_slowest = sum(number == self.slowest for number in at)
-
-    def move(self, rank: int, number: int) -> None:
-        """Note the last entry of a rank."""
-        before, self.last[rank] = self.last[rank], number
-        if before != number and rank in self._live:
-            self._leave(before)
-
-    def end(self, rank: int) -> None:
-        """Wait for this rank no longer."""
-        if rank in self._live:
-            self._live.remove(rank)
-            self._leave(self.last[rank])
-
-    def _leave(self, number: int) -> None:
-        if number == self.slowest:
-            self._at_slowest -= 1
-            if not self._at_slowest:
-                self._look()
+        """Wait for all of them; no line is held."""
+        self.live = set(self.last)
+        self.behind = len(self.live)
 
 
 class Collapse:
@@ -92,8 +69,17 @@ class Collapse:
         number = writers.last[rank]
         for line in block[:-1].split(b"\n"):
             number = self._join(rank, stream, line, number, at)
-        writers.move(rank, number)
+        if rank in writers.live:
+            self._leave(writers, rank)
+            self._entries[number].last_of += 1
+        writers.last[rank] = number
         return self.flush(at)
+
+    def _leave(self, writers: _Writers, rank: int) -> None:
+        if (entry := self._entries.get(writers.last[rank])) is not None:
+            entry.last_of -= 1
+        else:
+            writers.behind -= 1
 
     def _join(self, rank: int, stream: Stream, line: bytes, after: int, at: float) -> int:
         numbers = self._numbers.setdefault((stream, line), [])
@@ -114,9 +100,12 @@ class Collapse:
 
     def end(self, rank: int, stream: Stream, at: float) -> list[Group]:
         """Wait for this rank no longer."""
-        self._writers[stream].end(rank)
+        ended = self._writers[stream]
+        if rank in ended.live:
+            ended.live.remove(rank)
+            self._leave(ended, rank)
         groups = self.flush(at)
-        if all(writers.slowest is None for writers in self._writers.values()):
+        if not any(writers.live for writers in self._writers.values()):
             for writers in self._writers.values():  # the next generation, if there is one
                 writers.expect_all()
         return groups
@@ -128,9 +117,7 @@ class Collapse:
         key: tuple[Stream, list[int]] | None = None
         while self._entries:
             entry = self._entries[self._oldest]
-            slowest = self._writers[entry.stream].slowest
-            is_awaited = slowest is not None and slowest < self._oldest
-            if is_awaited and at < entry.at + WAIT and self._held <= MAX_HELD:
+            if self._writers[entry.stream].behind and at < entry.at + WAIT and self._held <= MAX_HELD:
                 break
             self._forget(entry)
             entry.ranks.sort()
@@ -147,6 +134,7 @@ class Collapse:
         same = (entry.stream, entry.line)
         if self._numbers[same][-1] == self._oldest:
             del self._numbers[same]
+        self._writers[entry.stream].behind += entry.last_of
         del self._entries[self._oldest]
         self._oldest += 1
         self._held -= len(entry.line) + 1
