@@ -99,7 +99,7 @@ class Forker:
             imports = (
                 f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
             )
-            self._note(f"{imports} has been importing for {SLOW:g} s; --start-method spawn does without it")
+            self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
 
     @property
     def is_there(self) -> bool:

@@ -146,7 +146,7 @@ def test_imports_that_take_long_are_named(job, write):
     with open(job.home / "err", "w+") as err:
         options = ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "preloaded")
         job.start(*options, write("train.py", "print('runs')"), stderr=err)
-        until(lambda: "has been importing for 10 s" in (job.home / "err").read_text(), "a word about the imports")
+        until(lambda: "is still importing after 10 s" in (job.home / "err").read_text(), "a word about the imports")
     (job.home / "signs" / "go").touch()
     result = job.wait()
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
