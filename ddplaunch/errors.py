@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable
 
 from ddplaunch.exitcodes import USAGE
 
+MORE_OPEN_FILES = (
+    "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
+)
+
 
 class LaunchError(Exception):
     """A mistake of the user or a fact of the machine, in one sentence; never a bug of ours.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import sys
 import time
@@ -13,9 +12,9 @@ from contextlib import suppress
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import ASKS, IS_RUNNING, LIVES, RUNS, FrontPipes, Replies
-from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.errors import MORE_OPEN_FILES, LaunchError, below, visible
 from ddplaunch.process import clock
-from ddplaunch.process.linux import become_subreaper, check_kernel, signal_at_end_of
+from ddplaunch.process.linux import become_subreaper, check_kernel, of_open_files, signal_at_end_of
 from ddplaunch.process.tree import Process, descendants, reap, signal_process
 
 INTERVAL = 0.5  # seconds from one question to the next
@@ -70,14 +69,10 @@ def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
 
 
 def _no_room(error: OSError) -> LaunchError:
-    reason = (error.strerror or "").lower()
+    reason = (error.strerror or "").lower() + of_open_files(error.errno)
     hint = "the machine is at a limit: see `ulimit -u`"
     if error.errno == errno.EMFILE:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        reason += f", and no more than {limit} are allowed"
-        hint = (
-            "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
-        )
+        hint = MORE_OPEN_FILES
     return LaunchError(f"ddplaunch cannot start: {reason}", hint=hint, status=exitcodes.NOT_EXECUTABLE)
 
 

@@ -143,7 +143,7 @@ class Generations:
         try:
             started = self.workers.start(most)
         except CannotStart as error:
-            failure = StartFailure(error.rank, self.workers.host, str(error), error.status)
+            failure = StartFailure(error.rank, self.workers.host, str(error), error.status, error.errno)
             self._feed(node.StartFailed(failure, clock.now()))
             return 1
         for rank, pid in started:

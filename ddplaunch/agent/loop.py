@@ -177,7 +177,8 @@ class Agent:
         try:
             exit = workers.exit_of(rank, time.monotonic())
         except CannotStart as error:
-            self._events.append(node.StartFailed(StartFailure(rank, workers.host, str(error), error.status), now))
+            failure = StartFailure(rank, workers.host, str(error), error.status, error.errno)
+            self._events.append(node.StartFailed(failure, now))
             return
         if exit is None:
             return

@@ -35,15 +35,17 @@ _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 class CannotStart(Exception):
     """A worker could not be started; `status` is what the command should end with."""
 
-    def __init__(self, reason: str, status: int, rank: int) -> None:
+    def __init__(self, reason: str, status: int, rank: int, errno: int = 0) -> None:
         super().__init__(reason)
         self.status = status
         self.rank = rank
+        self.errno = errno
 
     @classmethod
     def of(cls, error: StartError, rank: int) -> CannotStart:
         """Give it for what kept a process from its start."""
-        return cls(str(error), exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE, rank)
+        status = exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE
+        return cls(str(error), status, rank, error.errno)
 
 
 class Starter:

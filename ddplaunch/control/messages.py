@@ -212,6 +212,7 @@ class StartFailure(Struct, frozen=True):
     rank: Number
     reason: Line
     status: Annotated[int, Meta(ge=1, le=255)]
+    errno: Number
 
 
 class Ended(Struct, frozen=True, tag="ended"):

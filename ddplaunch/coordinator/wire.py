@@ -89,7 +89,9 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
             return NodeEnd(
                 generation=message.generation,
                 exits=exits.received(message.exits, host, offset),
-                start_failure=StartFailure(failed.rank, host, failed.reason, failed.status) if failed else None,
+                start_failure=StartFailure(failed.rank, host, failed.reason, failed.status, failed.errno)
+                if failed
+                else None,
                 left=message.left,
                 traces=Traces(
                     oom_kills=message.oom_kills,
@@ -178,7 +180,7 @@ def _sent_seats(seats: Sequence[Seat]) -> tuple[messages.Seats, ...]:
 
 
 def _sent_failure(failed: StartFailure) -> messages.StartFailure:
-    return messages.StartFailure(failed.rank, line(failed.reason), failed.status)
+    return messages.StartFailure(failed.rank, line(failed.reason), failed.status, failed.errno)
 
 
 def _sent_samples(samples: Sequence[Sample]) -> NodeStacks | None:

@@ -121,7 +121,7 @@ class ForkRequests:
                 *pids, last = self._ask(content, *descriptors)
                 what, _, text = last.partition(" ")
                 if what == "errno" and text.isdecimal():
-                    raise StartError(int(text), _CREATE, len(pids))
+                    raise StartError(int(text), _CREATE, len(pids), elsewhere=True)
                 if what != "forked" or not all(pid.isdecimal() for pid in pids):
                     raise ServerLost(text or "an imported module has written to the fork server's socket")
                 if len(pids) < len(forks):

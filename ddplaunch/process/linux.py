@@ -143,6 +143,12 @@ def unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+def of_open_files(number: int | None) -> str:
+    """Say how many files may be open if a system call failed with EMFILE: ", and no more than 14 are allowed"; else ""."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f", and no more than {soft} are allowed" if number == errno.EMFILE else ""
+
+
 def raise_open_files() -> tuple[int, int]:
     """Raise our soft limit of open files, which workers inherit, to the hard one; give (soft, hard) as they were.
 

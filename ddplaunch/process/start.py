@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.process.child import Child
-from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.process.linux import of_open_files, signal_at_end_of
 from ddplaunch.record import record
 
 TYPE_CHECKING = False
@@ -38,9 +38,9 @@ class Stdio:
 class StartError(Exception):
     """A worker could not be started: the program's fault (ENOENT, EACCES, ENOEXEC) or the machine's (EAGAIN, EMFILE)."""
 
-    def __init__(self, number: int, doing: str, place: int = 0) -> None:
-        """`place` is that of the worker among those that were to start together."""
-        super().__init__(f"{doing}: {os.strerror(number)}")
+    def __init__(self, number: int, doing: str, place: int = 0, *, elsewhere: bool = False) -> None:
+        """`place` is that of the worker among those that were to start together; `elsewhere`: where limits may be others."""
+        super().__init__(f"{doing}: {os.strerror(number)}{'' if elsewhere else of_open_files(number)}")
         self.errno = number
         self.doing = doing
         self.place = place

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 
-from ddplaunch.errors import below
-from ddplaunch.exitcodes import NOT_EXECUTABLE, NOT_FOUND
+from ddplaunch.errors import MORE_OPEN_FILES, below
 from ddplaunch.report.words import count, duration, signal_name, size, these_ranks
 from ddplaunch.supervise.job import State
-from ddplaunch.supervise.outcome import Why, WorkerExit
+from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
+_NOT_FOUND = "give the program's path, or a name that is in PATH"
+_NOT_EXECUTABLE = "is it a program for this machine, and executable (`chmod +x`)?"
 _START_HINTS = {
-    NOT_FOUND: "\nhint: give the program's path, or a name that is in PATH\n",
-    NOT_EXECUTABLE: "\nhint: is it executable? Else the machine is at a limit: see `ulimit -u` and `ulimit -n`\n",
+    errno.ENOENT: _NOT_FOUND,
+    errno.ENOTDIR: _NOT_FOUND,
+    errno.EACCES: _NOT_EXECUTABLE,
+    errno.ENOEXEC: _NOT_EXECUTABLE,
+    errno.EMFILE: MORE_OPEN_FILES,
+    errno.ENFILE: "the machine is at its limit of open files: see `sysctl fs.file-max`",
+    errno.EAGAIN: "the machine is at a limit of processes: see `ulimit -u`, and pids.max of the control group",
 }
 _VISIBLE = 1 << 20  # bytes written since a stop that are more than last words to a log
 _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
@@ -48,9 +55,10 @@ def starting_again(wait: float, number: int, most: int) -> str:
     return f"starting all workers again{pause} (restart {number} of {most})"
 
 
-def render_start_failure(who: str, reason: str, status: int) -> str:
+def render_start_failure(who: str, failure: StartFailure) -> str:
     """Write the report of a worker that could not be started."""
-    return f"error: {who} could not be started: {below(reason)}\n{_START_HINTS.get(status, '')}"
+    hint = _START_HINTS.get(failure.errno)
+    return f"error: {who} could not be started: {below(failure.reason)}\n" + (f"\nhint: {hint}\n" if hint else "")
 
 
 def render_stopping(signum: int, grace_period: float, running: int, nnodes: int) -> str:

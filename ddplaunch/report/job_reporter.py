@@ -163,7 +163,7 @@ class JobReporter:
             return render_hang(self.hang, self.places, self._spec.hang_timeout or 0.0, state, shown)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
-            return render_start_failure(f"rank {start_failure.rank}{on}", start_failure.reason, start_failure.status)
+            return render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
         if state.lost and (state.why is Why.NODE_LOST or first is None):
             return _node_lost(state)
         if first is None:

@@ -99,6 +99,7 @@ class StartFailure:
     host: str
     reason: str
     status: int  # that the command should end with
+    errno: int = 0  # of the system call that failed, if one has
 
 
 @record

@@ -61,7 +61,7 @@ ENDED = {
     "type": "ended",
     "generation": 0,
     "exits": [EXIT],
-    "start_failure": {"rank": 3, "reason": "no such file", "status": 127},
+    "start_failure": {"rank": 3, "reason": "no such file", "status": 127, "errno": 2},
     "left": ["pid 7 (python)"],
     "oom_kills": 0,
     "shm": [64, 8],

@@ -56,7 +56,7 @@ REPORTS: list[Report] = [
     NodeEnd(
         0,
         (),
-        StartFailure(3, "b", "no such file", 127),
+        StartFailure(3, "b", "no such file", 127, 2),
         ("pid 7 (python) in uninterruptible sleep",),
         Traces(oom_kills=0, shm=None, log_folder=None),
     ),
