@@ -1,6 +1,6 @@
 """Ctrl-C during the start ends the command as it ends any program, with no traceback: imported by each entry, before all else.
 
-From the fork of the agent on, signals are handled. What Python itself does before our first line is out of our hands.
+From the fork of the agent on, `agent.front` handles signals. What Python itself does before our first line is out of our hands.
 """
 
 from __future__ import annotations

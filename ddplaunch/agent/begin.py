@@ -2,13 +2,17 @@
 
 The command imports only what it needs itself to find out all that an error could tell. What the agent alone needs is imported
 in the agent: the command stays small, a fork of it is quick, and no page of those modules is copied. The process that writes
-files is forked before that, and does its own imports meanwhile.
+files is forked before that, and does its own imports meanwhile. A signal that asks for the end before all is imported has the
+front kill the agent, see `child.claim`: nothing has been started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ddplaunch import exitcodes
+from ddplaunch.agent import child
+from ddplaunch.errors import LaunchError
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.record import record
 from ddplaunch.report.writer_start import start_writer
@@ -65,12 +69,25 @@ class AgentJob:
 
 
 def run(job: AgentJob, pipes: FrontPipes) -> int:
-    """Carry the job out and give its exit status. Runs in a process of its own."""
+    """Carry the job out and give its exit status. Runs in a process of its own, in which signals are still blocked.
+
+    Raises:
+        LaunchError: its modules cannot be imported.
+    """
     become_subreaper()
     files = start_writer()
     try:
-        from ddplaunch.agent import loop
-
+        try:
+            from ddplaunch.agent import loop
+            from ddplaunch.coordinator import local_link  # noqa: F401 - each link needs it, and from the claim on all is here
+        except (ImportError, SyntaxError) as error:
+            raise LaunchError(
+                f"ddplaunch cannot start: {type(error).__name__}: {error}",
+                hint="its files are gone, or were changed after the command began, as by an upgrade: run it again",
+                status=exitcodes.NOT_EXECUTABLE,
+            ) from None
+        if not child.claim(pipes):
+            return exitcodes.BUG  # which nobody sees: the front ends this process
         return loop.run(job, files, pipes)
     finally:
         job.inputs.error_files.remove()

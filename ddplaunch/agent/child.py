@@ -64,8 +64,19 @@ def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        os.write(2, _no_room(error).render().encode())
-        return exitcodes.NOT_EXECUTABLE
+        told = _no_room(error)
+    except LaunchError as error:
+        told = error
+    os.write(2, told.render().encode())
+    return told.status
+
+
+def claim(pipes: FrontPipes) -> bool:
+    """Take the byte by which it is decided, once and for all, that the job begins (the agent), or never will (the front)."""
+    try:
+        return bool(os.read(pipes.start[0], 1))
+    except BlockingIOError:
+        return False
 
 
 def _no_room(error: OSError) -> LaunchError:

@@ -56,19 +56,21 @@ class FrontPipes:
     requests: tuple[int, int]  # pipe: the agent reads, the front writes REQUEST bytes at a time
     replies: tuple[int, int]  # pipe: the front reads, the agent writes a byte for each request that has a reply
     output: tuple[socket.socket, socket.socket]  # SOCK_SEQPACKET: the front reads, the agent writes
+    start: tuple[int, int]  # pipe with one byte, see `child.claim`
     left: tuple[socket.socket, socket.socket]  # for what is to outlive the agent, a line each; no worker has a copy
 
     @classmethod
     def make(cls) -> FrontPipes:
         """Make the pipes and the socket pair."""
-        signals, requests, replies = os.pipe(), os.pipe(), os.pipe()
-        for fd in (*signals, *requests, *replies):
+        signals, requests, replies, start = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        for fd in (*signals, *requests, *replies, *start):
             os.set_blocking(fd, False)
+        os.write(start[1], b".")
         reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         writer.setblocking(False)
         writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * MESSAGE)
         left = socket.socketpair()
-        return cls(os.getpid(), signals, requests, replies, (reader, writer), left)
+        return cls(os.getpid(), signals, requests, replies, (reader, writer), start, left)
 
     def pass_on(self, signum: int) -> None:
         """From the front, pass a signal on to the agent, if it lives."""

@@ -9,6 +9,7 @@ import gc
 import selectors
 
 from ddplaunch import __version__, exitcodes
+from ddplaunch.agent import child
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.fields import Malformed
@@ -33,6 +34,7 @@ def run(job: RemoteJob, pipes: FrontPipes) -> int:
     """Run the job and give its exit status. Runs in a process of its own."""
     gc.freeze()
     gc.enable()
+    child.claim(pipes)
     return Dispatcher(job, pipes).run()
 
 

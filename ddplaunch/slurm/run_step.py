@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from ddplaunch.agent import front
+from ddplaunch.agent import child, front
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
@@ -155,6 +155,7 @@ def _is_for_the_step(name: str) -> bool:
 
 def run(job: srun.StepJob, started: srun.Srun, pipes: FrontPipes) -> int:
     """Watch the step and give the job's exit status. Runs in a process of its own, in which signals are still blocked."""
+    child.claim(pipes)  # srun has been started: from here on there is something to be stopped
     from ddplaunch.slurm.watcher import Watcher  # takes about as long as srun does to start the agents
 
     gc.freeze()

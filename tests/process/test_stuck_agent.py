@@ -101,11 +101,12 @@ def test_an_agent_in_a_loop_of_its_own_ends_after_its_front():
 
 ASKED = """
 import selectors, signal, sys, time
-from ddplaunch.agent import front
+from ddplaunch.agent import child, front
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.supervise.node import SignalReceived
 
 def agent(pipes):
+    child.claim(pipes)
     received = []
     def take(event):
         if isinstance(event, SignalReceived):

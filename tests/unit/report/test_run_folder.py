@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
@@ -36,3 +37,22 @@ def test_a_writer_for_which_there_is_no_room_leaves_no_descriptor():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not files.is_open
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_writer_collects_what_its_messages_leave(tmp_path):
+    collects, test, threshold = tmp_path / "collects", os.getpid(), gc.get_threshold()
+    gc.callbacks.append(lambda *_: os.getpid() != test and collects.touch())  # the writer has copies of this
+    gc.set_threshold(1)
+    gc.disable()  # as the start goes
+    try:
+        files = start_writer()
+    finally:
+        gc.enable()
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+    pid = files.pid
+    assert files.listener is not None
+    files.listener.close()
+    files.close()
+    os.waitpid(pid, 0)
+    assert collects.exists()
