@@ -21,6 +21,10 @@ _THREAD = re.compile(r"(Current t|T)hread 0x[0-9a-f]{1,16}(?: \[([^]\n]{0,64})\]
 _FRAME = re.compile(r'  File (?:"(.{0,2048})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,2048})')
 _LONGEST_LINE = 8192
 _OF_DEBUGGER = tuple(f"/ddplaunch/worker/{name}.py" for name in ("attach", "debugger", "prompt"))
+_BELOW = (
+    "/ddplaunch/worker/bootstrap.py",
+    "/ddplaunch/worker/around.py",
+)  # the program's first frame, or where it has none
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
@@ -44,9 +48,9 @@ def parse(text: str) -> tuple[Thread, ...]:
 
 
 def of_program(frames: list[Frame]) -> tuple[Frame, ...]:
-    """Leave out the frame of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
+    """Leave out the frames of ours below the program's first one, and those of a debugger of ours, which holds its last one."""
     held = max((at for at, frame in enumerate(frames, 1) if frame.file.endswith(_OF_DEBUGGER)), default=0)
-    return tuple(frame for frame in frames[held:] if not frame.file.endswith("/ddplaunch/worker/bootstrap.py"))
+    return tuple(frame for frame in frames[held:] if not frame.file.endswith(_BELOW))
 
 
 def _frame(found: re.Match[str]) -> Frame:

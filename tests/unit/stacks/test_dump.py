@@ -55,6 +55,17 @@ def test_the_thread_that_took_the_signal_is_the_main_one(text):
     assert len(parse(text)) == 2
 
 
+def test_nothing_of_ours_is_left_of_a_program_that_has_failed_and_is_looked_at():
+    text = """\
+Current thread 0x00007f1a6a1f5740 (most recent call first):
+  File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
+  File "/opt/ddplaunch/worker/debugger.py", line 40 in post_mortem
+  File "/opt/ddplaunch/worker/around.py", line 67 in failed
+  File "/opt/ddplaunch/worker/bootstrap.py", line 39 in <module>
+"""
+    assert main(text) == []
+
+
 def test_the_frame_of_the_bootstrap_is_left_out():
     assert main(OF_3_11)[-1] == "/home/me/train.py:120 <module>"
 
