@@ -5,7 +5,7 @@ Either side sees the other's end, whatever ended it, as the end of the stream. I
 
 from __future__ import annotations
 
-import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
 import selectors
 import signal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
+import _socket as socket  # a small start: see CONTRIBUTING.md
 
 from ddplaunch.cluster import Endpoint
 from ddplaunch.spec import JobSpec

@@ -6,7 +6,7 @@ the agent's request or with the agent, after all that was handed over or left to
 
 from __future__ import annotations
 
-import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import json
 import marshal

@@ -5,7 +5,7 @@ It is there, and answers, from the moment that it has its name; a socket that re
 
 from __future__ import annotations
 
-import _socket as socket  # socket without what it adds in Python, which takes 2 ms: enums, files, accept()
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
 import stat
 import struct
