@@ -107,7 +107,8 @@ class _Front:
         self.stopped_by = 0  # the first signal to stop
         self.killed_agent = False
         self.is_done = False
-        self._question: child.Question | None = None  # to an agent that is to kill its workers
+        self._escalates = False  # the agent is to kill its workers
+        self._question: child.Question | None = None  # to an agent that is to stop or kill its workers
         self._unread = 0  # INTERVALs without progress, in which the job has ended as it was asked to
         self._written_before = 0  # bytes, one interval ago
 
@@ -119,7 +120,11 @@ class _Front:
         if not self.stopped_by:
             self.stopped_by = signum
             self._prevent_start()
-        elif event.escalates and self._question is None:
+        elif event.escalates:
+            self._escalates = True
+        else:
+            return
+        if self._question is None:
             self._question = child.Question(self._agent, self._pipes, self._replies)
         self._watch_time()
 
@@ -184,6 +189,12 @@ class _Front:
             if self._question.has_answer():
                 self._question = None
             elif not self._question.repeat():
-                self.killed_agent = True
-                raise _Unresponsive
+                if self._escalates:
+                    self.killed_agent = True
+                    raise _Unresponsive
+                self._question = None
+                again = "Ctrl-C" if self.stopped_by == signal.SIGINT else signal.Signals(self.stopped_by).name
+                print_now(
+                    f"ddplaunch: the agent (pid {self._agent}) does not respond; {again} again kills it, with the workers\n"
+                )
         self._watch_time()
