@@ -125,7 +125,7 @@ class FileQueue:
             except BlockingIOError:
                 pass
             except OSError:
-                self._lose_writer()
+                self.receive()  # it may have said why, before its end
                 return
         if sent < HEADER + len(data):
             if not self._blocks or len(self._blocks[-1]) > _BLOCK:

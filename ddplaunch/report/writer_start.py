@@ -7,9 +7,9 @@ import gc
 import os
 import signal
 
-from ddplaunch.output.file_messages import PROGRESS
+from ddplaunch.output.file_messages import PROGRESS, reply
 from ddplaunch.output.file_queue import FileQueue
-from ddplaunch.process.linux import detach, memory_file, signal_at_end_of
+from ddplaunch.process.linux import detach, memory_file, of_open_files, signal_at_end_of
 
 
 def start_writer() -> FileQueue:
@@ -37,6 +37,8 @@ def start_writer() -> FileQueue:
             gc.freeze()  # the start went without a collector; a job of weeks needs one, here too
             gc.enable()
             file_writer.run(3, 4, 5)
+        except OSError as error:  # it has not come so far as to be out of reach
+            its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
         finally:
             os._exit(0)  # the agent sees that it has ended
     its.close()

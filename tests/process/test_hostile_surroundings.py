@@ -190,7 +190,7 @@ def without_rights(*command: str, processes: int | None = None) -> list[str]:
 # --- limits
 
 
-@pytest.mark.parametrize("limit", range(20, 28))
+@pytest.mark.parametrize("limit", range(15, 28))
 def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit):
     """At one of these limits each of the calls that a start needs is the one that fails."""
     result = job.run(
@@ -201,6 +201,7 @@ def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit
     assert f"Too many open files, and no more than {limit} are allowed" in result.err
     assert "hint: `ulimit -n 4096`" in result.err
     assert "Traceback" not in result.err
+    assert "has ended" not in result.err
     job.nothing_left()
 
 
