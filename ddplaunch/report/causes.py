@@ -27,6 +27,8 @@ _NO_NAME = (
     r"|No address associated with hostname|Name does not resolve"
 )
 _MISSING_MODULE = r"^(?:\[rank\d+\]: )?ModuleNotFoundError: No module named '(?P<module>[^']+)'"
+# libraries that pip or conda brings, or the driver, not a package of the system
+_OF_PACKAGES = r"lib(?:amdhip|c10|cu|gomp-|hip|hsa|iomp|mkl|nccl|nv|python|rccl|roc|torch)"
 
 CAUSES: tuple[Row, ...] = (
     # the scheduler
@@ -168,7 +170,8 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "system library not found",  # \A: the failure itself; on the way to it a module may merely have been tried
         matches(
-            r"\A(Import|OS)Error: (.* )?(?!lib(c10|cu|nv|torch))(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared "
+            rf"\A(?:Import|OS)Error: (?:.{{0,199}} )?(?!{_OF_PACKAGES})"
+            r"(?P<library>[\w.+-]{1,99}?\.so[\w.]{0,20}): cannot open shared "
         ),
         "the system, or the image of the container, has no {library}: install the package that brings it",
     ),

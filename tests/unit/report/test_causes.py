@@ -330,10 +330,19 @@ ROWS = [
         Evidence(),
     ),
     ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
-    (
-        "broken library",
-        raised("ImportError", "libcudart.so.12: cannot open shared object file: No such file or directory"),
-        Evidence(),
+    *(
+        (
+            "broken library",
+            raised("ImportError", f"{library}: cannot open shared object file: No such file or directory"),
+            Evidence(),
+        )
+        for library in (
+            "libcudart.so.12",
+            "libnccl.so.2",
+            "libmkl_core.so.2",
+            "libamdhip64.so.6",
+            "libpython3.11.so.1.0",
+        )
     ),
     ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank"), Evidence()),
     ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0"), Evidence()),

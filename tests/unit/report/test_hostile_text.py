@@ -103,6 +103,15 @@ def test_no_row_of_the_table_takes_long_for_any_text(row: Row, monkeypatch: pyte
             assert_quick(piece, row.predicate, end(stderr=long), Evidence())
 
 
+@pytest.mark.parametrize("kind", ["ImportError", "OSError", "ModuleNotFoundError"])
+def test_no_row_takes_long_for_an_exception_of_a_kind_that_it_asks_for(kind: str) -> None:
+    for piece in (".so", "a", ".so ", "libnccl.so: "):
+        long = text(piece, SIZES[0])
+        worker = end(error=WorkerError(type=kind, message=long, traceback=long))
+        for row in CAUSES:
+            assert_quick(piece, row.predicate, worker, Evidence())
+
+
 def test_whether_a_failure_follows_another_is_soon_known_for_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     patterns = patterns_of(lambda: first_failure.follows(raised("")), monkeypatch)
     for size in SIZES:
