@@ -154,7 +154,7 @@ def make_plan(
             *_unusable(owned, node.build),
             *binding_notes,
             *pin.notes(spec, pin_mode, owned),
-            *([why_fresh] if why_fresh else []),
+            *([_no_effect(spec, why_fresh)] if why_fresh else []),
         ),
     )
 
@@ -193,6 +193,13 @@ def _preload(
     return None, None
 
 
+def _no_effect(spec: JobSpec, why_fresh: str) -> str:
+    """Note that workers are fresh processes although a fork server was asked for."""
+    from ddplaunch.plan import start_method
+
+    return f"{start_method.asked(spec)} has no effect: {why_fresh}"
+
+
 def _keep_warm(
     spec: JobSpec,
     preload: tuple[str, ...] | None,
@@ -203,11 +210,9 @@ def _keep_warm(
     """Give for how many seconds what has imported is kept, and why it is not although that was asked for."""
     if spec.keep_warm is None:
         return None, ""
-    if why_fresh:
-        return None, why_fresh.partition(": ")[2]
     from ddplaunch.plan import start_method
 
-    return start_method.keep_warm(spec, preload, allocation, caller)
+    return (None, why_fresh) if why_fresh else start_method.keep_warm(spec, preload, allocation, caller)
 
 
 def _start_reason(spec: JobSpec, preload: tuple[str, ...] | None, workers: int, usable: int) -> dict[str, str]:

@@ -29,13 +29,12 @@ def modules(
         if changes or not first_steps.import_torch(script):
             return None, None
         return PRELOAD if any(word in script for word in _TRAINS) else _WITHOUT_STEPS, None
-    asked = _asked(spec)
     if spec.program.kind is ProgramKind.COMMAND:
-        return None, f"{asked} has no effect: a command cannot be forked from an interpreter"
+        return None, "a command cannot be forked from an interpreter"
     if any(worker.terminal for worker in workers):
-        return None, f"{asked} has no effect: the worker that has the terminal is a fresh process"
+        return None, "the worker that has the terminal is a fresh process"
     if any(worker.cpus for worker in workers) and (names := [name for name in _OPENMP_BINDING if caller.get(name)]):
-        return None, f"{asked} has no effect: {names[0]} and CPUs of its own for each worker need fresh processes"
+        return None, f"{names[0]} and CPUs of its own for each worker need fresh processes"
     return PRELOAD if spec.preload is None else spec.preload, None
 
 
@@ -77,7 +76,7 @@ def keep_warm(
     return (None, why) if why else (60 * spec.keep_warm, "")
 
 
-def _asked(spec: JobSpec) -> str:
+def asked(spec: JobSpec) -> str:
     """The option that asks for a fork server, as it was given."""
     if spec.keep_warm is not None and spec.origin("start_method") == spec.origin("keep_warm"):
         return spec.asked("keep_warm", spec.keep_warm)

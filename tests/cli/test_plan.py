@@ -315,3 +315,9 @@ def test_the_values_of_files_are_shown_nowhere(plan: Plan, job: Job, form: str) 
     assert "s3cret" not in shown
     assert "API_KEY" in shown
     assert "SEED" in shown
+
+
+def test_why_nothing_is_forked_and_so_nothing_kept_is_one_reason_in_two_sentences(plan: Plan) -> None:
+    shown = plan("--keep-warm 5 --no-python true")
+    assert "\nnote: --keep-warm 5 has no effect: a command cannot be forked" in shown
+    assert "kept warm nothing: a command cannot be forked" in shown
