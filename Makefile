@@ -32,7 +32,7 @@ demo: .venv/demo ## train a small network on real digits with 4 workers
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
 
 test: .venv/test ## run the tests
-	.venv/bin/python -m pytest $(XDIST) -n 4 $(PYTEST_ARGS)
+	.venv/bin/python -m pytest $(XDIST) -n 6 $(PYTEST_ARGS)
 
 test-quick: .venv/test ## run those that need no job: tests/unit and tests/cli
 	.venv/bin/python -m pytest $(XDIST) -n 2 tests/unit tests/cli $(PYTEST_ARGS)
