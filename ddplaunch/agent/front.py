@@ -124,7 +124,7 @@ class _Front:
             self._escalates = True
         else:
             return
-        if self._question is None:
+        if self._question is None and not self.killed_agent:
             self._question = child.Question(self._agent, self._pipes, self._replies)
         self._watch_time()
 
