@@ -62,10 +62,10 @@ def _watch(bed: Bed, launcher: Sequence[str], *, launchers: int) -> _Rest:
 
 
 def _settle(pids: Sequence[int]) -> None:
-    """Wait until the start is over: half a second without a switch, or a launcher that never rests."""
-    for _ in range(10):
+    """Wait until the start is over: 1.5 s without a switch, since some checks of it come a second apart; some never rest."""
+    for _ in range(5):
         before = _switches(pids)
-        time.sleep(0.5)
+        time.sleep(1.5)
         if _switches(pids) == before:
             return
 
