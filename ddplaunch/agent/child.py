@@ -64,11 +64,11 @@ def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        told = _no_room(error)
+        failure = _no_room(error)
     except LaunchError as error:
-        told = error
-    os.write(2, told.render().encode())
-    return told.status
+        failure = error
+    os.write(2, failure.render().encode())
+    return failure.status
 
 
 def claim(pipes: FrontPipes) -> bool:
