@@ -32,9 +32,8 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
-STARTS_PER_ROUND = (
-    8  # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
-)
+# workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
+STARTS_PER_ROUND = 8
 
 
 def run(job: AgentJob, files: FileQueue, pipes: FrontPipes) -> int:

@@ -26,10 +26,10 @@ def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) ->
     stopped: list[WorkerExit] = []
     for end in others:
         if failed_itself(end):
-            fate = alike if _likeness(end) == likeness else followers if follows(end) else later
+            group = alike if _likeness(end) == likeness else followers if follows(end) else later
         else:
-            fate = finished if end.stopped_with is None else stopped
-        fate.append(end)
+            group = finished if end.stopped_with is None else stopped
+        group.append(end)
     return [
         *_alike(first, alike, len(others) + 1),
         *_later(first, sorted(later, key=failed_at), cwd),

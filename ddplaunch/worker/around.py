@@ -21,9 +21,8 @@ class Around:
         self._failed = False
         if served := os.environ.pop("DDPLAUNCH_FORK_SERVER", ""):
             number, *modules = served.split(",")
-            sys.argv[1:] = load("fork_server")["serve"](
-                load, int(number), modules, sys.argv[1:]
-            )  # returns in each worker
+            serve = load("fork_server")["serve"]  # which returns in each worker
+            sys.argv[1:] = serve(load, int(number), modules, sys.argv[1:])
         elif kept := os.environ.pop("DDPLAUNCH_WARM", ""):
             sys.argv[1:] = load("warm")["serve"](load, *kept.split(","))  # so does this
 

@@ -11,7 +11,7 @@ import pytest
 
 import ddplaunch
 
-# an environment in which a module of ours is not read before somebody opens the pipe for writing
+# an environment in which a module of ours is not read before the test opens the pipe for writing
 SLOW = """
 import os, sys
 
@@ -43,8 +43,8 @@ def test_a_signal_while_the_agent_imports_ends_the_command_at_once(job, slow_fil
     process.send_signal(signum)
     ended = job.wait()
     keys = " (Ctrl-C)" if signum == signal.SIGINT else ""
-    told = f"ddplaunch: stopped by {signum.name}{keys} before the workers were started\n"
-    assert (ended.status, ended.out, ended.err) == (128 + signum, "", told)
+    printed = f"ddplaunch: stopped by {signum.name}{keys} before the workers were started\n"
+    assert (ended.status, ended.out, ended.err) == (128 + signum, "", printed)
     job.nothing_left()
     assert not list((job.home / "state").rglob("*-*"))
     assert not os.listdir(job.home / "tmp")

@@ -57,9 +57,7 @@ class State:
     alive: frozenset[int] = frozenset()
     exits: tuple[WorkerExit, ...] = ()  # of this generation, in order of death
     raised: tuple[tuple[int, WorkerError], ...] = ()
-    causes: frozenset[int] = (
-        frozenset()
-    )  # the ranks of those errors that do not merely follow the end of another worker
+    causes: frozenset[int] = frozenset()  # ranks of those errors that do not merely follow another worker's end
     start_failure: StartFailure | None = None
     swept_with: int = 0  # the signal of the last sweep
     sparing: bool = False  # whether it left some time to those that clean up after others
