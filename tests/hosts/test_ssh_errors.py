@@ -103,7 +103,8 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
     result = job.wait(host=LOGIN)
     print(f"{time.monotonic() - began:.1f} s\n{result.err}")
     assert result.status == 130
-    printed = [line for line in result.err.splitlines() if not line.startswith("ddplaunch: waiting for ")]  # if it is slow
+    # on a slow machine, also that it waits
+    printed = [line for line in result.err.splitlines() if not line.startswith("ddplaunch: waiting for ")]
     assert printed == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
     job.nothing_left(patience=10)
 
