@@ -72,8 +72,8 @@ def main() -> None:
     try:
         for name in asked.names or BENCHMARKS:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            for figure in BENCHMARKS[name](bed):
-                figure = _for_pace(figure, empty / _EMPTY)
+            for measured in BENCHMARKS[name](bed):
+                figure = _for_pace(measured, empty / _EMPTY)
                 print(
                     f"  {figure.name}  {_rounded(figure.value)} {figure.unit}  {figure.how}",
                     file=sys.stderr,
