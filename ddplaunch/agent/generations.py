@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ddplaunch.agent.pipes import OutputQueue
+from ddplaunch.agent.pipes import OutputQueue, watch
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.process import clock
-from ddplaunch.process.linux import FolderWatch
+from ddplaunch.report.error_file import JOINED, RAISED, STORE_WANTED
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
@@ -66,9 +66,7 @@ class Generations:
         self._inspection: Inspection | None = None
         self._joined = joined
         self._given_up: set[str] = set()  # of what a job can do without
-        self._errors = FolderWatch()
-        if self._errors.fd >= 0:
-            selector.register(self._errors.fd, selectors.EVENT_READ, self._file_written)
+        self._has_joined = False
 
     # --- its start
 
@@ -92,9 +90,9 @@ class Generations:
             self._reporter.use(setup.plan, setup.folder)
             self._starter.prepare(setup.plan, setup.env)
             setup.error_files.forget_all_but(generation.number)
-            self._errors.begin(setup.error_files.folder)
-            if self._joined is not None:
-                self._errors.begin(setup.error_files.recorders, once=True)
+            if (notified := setup.error_files.notified) >= 0:
+                watch(self._selector, notified, selectors.EVENT_READ, self._notified, wanted=True)
+            self._has_joined = False
             self._ready = generation, setup
         if self._setup.inputs.spec.debug_on_error or self._setup.inputs.spec.debugpy_ranks:
             try:
@@ -161,15 +159,15 @@ class Generations:
 
     # --- while it lives
 
-    def _file_written(self) -> None:
-        folders = self._errors.drain()
-        if self._setup.error_files.recorders in folders and self._joined is not None:
+    def _notified(self) -> None:
+        found = self._setup.error_files.notifications()
+        if JOINED in found and self._joined is not None and not self._has_joined:
+            self._has_joined = True
             self._guard("stragglers are no longer looked for", self._joined)
-        if self._setup.error_files.folder not in folders:
-            return
-        if self._setup.error_files.takes_request():
+        if STORE_WANTED in found:
             self._feed(node.StoreWanted(clock.now()))
-        self._feed(node.ErrorRecorded(clock.now()))
+        if RAISED in found:
+            self._feed(node.ErrorRecorded(clock.now()))
 
     @property
     def pids(self) -> frozenset[int]:

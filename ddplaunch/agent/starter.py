@@ -189,6 +189,7 @@ class WorkerStart:
             stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
             self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             self.env["DDPLAUNCH_RECORDER"] = self._recorder
+            self.env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
             self.env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
         self.stdio = Stdio(0, 1, 2, stacks)
         if not worker.terminal:

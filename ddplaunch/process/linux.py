@@ -8,7 +8,6 @@ import fcntl
 import os
 import resource
 import signal
-import struct
 import sys
 import termios
 
@@ -25,8 +24,6 @@ OPEN_FILES = 1 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
-_IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_ONESHOT = 0x8, 0x80, 0x80000000  # sys/inotify.h
-_INOTIFY_EVENT = struct.Struct("iIII")  # watch, mask, cookie, and the length of the name that follows
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
@@ -74,34 +71,6 @@ def detach(*fds: int) -> None:
         os.dup2(fd, target)
     # another process may wait for the end of a pipe, or for a port
     os.closerange(len(high), os.sysconf("SC_OPEN_MAX"))
-
-
-class FolderWatch:
-    """A descriptor that is readable when a file in a folder was written: inotify(7); -1 if the system gives no more of them."""
-
-    def __init__(self) -> None:
-        self.fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._folders: dict[int, str] = {}  # by the number of the watch
-
-    def begin(self, folder: str, *, once: bool = False) -> None:
-        """Watch this folder, or only until it is written to; a second time changes nothing."""
-        if self.fd >= 0:
-            mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | (_IN_ONESHOT if once else 0)
-            self._folders[_libc.inotify_add_watch(self.fd, os.fsencode(folder), mask)] = folder
-
-    def drain(self) -> set[str]:
-        """Give the folders that were written to."""
-        try:
-            data = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return set()
-        written, at = set(), 0
-        while at < len(data):
-            watch, mask, _, length = _INOTIFY_EVENT.unpack_from(data, at)
-            at += _INOTIFY_EVENT.size + length
-            if mask & (_IN_CLOSE_WRITE | _IN_MOVED_TO):
-                written.add(self._folders.get(watch, ""))
-        return written
 
 
 def grow_pipe(fd: int, size: int) -> None:

@@ -19,6 +19,9 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
+_NOTIFY = "notify"  # the name of the FIFO
+# what a worker writes to it, see worker/around.py: it has an exception in its file, has a process group, or lacks torch's store
+RAISED, JOINED, STORE_WANTED = b"rjs"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
@@ -33,6 +36,7 @@ class ErrorFiles:
         self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
+        self._fifo = -1
 
     @property
     def folder(self) -> str:
@@ -48,7 +52,35 @@ class ErrorFiles:
                 self._made = self._place
             except OSError:
                 self._made = ""
+            else:
+                self._make_fifo()
         return self._made
+
+    def _make_fifo(self) -> None:
+        with suppress(OSError):  # a file system without them, or too many open files: what is written is found later
+            os.mkfifo(self.notify, 0o600)
+            # to write, too: it has no end when no worker has it open
+            self._fifo = os.open(self.notify, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    @property
+    def notify(self) -> str:
+        """The path of the FIFO by which workers say that there is something to look for.
+
+        Not inotify(7): to close its descriptor takes up to 15 ms, at the end of each job.
+        """
+        return f"{self._place}/{_NOTIFY}"
+
+    @property
+    def notified(self) -> int:
+        """A descriptor that is readable while there are notifications; -1 if there can be none."""
+        return self._fifo if self.folder else -1
+
+    def notifications(self) -> set[int]:
+        """Take what workers have written there: RAISED, JOINED, STORE_WANTED, or anything."""
+        try:
+            return set(os.read(self._fifo, 1 << 16))
+        except OSError:  # nothing, or no FIFO
+            return set()
 
     def path(self, generation: int, rank: int) -> str:
         """Give the path of the file of a worker; "" if there is no place for it."""
@@ -57,14 +89,9 @@ class ErrorFiles:
     def recorder(self, generation: int, rank: int) -> str:
         """Give the path of the socket at which a worker's torch tells of its collectives; "" if there is no place for it.
 
-        It lies in a folder of its own: what is written beside exceptions would be taken for one.
+        It lies in a folder of its own: what lies beside exceptions would be taken for one.
         """
-        return f"{self.recorders}/{generation}-{rank}" if self.folder else ""
-
-    @property
-    def recorders(self) -> str:
-        """The folder of these sockets; "" if there is no place for them."""
-        return f"{self.folder}/{_TORCH}" if self.folder else ""
+        return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
 
     def has_recorder(self, generation: int) -> bool:
         """Whether there is any such socket."""
@@ -82,6 +109,7 @@ class ErrorFiles:
 
     def forget_all_but(self, generation: int) -> None:
         """Remove what workers of other generations have left: it is memory, and a job may start again for months."""
+        self.notifications()
         for folder in (self._place, f"{self._place}/{_TORCH}"):
             with suppress(OSError), _opened(folder) as fd:
                 for name in os.listdir(fd):
@@ -89,14 +117,6 @@ class ErrorFiles:
                     if of.isdecimal() and of != str(generation):
                         with suppress(OSError):  # a worker's own folder
                             os.unlink(name, dir_fd=fd)
-
-    def takes_request(self) -> bool:
-        """Take a request for torch's store that a worker has left there; see worker/store.py."""
-        try:
-            os.unlink(f"{self._place}/store-wanted")
-        except OSError:
-            return False
-        return True
 
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""

@@ -30,6 +30,7 @@ class Around:
         pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
         stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
         self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
+        self._fifo = os.environ.pop("DDPLAUNCH_NOTIFY", "")
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
         self._debugger, attach_signal, self._how_debugged, *waits = debugger
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
@@ -69,7 +70,20 @@ class Around:
             if self._error_file:
                 _make_room_for_files()
                 self._load("error_file")["record"](error, self._error_file)
+                if os.path.exists(self._error_file):  # torch's @record may have written it
+                    self._notify(b"r")
         except BaseException:  # noqa: BLE001, S110 - also what a signal handler raises: the program is ending already
+            pass
+
+    def _notify(self, what: bytes) -> None:
+        """Have the agent look at once; it may have ended, or have no such FIFO."""
+        try:
+            fifo = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(fifo, what)
+            finally:
+                os.close(fifo)
+        except OSError:
             pass
 
     def _forget(self) -> None:
@@ -82,11 +96,12 @@ class Around:
         try:
             load("process_group")["destroy_at_exit"](distributed, lambda: self._failed)
             load("reducers")["outlived_by_groups"](distributed)
-            load("store")["serve"](distributed, os.path.join(self._folder, "store_server.py"))
+            server = os.path.join(self._folder, "store_server.py")
+            load("store")["serve"](distributed, server, lambda: self._notify(b"s"))
             if self._how_debugged:
                 load("timeouts")["raise_all"](distributed)
             if self._recorder:
-                load("recorder")["switch_on"](distributed, self._recorder)
+                load("recorder")["switch_on"](distributed, self._recorder, lambda: self._notify(b"j"))
         except Exception:  # noqa: BLE001, S110 - not the torch that we know, or not our variables: leave it as it is
             pass
 

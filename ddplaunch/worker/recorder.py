@@ -20,8 +20,11 @@ ROOM = 1 << 20  # characters of all that is written down, which is what the agen
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
-def switch_on(distributed: "Any", path: str) -> None:
-    """Do that at this path, and for groups `path`.groups; `distributed` is torch.distributed, which makes no group before."""
+def switch_on(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
+    """Do that at this path, and for groups `path`.groups; `distributed` is torch.distributed, which makes no group before.
+
+    `joined` is called when the first one is there.
+    """
     torch = sys.modules["torch.version"]
     major, minor = (int(part) for part in str(torch.__version__).split(".")[:2])
     if (major, minor) < (2, 4):
@@ -29,7 +32,7 @@ def switch_on(distributed: "Any", path: str) -> None:
     if not any(name in os.environ for name in VARIABLES):
         os.environ[VARIABLES[0] if (major, minor) >= (2, 13) else VARIABLES[1]] = ENTRIES
     groups = distributed.distributed_c10d
-    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Teller(path).note)
+    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Teller(path, joined).note)
 
 
 class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
@@ -48,8 +51,9 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
 
 
 class _Teller:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, joined: "Callable[[], None]") -> None:
         self._path = path
+        self._joined = joined
         self._worker = os.getpid()
         self._noted = 0
         self._room = ROOM
@@ -60,6 +64,7 @@ class _Teller:
         self._noted += 1
         if self._noted == 1:
             self._serve()
+            self._joined()
         line = f"{group.group_name} {ranges_of(ranks)}\n"
         if len(line) <= self._room:  # of a group that has too many ranks; later ones may have few
             self._room -= len(line)

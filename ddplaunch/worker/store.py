@@ -3,7 +3,7 @@
 torchrun's agent hosts that store before any worker runs, and some programs only connect to it. Here init_process_group() has
 rank 0 host it. A client that is made in another way is served by what hosts it already, else rank 0 hosts it in its own
 process, where init_process_group() finds it, and another worker of node 0 starts `store_server.py`. A worker of another node
-waits for one of these, and after a while asks its agent, by a file that this one watches for, to have node 0's agent start it.
+waits for one of these, and after a while asks its agent to have node 0's agent start it.
 
 A client of torch that is refused tries again after 250 to 750 ms. So a worker of node 0 that is faster than rank 0 waits here
 until it would be served.
@@ -19,6 +19,7 @@ from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
@@ -32,8 +33,8 @@ PARAMETERS = (
 )
 
 
-def serve(distributed: "Any", server: str) -> None:
-    """Have it served; `distributed` is torch.distributed, `server` the path of store_server.py."""
+def serve(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
+    """Have it served; `distributed` is torch.distributed, `server` the path of store_server.py, `ask` asks the agent."""
     store = getattr(distributed, "TCPStore", None)
     if store is None:  # a torch that was built without torch.distributed
         return
@@ -55,8 +56,8 @@ def serve(distributed: "Any", server: str) -> None:
             subprocess.run(
                 [sys.executable, server, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
-        elif not is_served_within(WAIT, address, port) and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
-            open(os.path.join(os.path.dirname(file), "store-wanted"), "w").close()
+        elif not is_served_within(WAIT, address, port):
+            ask()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
         asked = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10

@@ -9,13 +9,13 @@ import ddplaunch
 from tests.conftest import until
 
 PROGRAM = """
-import os
 from signs import put, wait
 put("runs")
 wait("removed")
 with open("/proc/self/environ") as file:
     environ = dict(line.partition("=")[::2] for line in file.read().split(chr(0)))
-open(environ["DDPLAUNCH_RECORDER"], "w").close()  # as torch's first process group does
+with open(environ["DDPLAUNCH_NOTIFY"], "w") as fifo:
+    fifo.write("j")  # as torch's first process group has it done
 wait("enough")
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import shutil
 from pathlib import Path
 from typing import Any
@@ -196,13 +197,36 @@ def test_files_of_earlier_generations_are_removed_and_those_that_have_written_ar
             Path(f"{files.recorder(generation, rank)}.groups").touch()
         Path(files.folder, "1-3.json.4711").touch()  # is just being written
         assert files.written(1) == {0, 12}
+        with open(files.notify, "w") as fifo:
+            fifo.write("r")
         files.forget_all_but(1)
+        assert files.notifications() == set()
         assert files.written(0) == set()
         assert files.written(1) == {0, 12}
-        assert sorted(os.listdir(files.recorders)) == ["1-0.groups", "1-12.groups"]
+        assert sorted(os.listdir(Path(files.recorder(1, 0)).parent)) == ["1-0.groups", "1-12.groups"]
     finally:
         files.remove()
     assert not os.path.exists(files.folder)
+
+
+def test_what_workers_notify_of_is_taken_whatever_they_write(tmp_path: Path) -> None:
+    files = error_file.ErrorFiles("a-run", str(tmp_path))
+    try:
+        assert select.select([files.notified], [], [], 0)[0] == []
+        worker = os.open(files.notify, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(worker, b"js")
+        os.write(worker, b"r")
+        os.close(worker)
+        assert files.notifications() == {error_file.RAISED, error_file.JOINED, error_file.STORE_WANTED}
+        assert select.select([files.notified], [], [], 0)[0] == []  # that no worker has it open is no end
+        worker = os.open(files.notify, os.O_WRONLY | os.O_NONBLOCK)
+        assert os.write(worker, bytes(1 << 20)) < 1 << 20  # the others have no more room, and the agent no more to read
+        os.close(worker)
+        assert files.notifications() == {0}
+        assert select.select([files.notified], [], [], 0)[0] == []
+        os.close(files.notified)
+    finally:
+        files.remove()
 
 
 @pytest.mark.parametrize("replaced", ["", "torch"])

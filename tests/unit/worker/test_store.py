@@ -44,7 +44,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_a_client_that_is_faster_than_rank_0_is_made_once_it_is_served(distributed, reserved):
-    store.serve(distributed, "")
+    store.serve(distributed, "", lambda: None)
     rank_0 = threading.Timer(0.05, reserved.listen)
     rank_0.start()
     client = {"world_size": 2, "is_master": False, "multi_tenant": True}
@@ -53,7 +53,7 @@ def test_a_client_that_is_faster_than_rank_0_is_made_once_it_is_served(distribut
 
 
 def test_what_is_waited_for_rank_0_is_taken_off_the_timeout(distributed, reserved):
-    store.serve(distributed, "")
+    store.serve(distributed, "", lambda: None)
     timeout = timedelta(seconds=1)
     began = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
@@ -64,7 +64,7 @@ def test_what_is_waited_for_rank_0_is_taken_off_the_timeout(distributed, reserve
 
 
 def test_a_store_of_another_host_at_the_same_port_is_not_waited_for(distributed, reserved):
-    store.serve(distributed, "")
+    store.serve(distributed, "", lambda: None)
     timeout = timedelta(days=1)
     with pytest.raises(ConnectionRefusedError):
         distributed.TCPStore("127.0.0.2", reserved.getsockname()[1], None, False, timeout, multi_tenant=True)
@@ -79,7 +79,7 @@ def test_a_name_is_resolved_once_however_often_it_is_tried(reserved, monkeypatch
 
 
 def test_a_program_may_remove_the_variables_of_its_place_before_it_makes_a_client(distributed, reserved, monkeypatch):
-    store.serve(distributed, "")
+    store.serve(distributed, "", lambda: None)
     for name in ("RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name)
     reserved.listen()
