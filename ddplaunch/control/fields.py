@@ -46,9 +46,12 @@ class Malformed(Exception):
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
     """Give the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
-    decode = msgspec.json.Decoder(kind).decode
+    decode: Callable[[bytes], Any] | None = None
 
     def checked(payload: bytes) -> Any:
+        nonlocal decode
+        if decode is None:  # it takes milliseconds to make one, and an agent receives what one side alone does
+            decode = msgspec.json.Decoder(kind).decode
         try:
             return decode(payload)
         # RecursionError: nested too deeply; UnicodeDecodeError: text that is not UTF-8

@@ -15,13 +15,12 @@ together with its number in the sequence. It refuses to encrypt: messages may be
 from __future__ import annotations
 
 import os
-from hmac import compare_digest
-from hmac import digest as hmac_digest
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from ddplaunch.control.frames import SIGNATURE, FrameError, pack
+from ddplaunch.control.mac import Mac, is_equal
 from ddplaunch.record import record
 
 PROTOCOL = 1
@@ -61,17 +60,17 @@ class Refused(Exception):
 class Session:
     """Signs what one side sends, and checks what it receives, in order."""
 
-    __slots__ = ("_receive_key", "_received", "_send_key", "_sent")
+    __slots__ = ("_receive_mac", "_received", "_send_mac", "_sent")
 
     def __init__(self, send_key: bytes, receive_key: bytes) -> None:
-        self._send_key = send_key
-        self._receive_key = receive_key
+        self._send_mac = Mac(send_key)
+        self._receive_mac = Mac(receive_key)
         self._sent = 0
         self._received = 0
 
     def seal(self, payload: bytes) -> bytes:
         """Make the frame of the next payload to send."""
-        signature = hmac_digest(self._send_key, self._sent.to_bytes(8) + payload, "sha256")[:SIGNATURE]
+        signature = self._send_mac.of(self._sent.to_bytes(8), payload)[:SIGNATURE]
         self._sent += 1
         return pack(payload, signature)
 
@@ -82,8 +81,8 @@ class Session:
             FrameError: it was altered, replayed or reordered, or is from another sender.
         """
         payload = frame[:-SIGNATURE]
-        expected = hmac_digest(self._receive_key, self._received.to_bytes(8) + payload, "sha256")[:SIGNATURE]
-        if not compare_digest(expected, frame[-SIGNATURE:]):
+        expected = self._receive_mac.of(self._received.to_bytes(8), payload)[:SIGNATURE]
+        if not is_equal(expected, frame[-SIGNATURE:]):
             raise FrameError("sent a frame with a wrong signature")
         self._received += 1
         return payload
@@ -115,7 +114,7 @@ class Server:
         _check_version(payload, self._protocol)
         answer = _decode(_ANSWER, payload)
         proofs = _Proofs(self._key, self._protocol, self._nonce, answer.nonce)
-        if not compare_digest(proofs.of(_CLIENT), answer.proof):
+        if not is_equal(proofs.of(_CLIENT), answer.proof):
             raise Refused(WRONG_KEY, _encode(_Verdict(refused="key")))
         session = Session(proofs.session_key(_SERVER), proofs.session_key(_CLIENT))
         return Reply(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
@@ -142,7 +141,7 @@ class Client:
         verdict = _decode(_VERDICT, payload)
         if verdict.refused is not None:
             raise Refused(WRONG_KEY)
-        if verdict.proof is None or not compare_digest(self._proofs.of(_SERVER), verdict.proof):
+        if verdict.proof is None or not is_equal(self._proofs.of(_SERVER), verdict.proof):
             raise Refused(UNPROVEN)
         return Reply(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
 
@@ -178,7 +177,7 @@ class _Proofs:
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
     # with their lengths, so that no two lists of parts give the same bytes
-    return hmac_digest(secret, b"".join(len(part).to_bytes(4) + part for part in parts), "sha256")
+    return Mac(secret).of(b"".join(len(part).to_bytes(4) + part for part in parts))
 
 
 class _Version(msgspec.Struct):
