@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
-import socket
 import time
 from collections.abc import Callable, Sequence
 from math import inf

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
-import socket
 from collections.abc import Callable
 
 from ddplaunch.control.frames import Decoder, FrameError

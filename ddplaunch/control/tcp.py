@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import os
-import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -86,7 +86,7 @@ def _socket(address: str | None) -> tuple[socket.socket, str]:
     """A socket of the right family, and the address in its terms."""
     if address is not None:
         return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    return socket.socket(fileno=for_all_addresses().detach()), ""
+    return for_all_addresses(), ""
 
 
 def error_of(sock: socket.socket) -> OSError | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import ctypes
 import os
-import socket
 from collections.abc import Iterator
 
 from ddplaunch.record import record
@@ -100,7 +100,7 @@ def _own() -> Iterator[_Own]:
         at = entry.next
         family = ctypes.c_ushort.from_address(entry.address).value if entry.address else socket.AF_UNSPEC
         if family in _AT:
-            offset, length = _AT[socket.AddressFamily(family)]
+            offset, length = _AT[family]
             packed = ctypes.string_at(entry.address + offset, length)
             text, name = socket.inet_ntop(family, packed), os.fsdecode(entry.name)
             found.setdefault(name, []).append(_Own(name, text, packed, bool(entry.flags & _RUNNING)))
@@ -137,8 +137,13 @@ def _of_default_routes() -> Iterator[str]:
     """The address from which each family's default route is used; connecting a UDP socket chooses it, and sends nothing."""
     for family, address in _FAR_AWAY:
         try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((address, 9))
-                yield probe.getsockname()[0]
+            probe = socket.socket(family, socket.SOCK_DGRAM)
         except OSError:
-            pass  # no route, or a kernel without this family
+            continue  # a kernel without this family
+        try:
+            probe.connect((address, 9))
+            yield probe.getsockname()[0]
+        except OSError:
+            pass  # no route
+        finally:
+            probe.close()

@@ -6,11 +6,11 @@ from a batch script (`proctrack/linuxproc`), srun would kill the workers at the 
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import os
 import select
 import signal
-import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
