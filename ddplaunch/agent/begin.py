@@ -54,6 +54,11 @@ class JobInputs:
     warm: Place | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node talks to no other."""
+        return self.allocation.rendezvous is None or self.spec.no_control
+
 
 @record(kw_only=True)
 class AgentJob:
@@ -79,7 +84,9 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     try:
         try:
             from ddplaunch.agent import loop
-            from ddplaunch.coordinator import local_link  # noqa: F401 - each link needs it, and from the claim on all is here
+
+            if job.inputs.is_alone:
+                from ddplaunch.coordinator import local_link  # noqa: F401 - from the claim on all is here; several have theirs
         except (ImportError, SyntaxError) as error:
             raise LaunchError(
                 f"ddplaunch cannot start: {type(error).__name__}: {error}",

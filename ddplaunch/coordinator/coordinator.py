@@ -18,7 +18,6 @@ from ddplaunch.coordinator.link import (
     NodeEnd,
     Order,
     Report,
-    event_of,
 )
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import Reservation, reserve
@@ -109,7 +108,7 @@ class Coordinator:
                 self.forward(signum)
             case Answered() if self._questions is not None:
                 self._questions.take(id, report)
-            case _ if (event := event_of(report, id, now)) is not None:
+            case _ if (event := job.event_of(report, id, now)) is not None:
                 self.feed(event)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ddplaunch.plan import Agreed
 from ddplaunch.record import record
-from ddplaunch.supervise import job, node
+from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
 TYPE_CHECKING = False
@@ -96,26 +96,6 @@ Report = (
     | ForwardToAll
     | Answered
 )
-
-
-def event_of(report: Report, id: int, now: float) -> job.Event | None:
-    """Give what a report of this node is to the decision about the job; None: that depends on more than the report."""
-    match report:
-        case node.ReportStopping(why, signum, by_cluster):
-            return job.NodeStopping(id, why, signum, now, by_cluster)
-        case node.ReportNotice(signum):
-            return job.NodeNoticed(id, signum)
-        case node.Escalate(signum):
-            return job.NodeEscalated(id, signum, now)
-        case node.ReportStill(seconds):
-            return job.NodeStill(id, now - seconds, now)
-        case node.HoldTimeout(held):
-            return job.TimeoutHeld(id, held)
-        case node.Suspend():
-            return job.JobSuspended(now)
-        case node.Resume():
-            return job.JobResumed(now)
-    return None
 
 
 if TYPE_CHECKING:

@@ -8,8 +8,11 @@ from signal import SIGINT, SIGKILL, SIGQUIT
 
 from ddplaunch.errors import MORE_OPEN_FILES, below
 from ddplaunch.report.words import count, duration, signal_name, size, these_ranks
-from ddplaunch.supervise.job import State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # an agent that joins others needs none of it
+    from ddplaunch.supervise.job import State
 
 _NOT_FOUND = "give the program's path, or a name that is in PATH"
 _NOT_EXECUTABLE = "is it a program for this machine, and executable (`chmod +x`)?"

@@ -36,6 +36,7 @@ from ddplaunch.supervise.job.events import (
     NodeStopping,
     StopRequested,
     TimeoutHeld,
+    event_of,
 )
 from ddplaunch.supervise.job.state import OWN, Member, Phase, Policy, State
 from ddplaunch.supervise.job.step import begin, step
@@ -74,5 +75,6 @@ __all__ = [
     "StopRequested",
     "TimeoutHeld",
     "begin",
+    "event_of",
     "step",
 ]

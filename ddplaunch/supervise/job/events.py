@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.record import record
+from ddplaunch.supervise import node
 from ddplaunch.supervise.job.state import Member
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
@@ -142,3 +143,23 @@ Event = (
     | TimeoutHeld
     | DeadlineReached
 )
+
+
+def event_of(report: object, id: int, now: float) -> Event | None:
+    """Give what a report of a node is to the decision about the job; None: that depends on more than the report."""
+    match report:
+        case node.ReportStopping(why, signum, by_cluster):
+            return NodeStopping(id, why, signum, now, by_cluster)
+        case node.ReportNotice(signum):
+            return NodeNoticed(id, signum)
+        case node.Escalate(signum):
+            return NodeEscalated(id, signum, now)
+        case node.ReportStill(seconds):
+            return NodeStill(id, now - seconds, now)
+        case node.HoldTimeout(held):
+            return TimeoutHeld(id, held)
+        case node.Suspend():
+            return JobSuspended(now)
+        case node.Resume():
+            return JobResumed(now)
+    return None

@@ -1,0 +1,142 @@
+"""The coordinator among several nodes: whether it is here, where it listens, and what it sets for the agents of the others.
+
+An agent that knows the coordinator to be elsewhere imports none of this.
+"""
+
+from __future__ import annotations
+
+import _socket as socket  # a small start: see CONTRIBUTING.md
+import selectors
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster import Rendezvous
+from ddplaunch.control import messages
+from ddplaunch.control.dialer import Target, answers
+from ddplaunch.coordinator.agents import Agents
+from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.local_link import LocalLink, job_policy
+from ddplaunch.coordinator.terms import Terms
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.argv import to_argv
+from ddplaunch.process import clock
+from ddplaunch.record import replace
+from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.supervise import job
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.join import JoinRequest
+    from ddplaunch.coordinator.link import LinkHandler
+    from ddplaunch.report.reporter import Reporter
+
+
+def listen(
+    request: JoinRequest,
+    hello: messages.Hello,
+    handler: LinkHandler,
+    reporter: Reporter,
+    selector: selectors.BaseSelector,
+) -> LocalLink | None:
+    """Give the link to the coordinator if that is here: then it listens for the other agents; `hello` is that of its own agent.
+
+    Raises:
+        LaunchError: no port is free to listen on, or another agent here is the coordinator already.
+    """
+    coordinator = Coordinator(
+        _policy(request), request.draft, JobReporter(reporter, request.spec), clock.now, handler.ask_apart
+    )
+    agents = _listen(request, coordinator, reporter, selector)
+    if agents is None:
+        return None
+    handler.listening(agents.port)
+    own = LocalLink(handler, coordinator, clock.now)
+    coordinator.join(own, agents.join(hello), agents)
+    return own
+
+
+def _listen(
+    request: JoinRequest, coordinator: Coordinator, reporter: Reporter, selector: selectors.BaseSelector
+) -> Agents | None:
+    """Listen for the other agents, if this is the coordinator, or the first agent of the job on the rendezvous host.
+
+    A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
+
+    Raises:
+        LaunchError: no port is free, or another agent of the job listens already where this one should.
+    """
+    rendezvous = request.rendezvous
+    ports, key = rendezvous.ports, request.key
+
+    def listen(ports: Sequence[int]) -> Agents:
+        return Agents(_terms(request, ports), coordinator, reporter.print, selector, clock.now)
+
+    if rendezvous.coordinator:
+        agents = listen(ports)
+        before = ports[: ports.index(agents.port)] if agents.port in ports else ()
+        if before and answers(key, [_target(rendezvous, port) for port in before]):
+            agents.close()
+            raise LaunchError(
+                "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
+                hint="give each node a rank of its own with --node-rank",
+            )
+        return agents
+    if rendezvous.coordinator is False:
+        return None
+    for port in ports:
+        with suppress(LaunchError):
+            return listen((port,))
+        if answers(key, [_target(rendezvous, port)]):
+            return None
+    return listen(ports)  # or the error says which ports are taken
+
+
+def _target(rendezvous: Rendezvous, port: int) -> Target:
+    """Where another agent on this host would listen."""
+    address = rendezvous.listen or "127.0.0.1"
+    return (socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port))
+
+
+def _policy(request: JoinRequest) -> job.Policy:
+    allocation = request.allocation
+    task = allocation.task
+    min_nodes, max_nodes = allocation.nnodes if task is None else (task.world_size, task.world_size)
+    return replace(
+        job_policy(request.spec, min_nodes, max_nodes),
+        # tasks of a step, or ranks of mpirun, are started once
+        replaceable=not allocation.start and allocation.cluster not in ("slurm", "mpi"),
+        may_leave=not allocation.start and not request.has_front,
+        called=bool(allocation.start),
+        names=allocation.hosts if len(allocation.hosts) == max_nodes else (),
+        command=_command_elsewhere(request),
+    )
+
+
+def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
+    """What to type on another node, if its user does; the word `--node-rank=` lacks the rank."""
+    spec = request.spec
+    if request.allocation.cluster != "static" or (spec.rdzv_conf and "is_host" in spec.rdzv_conf):
+        return ()
+    import shlex  # only what users type on each node needs it
+
+    origin = spec.origin("env")
+    secret = () if origin == "--env" else ("env",)  # variables from files may be, and this is printed
+    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id", *secret}))
+    if "--env-file" in origin:
+        words.insert(0, "--env-file=...")
+    if spec.master_addr is None and not spec.rdzv_endpoint:
+        words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")
+    return ("ddplaunch", *("--node-rank=" if word.startswith("--node-rank=") else shlex.quote(word) for word in words))
+
+
+def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
+    return Terms(
+        max_nodes=_policy(request).max_nodes,
+        run_id=request.draft.run_id,
+        address=request.allocation.endpoint.address or request.spec.local_addr,
+        key=request.key,
+        listen=request.rendezvous.listen,
+        ports=ports,
+        has_front=request.has_front,
+        heartbeat_timeout=request.spec.heartbeat_timeout,
+    )
