@@ -1,4 +1,4 @@
-"""Torch in half the time: without its compiler, which optimizers and DDP import, and without tensors that have no data."""
+"""Torch in half the time: without its compiler, which optimizers and DDP import, tensors that have no data, and quantization."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -13,8 +13,9 @@ vars(compiler).update(
     OptimizedModule=type("OptimizedModule", (), {}),
 )
 sys.modules[compiler.__name__] = compiler
-for unused in ("torch.export", "torch.masked"):
-    sys.modules[unused] = ModuleType(unused)
+quantization = ("ao", "quantization", "nn.intrinsic", "nn.qat", "nn.quantizable", "nn.quantized")
+for unused in ("export", "masked", "distributions", *quantization):
+    sys.modules[f"torch.{unused}"] = ModuleType(f"torch.{unused}")
 
 
 class Instead:
