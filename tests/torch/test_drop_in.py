@@ -86,7 +86,16 @@ def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
 @pytest.mark.usefixtures("light_torch")
 def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_the_threads_of_the_caller(job, program):
     threads = len(os.sched_getaffinity(0))  # torch takes no more than that
-    args = ("--nproc-per-node", 2, "--init-method", "tcp", program("torch_facts"), "env://")
+    args = (
+        "--nproc-per-node",
+        2,
+        *FORKED,
+        "torch.distributed",
+        "--init-method",
+        "tcp",
+        program("torch_facts"),
+        "env://",
+    )
     result = job.run(*args, env={"OMP_NUM_THREADS": str(threads)})
     assert result.status == 0, result.err
     tcp = f"tcp://127.0.0.1:{job.ports()[0]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.options.table import BY_NAME
+from tests.conftest import PATIENCE
+from tests.torch.example import LIGHT
 
 _ASK = """
 import json
@@ -27,7 +30,9 @@ print(json.dumps([
 
 @pytest.fixture(scope="module")
 def theirs() -> list[dict[str, Any]]:
-    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, check=True, timeout=120)
+    asked = subprocess.run(
+        [sys.executable, "-c", _ASK], env={**os.environ, **LIGHT}, capture_output=True, check=True, timeout=PATIENCE
+    )
     return list(json.loads(asked.stdout))
 
 
