@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
+from array import array
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +21,8 @@ LIGHT = {"PYTHONPATH": LIGHT_TORCH}  # two thirds of what an example computes is
 QUICK = {**LIGHT, "DDPLAUNCH_START_METHOD": "forkserver"}  # and torch is imported once for all workers of a node
 LONG = 180.0  # seconds; four imports of torch and scikit-learn on two busy cores
 
+TENSORS = 6  # of the network of train_ddp.py: of two convolutions and a linear layer, each with its bias
+
 # of a worker that raised: torch 2.13 sometimes aborts as it ends with a group that is still alive, whatever has launched it
 AFTER_EXCEPTION = (1, 128 + signal.SIGABRT)
 
@@ -27,9 +31,9 @@ needs_torch_and_digits = pytest.mark.skipif(
 )
 
 
-def launched(job: Job, *words: object, whole: bool = False) -> Result:
-    """Run the command to its end, quickly or with the whole of its imports, and prove that nothing of it is left."""
-    result = job.run(*words, env=None if whole else QUICK, timeout=LONG)
+def launched(job: Job, *words: object) -> Result:
+    """Run the command to its end, and prove that nothing of it is left."""
+    result = job.run(*words, env=QUICK, timeout=LONG)
     job.nothing_left()
     result.out = re.sub(
         r"^.*\[Gloo\] Rank .*\n", "", result.out, flags=re.MULTILINE
@@ -44,6 +48,13 @@ def plain(name: str, home: Path, *words: object) -> str:
     one = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     assert (one.returncode, one.stderr) == (0, "")
     return one.stdout
+
+
+def weights(checkpoint: Path) -> list[array[float]]:
+    """Those of the network of the digits, which is the first thing in a file of torch.save; torch takes seconds to import."""
+    with zipfile.ZipFile(checkpoint) as file:
+        (root,) = {name.partition("/")[0] for name in file.namelist()}
+        return [array("f", file.read(f"{root}/data/{number}")) for number in range(TENSORS)]
 
 
 def module(name: str) -> ModuleType:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits, plain
+from tests.torch.example import EXAMPLES, launched, needs_torch_and_digits, plain
 
 pytestmark = needs_torch_and_digits
 
@@ -40,27 +39,3 @@ def test_a_worker_without_an_image_takes_part(job: Job) -> None:
 @pytest.mark.slow
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
     assert SAME in plain(EXAMPLE.name, tmp_path, "--batch-size", 4)
-
-
-@pytest.mark.parametrize(
-    ("off", "words"),
-    [
-        ("outputs", "the outputs of DDP are not those of DataParallel"),
-        ("gradient", "the weighted gradient of DDP is not that of DataParallel"),
-        ("neither", "the shares are unequal, and yet the mean of the means is right"),
-    ],
-)
-def test_what_differs_is_an_error(off: str, words: str) -> None:
-    import torch
-
-    example = module(EXAMPLE.name)
-
-    def step(**changed: Any) -> Any:
-        return example.Step(
-            **{"outputs": torch.zeros(3, 10), "loss": 2.3, "gradient": torch.ones(7, dtype=torch.float64), **changed}
-        )
-
-    other = {"outputs": torch.full((3, 10), 1e-9), "gradient": torch.full((7,), 1 + 1e-9, dtype=torch.float64)}
-    weighted = step(**{off: other[off]}) if off in other else step()
-    with pytest.raises(RuntimeError, match=words):
-        example.compare(step(), step(), weighted, [2, 1])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, launched, needs_torch_and_digits
 
 pytestmark = [
     needs_torch_and_digits,
@@ -27,29 +26,3 @@ def test_pieces_give_the_weights_of_whole_batches_and_one_rank_loads_for_all(job
     peaks = re.findall(r"^  (every rank loads|one loads, broadcasts) +(\d+) +(\d+)$", result.out, re.MULTILINE)
     assert [name for name, *_ in peaks] == ["every rank loads", "one loads, broadcasts"]
     assert result.out.splitlines()[-1] == "same weights in all ways on 2 ranks"
-
-
-def test_a_batch_that_cannot_be_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = module(EXAMPLE.name)
-    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--pieces", "5"])
-    try:
-        with pytest.raises(SystemExit, match="--batch-size 64 cannot be cut into 5 equal pieces for each worker"):
-            example.main()
-    finally:
-        example.dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("every", "one", "words"),
-    [
-        ([100, 100], [100, 90], "a rank that does not load has held more than half"),
-        ([100, 10], [100, 0], "the measurement is wrong"),
-        ([100, 100], [0, 0], "the measurement is wrong"),
-    ],
-)
-def test_a_peak_that_cannot_be_is_an_error(every: Sequence[float], one: Sequence[float], words: str) -> None:
-    check_peaks = module(EXAMPLE.name).check_peaks
-    check_peaks(100, [100, 100], [100, 2])
-    check_peaks(100, [100], [100])
-    with pytest.raises(RuntimeError, match=words):
-        check_peaks(100, every, one)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import AFTER_EXCEPTION, EXAMPLES, launched, module, needs_torch_and_digits, plain
+from tests.torch.example import AFTER_EXCEPTION, EXAMPLES, launched, needs_torch_and_digits, plain
 
 pytestmark = needs_torch_and_digits
 
@@ -47,33 +47,3 @@ def test_too_little_training_is_an_error(job: Job) -> None:
 @pytest.mark.slow
 def test_plain_python_is_a_job_of_one(tmp_path: Path) -> None:
     assert SAME.search(plain(EXAMPLE.name, tmp_path, "--epochs", 4, "--target", 0))
-
-
-@pytest.mark.parametrize(
-    ("env", "gpus", "devices"),
-    [
-        ({}, 0, ("cpu", "cpu")),
-        ({"DDPLAUNCH_DEVICE": "cpu"}, 4, ("cpu", "cpu")),
-        ({"DDPLAUNCH_DEVICE": "cuda:0", "LOCAL_RANK": "1"}, 2, ("cuda:0", "cuda:1")),
-        ({"LOCAL_RANK": "0"}, 4, ("cuda:0", "cuda:1")),
-        ({"LOCAL_RANK": "1"}, 4, ("cuda:2", "cuda:3")),
-        ({}, 2, ("cuda:0", "cuda:1")),
-    ],
-)
-def test_a_worker_takes_its_own_two_devices(env: dict[str, str], gpus: int, devices: tuple[str, str]) -> None:
-    import torch
-
-    assert module(EXAMPLE.name).own_devices(env, gpus) == tuple(map(torch.device, devices))
-
-
-@pytest.mark.parametrize(
-    ("env", "gpus", "words"),
-    [
-        ({"DDPLAUNCH_DEVICE": "cuda:1"}, 2, "cuda:1 of 2 GPUs are not two of this worker's own: ddplaunch --gpus-per"),
-        ({"DDPLAUNCH_DEVICE": "cuda:0"}, 4, "cuda:0 of 4 GPUs are not two"),
-        ({"LOCAL_RANK": "1"}, 3, "needs GPUs 2 and 3, but there are only 3"),
-    ],
-)
-def test_devices_of_another_worker_are_not_taken(env: dict[str, str], gpus: int, words: str) -> None:
-    with pytest.raises(SystemExit, match=words):
-        module(EXAMPLE.name).own_devices(env, gpus)

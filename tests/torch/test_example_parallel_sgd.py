@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.conftest import Job
-from tests.torch.example import EXAMPLES, launched, module, needs_torch_and_digits
+from tests.torch.example import EXAMPLES, launched, needs_torch_and_digits
 
 pytestmark = needs_torch_and_digits
 
@@ -30,25 +30,3 @@ def test_too_few_rounds_for_the_target_end_the_job(job: Job) -> None:
     assert result.status == 1
     assert FINAL.search(result.out), "the weights are equal all the same"
     assert re.search(r"accuracy [\d.]+% is below the target of 97%", result.err)
-
-
-def test_a_worker_counts_for_as_much_as_it_has_images() -> None:
-    import torch
-
-    example = module("parallel_sgd.py")
-    parts = [(torch.zeros(3, 1, 8, 8), torch.zeros(3)), (torch.zeros(1, 1, 8, 8), torch.zeros(1))]
-    averaged = example.average([torch.tensor([0.0, 4.0]), torch.tensor([4.0, 0.0])], parts)
-    assert averaged.tolist() == [1.0, 3.0]
-
-
-def test_training_leaves_the_weights_that_it_started_from_as_they_were() -> None:
-    import torch
-
-    example = module("parallel_sgd.py")
-    network = example.make_network()
-    start = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
-    kept = start.clone()
-    parts, _ = example.load_data(40)
-    trained = example.train_alone(network, start, parts[0], epochs=1, seed=0)
-    assert torch.equal(start, kept)
-    assert not torch.equal(trained, kept)
