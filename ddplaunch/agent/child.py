@@ -79,6 +79,19 @@ def claim(pipes: FrontPipes) -> bool:
         return False
 
 
+def prevent_start(agent: int, pipes: FrontPipes) -> bool:
+    """Kill an agent that still gets ready, for which its files may have to come from far; False if the job has begun."""
+    if is_prevented := claim(pipes):
+        kill(agent)
+    return is_prevented
+
+
+def prevented_by(signum: int) -> str:
+    """Say that a signal has ended the job before it began."""
+    keys = " (Ctrl-C)" if signum == signal.SIGINT else ""
+    return f"ddplaunch: stopped by {signal.Signals(signum).name}{keys} before the workers were started\n"
+
+
 def _no_room(error: OSError) -> LaunchError:
     reason = (error.strerror or "").lower() + of_open_files(error.errno)
     hint = "the machine is at a limit: see `ulimit -u`"

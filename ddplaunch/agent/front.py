@@ -119,7 +119,9 @@ class _Front:
         event = self._deduplicator.take(signum, time.monotonic(), SignalOrigin.FRONT)
         if not self.stopped_by:
             self.stopped_by = signum
-            self._prevent_start()
+            if child.prevent_start(self._agent, self._pipes):
+                self.killed_agent = True
+                print_now(child.prevented_by(signum))
         elif event.escalates:
             self._escalates = True
         else:
@@ -127,15 +129,6 @@ class _Front:
         if self._question is None and not self.killed_agent:
             self._question = child.Question(self._agent, self._pipes, self._replies)
         self._watch_time()
-
-    def _prevent_start(self) -> None:
-        """Kill an agent that still gets ready, for which its files may have to come from far: there is nothing to be stopped."""
-        if child.claim(self._pipes):
-            self.killed_agent = True
-            keys = " (Ctrl-C)" if self.stopped_by == signal.SIGINT else ""
-            name = signal.Signals(self.stopped_by).name
-            print_now(f"ddplaunch: stopped by {name}{keys} before the workers were started\n")
-            child.kill(self._agent)
 
     def suspend(self, _signum: int, _frame: object) -> None:
         """Stop as the terminal asked, once the agent, which received it too, has stopped the workers.

@@ -155,10 +155,10 @@ class HostConnection:
         self.kill()
 
     def give_up(self) -> None:
-        """Stop waiting for the greeting."""
+        """Stop waiting for an agent that still gets ready: it finds its stdin closed, and begins nothing."""
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
-        elif self.phase is HostPhase.STARTING:
+        elif self.phase is HostPhase.STARTING or (self.phase is HostPhase.CONNECTED and self._unanswered is None):
             self.given_up = True
             self.kill()
 

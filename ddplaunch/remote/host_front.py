@@ -26,7 +26,7 @@ from ddplaunch.agent.pipes import (
     watch,
 )
 from ddplaunch.agent.signals import passed_on
-from ddplaunch.exitcodes import NODE_LOST
+from ddplaunch.exitcodes import NODE_LOST, of_signal
 from ddplaunch.process import clock
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
@@ -58,6 +58,7 @@ class HostFront:
         self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
         self._stopped = False
+        self._prevented: tuple[int, str] | None = None  # status and text of an agent that never began
         self.left: tuple[tuple[int, int], ...] = ()  # what the agent has left: see `FrontPipes.all_left`
         self._lost = False
         self._question: child.Question | None = None  # to an agent that has to end
@@ -83,11 +84,15 @@ class HostFront:
         self._lost_at = clock.now() + self._heartbeat_timeout  # no frame was read until now
         passed = passed_on(signals)
         self._stops = stops
+        if not self._input.read():  # meanwhile, as modules were imported
+            return NODE_LOST
+        self._output.put(HEARTBEAT, b"")  # from now on frames are answered
         pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._signalled)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+        self._take_frames()
         pidfd = os.pidfd_open(pid)
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
         while not has_ended(pid):
@@ -105,7 +110,7 @@ class HostFront:
         self._watch_agent(False)
         while self._forward_output():
             pass
-        status, message = child.status_of(pid, wait_status, self._host)
+        status, message = self._prevented or child.status_of(pid, wait_status, self._host)
         if message:
             self._output.put(OURS, message.encode())
         return status
@@ -179,13 +184,16 @@ class HostFront:
 
     def _read_frames(self) -> None:
         more = self._input.read()
+        self._take_frames()
+        if not more:
+            self._disconnect()
+
+    def _take_frames(self) -> None:
         try:
             while (frame := self._input.take()) is not None:
                 self._lost_at = clock.now() + self._heartbeat_timeout
                 self._received(*frame)
         except FrameError:
-            more = False
-        if not more:
             self._disconnect()
 
     def _received(self, tag: bytes, data: bytes) -> None:
@@ -195,6 +203,7 @@ class HostFront:
             if self._stopped and tag == SIGNAL and data[0] in self._stops:
                 self._ask()
             self._stopped = self._stopped or data[0] in self._stops
+            self._prevent_start(data[0])
             if tag == PLAIN_SIGNAL:
                 self._request(pipes.PLAIN_SIGNAL, data[0])
             elif self._pipes is not None:
@@ -202,7 +211,15 @@ class HostFront:
         elif tag == FEWER:
             self._request(ONE_FEWER)
 
+    def _prevent_start(self, signum: int) -> None:
+        """End an agent that has not begun if this signal asks for the end, or, if it is 0, for the loss of the dispatcher."""
+        if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
+            return
+        if child.prevent_start(self._agent, self._pipes):
+            self._prevented = (of_signal(signum), child.prevented_by(signum)) if signum else (NODE_LOST, "")
+
     def _signalled(self, signum: int, _frame: object) -> None:
+        self._prevent_start(signum)
         self._request(HOST_SIGNAL, signum)
 
     def _request(self, kind: bytes, signum: int = 0) -> None:
@@ -218,5 +235,6 @@ class HostFront:
         self._selector.unregister(self._input)
         self._output.abandon()
         if self._pipes is not None:
+            self._prevent_start(0)
             os.close(self._pipes.signals[1])
             self._ask()

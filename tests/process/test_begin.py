@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
+from tests.conftest import until
 
 # an environment in which a module of ours is not read before the test opens the pipe for writing
 SLOW = """
@@ -17,8 +18,8 @@ import os, sys
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "ddplaunch.agent.loop":
-            open(os.path.join(os.environ["DDP_TEST_DIR"], "imports"), "w").close()
+        if name == os.environ.get("SLOW_MODULE", "ddplaunch.agent.loop"):
+            open(os.path.join(os.environ["DDP_TEST_DIR"], f"imports-{os.getpid()}"), "w").close()
             open(os.environ["SLOW_FILES"]).close()
         return None
 
@@ -36,10 +37,15 @@ def slow_files(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(installed), "SLOW_FILES": str(tmp_path / "slow")}
 
 
+def wait_for_imports(job, processes):
+    """Wait until so many processes have come to the slow module."""
+    until(lambda: len(list((job.home / "signs").glob("imports-*"))) == processes, "the imports")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_agent_imports_ends_the_command_at_once(job, slow_files, signum):
     process = job.start("--no-python", "true", env=slow_files)
-    job.sign("imports")
+    wait_for_imports(job, 1)
     process.send_signal(signum)
     ended = job.wait()
     keys = " (Ctrl-C)" if signum == signal.SIGINT else ""
@@ -50,9 +56,22 @@ def test_a_signal_while_the_agent_imports_ends_the_command_at_once(job, slow_fil
     assert not os.listdir(job.home / "tmp")
 
 
+@pytest.mark.parametrize("module", ["ddplaunch.remote.host_front", "ddplaunch.agent.loop"])
+def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, module):
+    env = {**slow_files, "SLOW_MODULE": module}
+    process = job.start("--nnodes", 2, "--simulate", "--no-python", "true", env=env)
+    wait_for_imports(job, 2 if module == "ddplaunch.remote.host_front" else 1)
+    process.send_signal(signal.SIGINT)
+    ended = job.wait()
+    assert (ended.status, ended.out) == (130, "")
+    assert ended.err.splitlines()[-1].startswith("ddplaunch: stopped by SIGINT (Ctrl-C)")
+    job.nothing_left()
+    assert not list((job.home / "state").rglob("*-*"))
+
+
 def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     job.start("--no-python", "true", env=slow_files)
-    job.sign("imports")
+    wait_for_imports(job, 1)
     shutil.rmtree(slow_files["PYTHONPATH"])
     Path(slow_files["SLOW_FILES"]).open("w").close()
     ended = job.wait()

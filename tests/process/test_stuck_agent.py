@@ -220,11 +220,13 @@ def test_signals_that_a_request_has_had_read_are_read_once():
 
 CUT_OFF = """
 import os, selectors, signal, sys
+from ddplaunch.agent import child
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.remote.host_front import HostFront
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 
 def agent(pipes):
+    child.claim(pipes)
     SignalSource(
         selectors.DefaultSelector(), pipes, stops=frozenset(), feed=print, child_ended=print, front_lost=print, end_within=99
     ).listen(())
