@@ -148,9 +148,8 @@ class Replies:
         """Wait for one of these until this time of the clock of deadlines; False if none came, or the agent has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._fd, selectors.EVENT_READ)
-            while not self.has(any_of):
-                if clock.now() >= deadline or (clock.select(selector, deadline) and not self.take()):
-                    break
+            while not self.has(any_of) and clock.wait(selector, deadline) and self.take():
+                pass
         return self.has(any_of)
 
 

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import signal
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from ddplaunch.process import clock
 from ddplaunch.process.linux import detach, signal_at_end_of
 from ddplaunch.process.tree import ends_within
 
@@ -39,7 +38,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
     """
     pid, answers = _fork(question)
     try:
-        received = _read(answers, time.monotonic() + timeout)
+        received = _read(answers, clock.now() + timeout)
     finally:
         os.close(answers)
     os.kill(pid, signal.SIGKILL)
@@ -134,12 +133,12 @@ def _taken_apart(received: bytes) -> Any:
 def _read(pipe: int, until: float) -> bytes | None:
     """Read to the end; None if that does not come in time."""
     received = b""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    while poll.poll(max(0.0, until - time.monotonic()) * 1000):
-        if not (data := os.read(pipe, 1 << 16)):
-            return received
-        received += data
+    with selectors.PollSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while clock.wait(selector, until):
+            if not (data := os.read(pipe, 1 << 16)):
+                return received
+            received += data
     return None
 
 

@@ -63,6 +63,13 @@ class Clock:
             self.pause = Pause(missed, now)
         return ready
 
+    def wait(self, selector: selectors.BaseSelector, deadline: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events, beyond a beat; give none once the deadline has come."""
+        while self.now() < deadline:
+            if ready := self.select(selector, deadline):
+                return ready
+        return []
+
     def dispatch(self, selector: selectors.BaseSelector, deadline: float | None) -> None:
         """Wait as `select` does; call the data of each key that is ready."""
         registered = selector.get_map()
@@ -86,4 +93,4 @@ class Clock:
 
 
 OWN = Clock()
-now, select, dispatch, paused = OWN.now, OWN.select, OWN.dispatch, OWN.paused
+now, select, wait, dispatch, paused = OWN.now, OWN.select, OWN.wait, OWN.dispatch, OWN.paused

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import selectors
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from ddplaunch.process import clock
 from ddplaunch.process.start import StartError, Stdio
 from ddplaunch.record import record
 
@@ -148,14 +149,11 @@ class ForkRequests:
         if self._why_lost:
             raise ServerLost(self._why_lost)
         answer: list[str] = []
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = clock.now() + ANSWER_TIMEOUT
         try:
-            self._socket.settimeout(ANSWER_TIMEOUT)
             self._send(content, *descriptors)
             while True:
-                if (left := deadline - time.monotonic()) <= 0:
-                    raise TimeoutError
-                self._socket.settimeout(left)
+                self._wait(selectors.EVENT_READ, deadline)
                 for line in self._lines():
                     if not line.startswith(_PID):
                         return [*answer, line]
@@ -163,12 +161,21 @@ class ForkRequests:
         except OSError as error:
             self._why_lost = str(error.strerror or "it does not answer")
             raise ServerLost(self._why_lost) from None
-        finally:
-            self._socket.setblocking(False)
 
     def _send(self, content: bytes, *descriptors: int) -> None:
+        deadline = clock.now() + ANSWER_TIMEOUT
         socket.send_fds(self._socket, [_number(len(content))], descriptors)
-        self._socket.sendall(content)
+        left = memoryview(content)
+        while left:
+            self._wait(selectors.EVENT_WRITE, deadline)
+            left = left[self._socket.send(left) :]
+
+    def _wait(self, event: int, deadline: float) -> None:
+        """Wait until the socket can be read or written, in time that passes for us: a pause of everything loses no server."""
+        with selectors.PollSelector() as selector:  # which takes no descriptor, of which there may be too few
+            selector.register(self._socket, event)
+            if not clock.wait(selector, deadline):
+                raise TimeoutError
 
     def _lines(self) -> list[str]:
         """Receive once; give the lines that are complete."""

@@ -50,7 +50,7 @@ class InputPipe:
             selector.register(self._fd, selectors.EVENT_READ)
             try:
                 while (frame := self.take()) is None:
-                    if clock.now() >= deadline or (clock.select(selector, deadline) and not self.read()):
+                    if not clock.wait(selector, deadline) or not self.read():
                         return None
             except FrameError:
                 return None

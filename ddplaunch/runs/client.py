@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
@@ -14,6 +13,7 @@ from ddplaunch.control.fields import Malformed
 from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
+from ddplaunch.process import clock
 from ddplaunch.record import record
 from ddplaunch.report import run_socket
 
@@ -68,9 +68,9 @@ def ask_all(places: Sequence[SocketPlace], asked: Question, within: float) -> li
             with suppress(OSError):
                 sock.send(pack(requests.encode(requests.Request(asked, within))))
             selector.register(sock, selectors.EVENT_READ, conversation)
-        until = time.monotonic() + within + _MARGIN
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        until = clock.now() + within + _MARGIN
+        while selector.get_map() and (ready := clock.wait(selector, until)):
+            for key, _ in ready:
                 if not key.data.read():
                     selector.unregister(key.fileobj)
         return [*silent, *(conversation.replies() for conversation in conversations if not conversation.has_gone)]

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,7 +18,9 @@ from ddplaunch.process import fork_requests
 from ddplaunch.process.child import Usage
 from ddplaunch.process.fork_requests import Fork
 from ddplaunch.process.guard import Guard
+from ddplaunch.process.linux import unread
 from ddplaunch.process.start import StartError, Stdio
+from tests.conftest import until
 
 NOTHING = Usage(0, 0.0)
 
@@ -49,6 +52,27 @@ def test_after_one_answer_that_does_not_come_none_is_waited_for_nor_taken_for_an
     assert guard.reap(102) == NOTHING
     guard.read()
     assert guard.reap(103) == NOTHING
+    os.close(life)
+
+
+def test_a_pause_of_everything_in_the_middle_of_an_answer_gives_none_up(sides, monkeypatch):
+    guard, other, life = sides
+    paused, clock_gettime = 0.0, time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock_gettime(which) + paused)
+    monkeypatch.setattr(time, "monotonic", lambda: time.clock_gettime(time.CLOCK_MONOTONIC))
+
+    def answer() -> None:
+        nonlocal paused
+        other.recv(1)
+        paused = 1000.0
+        other.sendall(b"pid 1\n")
+        until(lambda: not unread(guard.fileno()), "the first line to be read")
+        other.sendall(b"usage 7 0.5\n")
+
+    teller = threading.Thread(target=answer)
+    teller.start()
+    assert guard.reap(100) == Usage(7168, 0.5)
+    teller.join()
     os.close(life)
 
 

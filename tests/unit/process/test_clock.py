@@ -67,6 +67,12 @@ def test_a_pause_uses_up_a_quarter_at_most_of_a_limit_that_is_protected(machine)
     assert deadline - machine.wait(deadline) == pytest.approx(0.75)
 
 
+def test_what_waits_through_a_pause_gives_up_at_its_deadline_and_no_earlier(machine):
+    machine.pause = 20.0
+    assert machine.clock.wait(machine, machine.clock.now() + 3.5 * BEAT) == []
+    assert machine.time == pytest.approx(1020 + 3.5 * BEAT)
+
+
 def test_a_pause_that_ends_with_an_event_uses_up_no_more(machine):
     before, machine.pause, machine.event_after = machine.clock.now(), 20.0, BEAT / 2
     assert machine.wait(before + 5) == pytest.approx(before + BEAT)
