@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from ddplaunch.exitcodes import USAGE
+from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
 
 MORE_OPEN_FILES = (
     "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
@@ -29,6 +29,30 @@ class LaunchError(Exception):
         """The text for stderr."""
         text = f"error: {below(self.message)}\n"
         return visible(f"{text}\nhint: {below(self.hint)}\n" if self.hint else text)
+
+
+def not_imported(error: Exception) -> LaunchError:
+    """Make an error of what the import of our own modules has raised: files are missing, unreadable, or of two versions."""
+    at, hint = (
+        "",
+        (
+            "its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as well, "
+            "install it again"
+        ),
+    )
+    traceback = error.__traceback__
+    while traceback is not None:  # to the innermost line of a file, or the file that was being read
+        frame = traceback.tb_frame
+        if not (file := frame.f_code.co_filename).startswith("<"):
+            at = f"{file}, line {traceback.tb_lineno}"
+        elif frame.f_code.co_name == "get_data":
+            at = str(frame.f_locals.get("path"))
+        traceback = traceback.tb_next
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        at, why = error.filename or at, why_failed(error)
+        hint = f"if `cat {at}` fails as well, it is the file system: mount it again, or install ddplaunch on another"
+    return LaunchError(f"ddplaunch cannot import its modules: {at}: {why}", hint=hint, status=NOT_EXECUTABLE)
 
 
 # C0 and C1 but for newline, tab and our own styles; marks that reorder text or end a line; what cannot be encoded, and bytes of

@@ -8,11 +8,12 @@ front kill the agent, see `child.claim`: nothing has been started.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import not_imported
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.record import record
 from ddplaunch.report.writer_start import start_writer
@@ -87,12 +88,10 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
 
             if job.inputs.is_alone:
                 from ddplaunch.coordinator import local_link  # noqa: F401 - from the claim on all is here; several have theirs
-        except (ImportError, SyntaxError) as error:
-            raise LaunchError(
-                f"ddplaunch cannot start: {type(error).__name__}: {error}",
-                hint="its files are gone, or were changed after the command began, as by an upgrade: run it again",
-                status=exitcodes.NOT_EXECUTABLE,
-            ) from None
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise not_imported(error) from None
         if not child.claim(pipes):
             return exitcodes.BUG  # which nobody sees: the front ends this process
         return loop.run(job, files, pipes)

@@ -26,10 +26,15 @@ _MOST_UNANSWERED = 4  # in a row: 2 s
 _MOST_WITHOUT_LOOP = 60  # in a row that only the handler has answered: 30 s, longer than any call should take
 
 
-def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple[int, FrontPipes]:
+def start(
+    agent: Callable[[FrontPipes], int],
+    blocked: Collection[int],
+    failed: Callable[[LaunchError, FrontPipes], None] = lambda error, _: _print(error),
+) -> tuple[int, FrontPipes]:
     """Fork, run `agent` in the child, in a session of its own; give its pid and our side of the pipes.
 
-    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them.
+    The signals `blocked` are blocked in both processes from then on, so that none is lost until each handles them. `failed` is
+    called in the child, with what keeps the agent from its work.
 
     Raises:
         LaunchError: the machine has no room for the agent, or its kernel lacks what supervision needs.
@@ -49,7 +54,7 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
             # lets a stopped agent go on, so that it sees the end of the front; see `SignalSource`
             signal_at_end_of(pipes.front, signal.SIGCONT)
             pipes.agent_side()
-            status = _run(agent, pipes)
+            status = _run(agent, pipes, failed)
         except BaseException:  # noqa: BLE001 - whatever it is, it ends in this process
             sys.excepthook(*sys.exc_info())
         finally:
@@ -58,7 +63,9 @@ def start(agent: Callable[[FrontPipes], int], blocked: Collection[int]) -> tuple
     return pid, pipes
 
 
-def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
+def _run(
+    agent: Callable[[FrontPipes], int], pipes: FrontPipes, failed: Callable[[LaunchError, FrontPipes], None]
+) -> int:
     try:
         return agent(pipes)
     except OSError as error:
@@ -67,8 +74,12 @@ def _run(agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
         failure = _no_room(error)
     except LaunchError as error:
         failure = error
-    os.write(2, failure.render().encode())
+    failed(failure, pipes)
     return failure.status
+
+
+def _print(error: LaunchError) -> None:
+    os.write(2, error.render().encode())
 
 
 def claim(pipes: FrontPipes) -> bool:

@@ -15,8 +15,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.endpoints import LOOPBACK
-from ddplaunch.control.fields import Malformed, text
-from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.control.fields import Malformed
+from ddplaunch.errors import LaunchError, not_imported, why_failed
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.record import replace
 from ddplaunch.remote import messages
@@ -47,14 +47,13 @@ def main() -> int:
         order = messages.order(frame[1])
     except Malformed:
         return NODE_LOST
-    from ddplaunch.remote.host_front import HostFront
+    from ddplaunch.remote.host_front import HostFront, refusal
 
     front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
         status = _run(order, front, input_pipe)
     except LaunchError as error:
-        hint = None if error.hint is None else text(error.hint)
-        front.finish(messages.OrderRefused(message=text(error.message), hint=hint, status=error.status))
+        front.finish(refusal(error))
         return error.status
     except _JobEnded as ended:
         status = ended.status
@@ -63,15 +62,18 @@ def main() -> int:
 
 
 def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
-    from ddplaunch.devices.node import inspect
-    from ddplaunch.launcher.node import run
-    from ddplaunch.options.argv import from_argv
-    from ddplaunch.options.resolve import job_spec
-    from ddplaunch.options.token import VARIABLE as TOKEN
-    from ddplaunch.plan.assign import simulated
-    from ddplaunch.process import program
-    from ddplaunch.remote import environment
-    from ddplaunch.remote import order as orders
+    try:
+        from ddplaunch.devices.node import inspect
+        from ddplaunch.launcher.node import run
+        from ddplaunch.options.argv import from_argv
+        from ddplaunch.options.resolve import job_spec
+        from ddplaunch.options.token import VARIABLE as TOKEN
+        from ddplaunch.plan.assign import simulated
+        from ddplaunch.process import program
+        from ddplaunch.remote import environment
+        from ddplaunch.remote import order as orders
+    except Exception as error:  # noqa: BLE001 - see begin.run
+        raise not_imported(error) from None
 
     env = environment.received(orders.variables(order), os.environ, os.path.isdir)
     _enter(os.fsdecode(order.cwd))

@@ -11,6 +11,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from functools import partial
 
 from ddplaunch.agent import child, pipes
@@ -26,6 +27,8 @@ from ddplaunch.agent.pipes import (
     watch,
 )
 from ddplaunch.agent.signals import passed_on
+from ddplaunch.control.fields import text
+from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
 from ddplaunch.process import clock
 from ddplaunch.process.tree import ends_within, has_ended
@@ -87,7 +90,7 @@ class HostFront:
         if not self._input.read():  # meanwhile, as modules were imported
             return NODE_LOST
         self._output.put(HEARTBEAT, b"")  # from now on frames are answered
-        pid, self._pipes = child.start(partial(self._as_agent, agent), passed)
+        pid, self._pipes = child.start(partial(self._as_agent, agent), passed, _send_error)
         self._agent = pid
         for signum in passed:  # those that come to this process itself
             signal.signal(signum, self._signalled)
@@ -238,3 +241,17 @@ class HostFront:
             self._prevent_start(0)
             os.close(self._pipes.signals[1])
             self._ask()
+
+
+def refusal(error: LaunchError) -> messages.OrderRefused:
+    """What the dispatcher is told of an error because of which nothing was started."""
+    hint = None if error.hint is None else text(error.hint)
+    return messages.OrderRefused(message=text(error.message), hint=hint, status=error.status)
+
+
+def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
+    """From the agent, send this as its last message: to the dispatcher, which names the host, unless the job has begun."""
+    begun = not child.claim(pipes)
+    last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(refusal(error)))
+    with suppress(OSError):  # the front has ended, or does not read
+        pipes.output[1].sendmsg(last)

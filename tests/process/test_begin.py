@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
+from ddplaunch.agent import begin
 from tests.conftest import until
 
 # an environment in which a module of ours is not read before the test opens the pipe for writing
@@ -69,6 +70,17 @@ def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, m
     assert not list((job.home / "state").rglob("*-*"))
 
 
+def test_a_host_whose_agent_cannot_be_imported_is_named(job, slow_files):
+    loop = Path(slow_files["PYTHONPATH"]) / "ddplaunch" / "agent" / "loop.py"
+    loop.unlink()
+    loop.symlink_to("/proc/self/mem")  # to read it is EIO
+    Path(slow_files["PYTHONPATH"], "sitecustomize.py").unlink()
+    ended = job.run("--nnodes", 2, "--simulate", "--no-python", "true", env=slow_files)
+    assert (ended.status, ended.out) == (126, "")
+    assert ended.err.startswith(f"error: node-0: ddplaunch cannot import its modules: {loop}: input/output error\n")
+    job.nothing_left()
+
+
 def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     job.start("--no-python", "true", env=slow_files)
     wait_for_imports(job, 1)
@@ -76,10 +88,14 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     Path(slow_files["SLOW_FILES"]).open("w").close()
     ended = job.wait()
     assert ended.status == 126
+    installed = f"{slow_files['PYTHONPATH']}/ddplaunch"
+    source = Path(begin.__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if "import loop" in text)
     assert ended.err == (
-        "error: ddplaunch cannot start: ImportError: cannot import name 'loop' from 'ddplaunch.agent' "
-        f"({slow_files['PYTHONPATH']}/ddplaunch/agent/__init__.py)\n\n"
-        "hint: its files are gone, or were changed after the command began, as by an upgrade: run it again\n"
+        f"error: ddplaunch cannot import its modules: {installed}/agent/begin.py, line {line}: ImportError: cannot import name "
+        f"'loop' from 'ddplaunch.agent' ({installed}/agent/__init__.py)\n\n"
+        "hint: its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as "
+        "well, install it again\n"
     )
     job.nothing_left()
     assert not os.listdir(job.home / "tmp")

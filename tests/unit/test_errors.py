@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.errors import LaunchError, below, not_imported, visible
 
 OBEYED = {
     "clipboard (OSC 52)": "\x1b]52;c;cm0gLXJmIH4K\x07",
@@ -24,6 +27,33 @@ OBEYED = {
 @pytest.mark.parametrize("text", OBEYED.values(), ids=OBEYED)
 def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str) -> None:
     assert LaunchError(text, hint=text).render().replace("\n", "").isprintable()
+
+
+BROKEN = {  # what the module contains that is imported, the error's text behind the folder
+    "gone": (None, "imports.py, line 2: ModuleNotFoundError: No module named 'broken'"),
+    "half a file": ("def f(:", "imports.py, line 2: SyntaxError: invalid syntax (broken.py, line 1)"),
+    "of another version": (
+        "\nimport os\nos.absent",
+        "broken.py, line 3: AttributeError: module 'os' has no attribute 'absent'",
+    ),
+    "unreadable": (Path("/proc/self/mem"), "broken.py: input/output error"),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), BROKEN.values(), ids=BROKEN)
+def test_a_module_that_cannot_be_imported_is_named_with_its_file(tmp_path, monkeypatch, content, text) -> None:
+    (tmp_path / "imports.py").write_text("\nimport broken")
+    if isinstance(content, Path):
+        (tmp_path / "broken.py").symlink_to(content)
+    elif content is not None:
+        (tmp_path / "broken.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises((ImportError, SyntaxError, AttributeError, OSError)) as caught:
+        importlib.import_module("imports")
+    error = not_imported(caught.value)
+    assert error.message == f"ddplaunch cannot import its modules: {tmp_path}/{text}"
+    assert error.hint is not None
+    assert (f"`cat {tmp_path}/broken.py`" in error.hint) is isinstance(content, Path)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
