@@ -11,8 +11,9 @@ import errno
 import json
 import marshal
 import os
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from ddplaunch.output.file_messages import (
@@ -37,7 +38,10 @@ from ddplaunch.report.log_times import LogTimes
 
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
+    from io import BufferedReader
     from typing import Any
+
+TIDY_AFTER = 1.0  # seconds: most jobs have started all their workers by then
 
 _GONE = "the log folder did not answer"
 
@@ -76,6 +80,8 @@ class _Writer:
         self._logs: dict[int, BoundedLog] = {}
         self._times: LogTimes | None = None
         self._socket: tuple[int, str] | None = None  # the folder and the name of the socket of the run
+        self._tidying: Iterator[None] | None = None
+        self._tidies_at = 0.0  # monotonic
 
     def run(self) -> None:
         """Carry out every message."""
@@ -86,7 +92,11 @@ class _Writer:
                 data = messages.read(size)
                 return data if len(data) == size else data + left.read(size - len(data))
 
-            while len(header := read(HEADER)) == HEADER and (kind := header[:1]) != END:
+            def header_of_next() -> bytes:
+                self._tidy(messages)
+                return read(HEADER)
+
+            while len(header := header_of_next()) == HEADER and (kind := header[:1]) != END:
                 log, size = int.from_bytes(header[1:5], "little"), int.from_bytes(header[5:], "little")
                 data = read(size)
                 if len(data) == size:
@@ -158,7 +168,24 @@ class _Writer:
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
             with suppress(OSError):
-                folders.keep_newest(runs, kept, self._note_step)
+                are_many = len(os.listdir(runs)) > 2 * kept
+                self._tidies_at = time.monotonic() + (0 if are_many else TIDY_AFTER)
+                self._tidying = folders.keep_newest(runs, kept)
+
+    def _tidy(self, messages: BufferedReader) -> None:
+        """Remove old runs while no message is there, a file at a time, so that no job begins or ends later for it."""
+        if self._tidying is None:
+            return
+        sock = messages.fileno()
+        os.set_blocking(sock, False)  # what was read before may hold the next message, or none
+        try:
+            while not messages.peek(1):
+                if select.select([sock], [], [], max(0.0, self._tidies_at - time.monotonic()))[0]:
+                    break
+                next(self._tidying)
+        except (StopIteration, OSError):
+            self._tidying = None
+        os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
         """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""

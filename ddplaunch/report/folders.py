@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
@@ -51,19 +51,28 @@ def replaceable_in(path: str) -> str | None:
     return None
 
 
-def keep_newest(root: str, number: int, removed: Callable[[], None]) -> None:
-    """Remove all but so many newest runs and those that still go on; call `removed` after each step of it."""
-    runs = [entry for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
-    if len(runs) <= number:
+def keep_newest(root: str, number: int) -> Iterator[None]:
+    """Remove all but so many newest runs and those that still go on, in small steps.
+
+    Raises: OSError.
+    """
+    newest: list[tuple[float, str]] = []
+    paths = sorted(entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
+    if len(paths) <= number:
         return
-    runs.sort(key=_last_written)
-    for entry in runs[: len(runs) - number]:
-        if not goes_on(entry.path):
-            _remove(entry.path, removed)
-        removed()
+    for path in paths:
+        newest.append((_last_written(path), path))
+        yield
+        # of thousands some are removed before all have been looked at
+        if path == paths[-1] or len(newest) == 2 * number:
+            newest.sort()
+            for _, old in newest[:-number]:
+                if not goes_on(old):
+                    yield from _remove(old)
+            newest = newest[-number:]
 
 
-def _remove(folder: str, removed: Callable[[], None]) -> None:
+def _remove(folder: str) -> Iterator[None]:
     """Remove a folder as far as it can be removed; as shutil does it, whose import takes longer than the work."""
     with suppress(OSError):
         for _, folders, files, place in os.fwalk(folder, topdown=False):
@@ -73,13 +82,13 @@ def _remove(folder: str, removed: Callable[[], None]) -> None:
                         os.unlink(name, dir_fd=place)
                     except IsADirectoryError:
                         os.rmdir(name, dir_fd=place)
-                removed()
+                yield
         os.rmdir(folder)
 
 
-def _last_written(entry: os.DirEntry[str]) -> float:
+def _last_written(run: str) -> float:
     times = []
-    for path in (*_events_files(entry.path), entry.path):
+    for path in (*_events_files(run), run):
         try:
             times.append(os.stat(path).st_mtime)
         except OSError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from signal import Signals
 
+import pytest
+
 from ddplaunch.output import log
-from ddplaunch.output.file_messages import CLOSE, EVENT, JSON, MAKE, OPEN, PROGRESS, REPLACE, WRITE, pack, replies
-from ddplaunch.report import file_writer
+from ddplaunch.output.file_messages import CLOSE, END, EVENT, JSON, MAKE, OPEN, PROGRESS, REPLACE, WRITE, pack, replies
+from ddplaunch.report import file_writer, folders
+from tests.conftest import until
 
 
 def message(kind: bytes, data: bytes = b"", number: int = 0) -> bytes:
@@ -68,3 +72,63 @@ def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
     os.close(shared)
     assert "UnicodeDecodeError" in replies(ours.recv(100_000))[0][0]["problem"]
     ours.close()
+
+
+def old_runs(root: Path, number: int) -> list[Path]:
+    """Runs that ended long ago, oldest first; each has two files."""
+    runs = [root / f"{number - at:05}" for at in range(number)]  # their names are in another order
+    for at, run in enumerate(runs):
+        run.mkdir()
+        (run / "summary.json").touch()
+        (run / "events.jsonl").touch()
+        os.utime(run / "events.jsonl", (at + 1, at + 1))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("number", "after"), [pytest.param(41, 1e9, id="many-at-once"), pytest.param(25, 0.0, id="a-few-later")]
+)
+def test_old_runs_are_removed_while_there_is_nothing_to_write(tmp_path: Path, monkeypatch, number, after) -> None:
+    monkeypatch.setattr(file_writer, "TIDY_AFTER", after)
+    runs = old_runs(tmp_path, number)
+    ours, its = socket.socketpair()
+    shared = left()
+    writer = threading.Thread(target=file_writer.run, args=(its.detach(), shared))
+    writer.start()
+    ours.sendall(message(MAKE, pack({"root": str(tmp_path), "name": "run", "runs": str(tmp_path), "kept": 20})))
+    until(lambda: [run for run in runs if run.exists()] == runs[-19:], "the newest")
+    ours.sendall(message(END))
+    writer.join()
+    ours.close()
+    os.close(shared)
+
+
+def test_no_message_waits_until_old_runs_are_removed(tmp_path: Path) -> None:
+    runs = old_runs(tmp_path, 60)
+    make = message(MAKE, pack({"root": str(tmp_path), "name": "run", "runs": str(tmp_path), "kept": 20}))
+    assert steps(make, message(EVENT, pack({}))) == 2
+    assert all(run.exists() for run in runs)
+
+
+def keep_newest(root: Path, number: int) -> int:
+    """Give the number of steps."""
+    return sum(1 for _ in folders.keep_newest(str(root), number))
+
+
+def test_of_thousands_of_runs_the_newest_are_kept_in_steps_that_grow_with_them_only(tmp_path: Path) -> None:
+    runs = old_runs(tmp_path, 1000)
+    assert keep_newest(tmp_path, 20) == 1000 + 2 * 980  # a look at each, and its files
+    assert sorted(tmp_path.iterdir()) == sorted(runs[-20:])
+    assert keep_newest(tmp_path, 20) == 0
+
+
+def test_a_run_that_goes_on_is_not_removed_and_a_pipe_in_the_place_of_its_events_not_waited_for(tmp_path: Path) -> None:
+    goes_on, pipe, *others = old_runs(tmp_path, 22)
+    (pipe / "events.jsonl").unlink()
+    os.mkfifo(pipe / "events.jsonl")
+    os.utime(pipe / "events.jsonl", (2, 2))
+    events = os.open(goes_on / "events.jsonl", os.O_WRONLY)
+    folders.lock(events)
+    keep_newest(tmp_path, 20)
+    os.close(events)
+    assert sorted(tmp_path.iterdir()) == sorted([goes_on, *others])
