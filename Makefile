@@ -6,7 +6,8 @@ TEST_PACKAGES = gcc libc6-dev strace openssh-server openssh-client iproute2 util
 # what the tests start a thousand times is compiled once
 unexport PYTHONDONTWRITEBYTECODE
 
-# most of what is installed is never imported: the large packages that are, are compiled before several workers would do it
+# most of what is installed is never imported: the large packages that are, are compiled before several workers would do it,
+# and so are the tests
 COMPILED = torch._dynamo,sklearn.datasets accelerate,lightning.pytorch,transformers.trainer
 
 # the tests of a file share hosts and clusters; the order of the files is that of tests/conftest.py. There are more workers
@@ -104,7 +105,8 @@ clean: ## remove the environment and what the tools left
 .venv/test: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing into .venv; torch is large, so the first time takes minutes"
 	$(PIP) install -q --no-compile -c constraints.txt -e '.[test]'
-	@$(foreach modules,$(COMPILED),.venv/bin/python -c 'import $(modules)' &) wait
+	@$(foreach modules,$(COMPILED),.venv/bin/python -c 'import $(modules)' &) \
+		.venv/bin/python -m pytest --collect-only -q >/dev/null & wait
 	@touch $@ .venv/demo
 
 .venv/bin/python:
