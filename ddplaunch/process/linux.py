@@ -102,8 +102,12 @@ def bounded_file(name: str, size: int) -> int:
         OSError: there are too many open files.
     """
     fd = memory_file(name, _MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_GROW | _F_SEAL_SHRINK)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_GROW | _F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -22,3 +22,11 @@ def test_a_file_in_memory_is_made_where_python_was_built_with_an_old_glibc(monke
     with pytest.raises(PermissionError):
         os.pwrite(file, b"x", 100)
     os.close(file)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 70])
+def test_a_file_in_memory_that_cannot_have_its_size_leaves_no_descriptor(size: int) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((OSError, OverflowError)):
+        bounded_file("ddplaunch-test", size)
+    assert os.listdir("/proc/self/fd") == before
