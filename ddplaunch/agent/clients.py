@@ -20,6 +20,7 @@ from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.coordinator.questions import Asker
+from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process import clock
 from ddplaunch.report.run_socket import uid_of
 from ddplaunch.supervise.deadline import soonest
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS = 32  # at once
 MAX_QUEUED = 64 << 20  # bytes waiting for all of them, above which the slowest is dropped
-_ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
 
 
 class Clients:
-    """They are served one request each. `guard` makes each call from the loop."""
+    """They are this user or root, and served one request each. `guard` makes each call from the loop."""
 
     def __init__(
         self,
@@ -48,33 +48,22 @@ class Clients:
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
         self._debuggers = debuggers
-        self._listener = listener
         self._selector = selector
         self._coordinator = coordinator
         self._setup = setup
         self._stop = stop
         self._guard = guard
         self._clients: set[Client] = set()
-        self._resume: float | None = None  # when to accept again
+        self._acceptor = Acceptor(listener, selector, self._accepted, clock=clock.now, guard=guard)
+        self._acceptor.start()
 
-    def accept(self) -> None:
-        """Take all who have connected, if they are this user or root."""
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # too many open files, say; the connection is still there, and would wake us at once
-                self._selector.unregister(self._listener)
-                self._resume = clock.now() + _ACCEPT_PAUSE
-                return
-            sock.setblocking(False)
-            client = Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
-            self._clients.add(client)
-            if (uid := uid_of(sock)) not in (os.getuid(), 0):
-                client.refuse(f"this run belongs to another user than {uid}")
-            elif len(self._clients) > MAX_CLIENTS:
-                client.refuse("too many commands ask this run at once")
+    def _accepted(self, sock: socket.socket, _address: object) -> None:
+        client = Client(sock, self._selector, self._guard, asked=self._asked, gone=self._gone)
+        self._clients.add(client)
+        if (uid := uid_of(sock)) not in (os.getuid(), 0):
+            client.refuse(f"this run belongs to another user than {uid}")
+        elif len(self._clients) > MAX_CLIENTS:
+            client.refuse("too many commands ask this run at once")
 
     def _asked(self, client: Client, request: requests.Request) -> None:
         client.send(self._run())
@@ -154,19 +143,18 @@ class Clients:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return soonest(self._resume, *(client.until for client in self._clients))
+        return soonest(self._acceptor.deadline, *(client.until for client in self._clients))
 
     def expire(self, now: float) -> None:
         """Drop those whose time is up; accept again after a pause."""
         for client in list(self._clients):
             if client.until is not None and now >= client.until:
                 client.close()
-        if self._resume is not None and now >= self._resume:
-            self._resume = None
-            self._selector.register(self._listener, selectors.EVENT_READ, lambda: self._guard(self.accept))
+        self._acceptor.expire(now)
 
     def close(self) -> None:
-        """Drop all; what the kernel has taken still arrives."""
+        """Drop all, and take none any more; what the kernel has taken still arrives."""
+        self._acceptor.close()
         for client in list(self._clients):
             client.close()
 

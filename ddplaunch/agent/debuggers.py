@@ -17,6 +17,7 @@ from functools import partial
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.workers import Workers
 from ddplaunch.errors import below
+from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process import clock
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.process.worker import RunningWorker
@@ -31,7 +32,6 @@ _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 _WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless it is in C
-_ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
 _OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/attach.py
 
 
@@ -79,10 +79,10 @@ class Debuggers:
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
         self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
-        self._resume: float | None = None  # when to accept again
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind("\0" + setup.debug_address)
+        self._acceptor = Acceptor(self._listener, selector, self._accepted, clock=clock.now)
         selector.register(self._hang_ups, selectors.EVENT_READ, self._hung_up)
 
     @property
@@ -92,20 +92,10 @@ class Debuggers:
 
     def listen(self) -> None:
         """Take connections; a second time changes nothing."""
-        if self._listener not in self._selector.get_map():
-            self._listener.listen(_BACKLOG)
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listener.listen(_BACKLOG)
+        self._acceptor.start()
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # too many open files, say; the connection is still there, and would wake us at once
-            self._selector.unregister(self._listener)
-            self._resume = clock.now() + _ACCEPT_PAUSE
-            return
-        sock.setblocking(False)
+    def _accepted(self, sock: socket.socket, _address: object) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         rank = next((rank for rank, worker in self._workers.items() if worker.pid == pid), None)
         if rank is None or uid != os.getuid():
@@ -223,13 +213,11 @@ class Debuggers:
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return soonest(self._resume, *(pending.until for pending in self._pending.values()))
+        return soonest(self._acceptor.deadline, *(pending.until for pending in self._pending.values()))
 
     def expire(self, now: float) -> None:
         """Give up workers that have not come by; accept again after a pause."""
-        if self._resume is not None and now >= self._resume:
-            self._resume = None
-            self.listen()
+        self._acceptor.expire(now)
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
                 del self._pending[rank]
@@ -243,9 +231,7 @@ class Debuggers:
 
     def close(self) -> None:
         """Take nothing any more."""
-        if self._listener in self._selector.get_map():
-            self._selector.unregister(self._listener)
-        self._listener.close()
+        self._acceptor.close()
         held = [*self._attached.items(), *self._ports.items()]
         for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
             self._drop(sock, rank)

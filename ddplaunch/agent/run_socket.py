@@ -77,7 +77,8 @@ class RunSocket:
             assert self._link is not None
             assert self._link.coordinator is not None
             assert files.listener is not None
-            files.listener = listener = socket(fileno=files.listener.detach())
+            self._selector.unregister(files.listener)
+            listener, files.listener = socket(fileno=files.listener.detach()), None
             self._clients = Clients(
                 listener,
                 self._selector,
@@ -87,7 +88,6 @@ class RunSocket:
                 debuggers=self._debuggers,
                 guard=self._guard,
             )
-        self._clients.accept()
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Call this; if it fails there is no socket any more, and the job goes on."""

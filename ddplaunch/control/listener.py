@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket as socket  # a small start: see CONTRIBUTING.md
-import errno
 import selectors
 import time
 from collections import Counter
@@ -14,12 +13,10 @@ from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, listen, prepare
+from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.supervise.deadline import soonest
 
-ACCEPT_PAUSE = 1.0  # seconds without accepting when the system is out of files or memory
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
-
-_GONE_ALREADY = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
 
 
 class Listener:
@@ -53,17 +50,23 @@ class Listener:
         self._refused = refused
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
-        # in one turn of the loop: before all others who wait outside are let in, those inside are served; but where thousands
-        # come at once, to be accepted late would be to be given up
-        self._most_accepts = max(1, max_half_open // 4)
         self._clock = clock
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
-        self._resume: float | None = None  # when to accept again
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
-        self._sock = listen(address, ports, backlog)
-        self.port: int = self._sock.getsockname()[1]
-        selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        sock = listen(address, ports, backlog)
+        self.port: int = sock.getsockname()[1]
+        self._acceptor = Acceptor(
+            sock,
+            selector,
+            self._accepted,
+            clock=clock,
+            # before all others who wait outside are let in, those inside are served; but where thousands come at once, to be
+            # accepted late would be to be given up
+            most=max(1, max_half_open // 4),
+            paused=lambda error: self.report_refusal("new connections", describe(error)),
+        )
+        self._acceptor.start()
 
     def __repr__(self) -> str:
         return f"<listener on port {self.port}, {len(self._half_open)} half-open>"
@@ -72,7 +75,7 @@ class Listener:
     def deadline(self) -> float | None:
         """When to call `expire` at the latest."""
         first = next(iter(self._half_open.values()), None)
-        return soonest(first, self._resume)
+        return soonest(first, self._acceptor.deadline)
 
     def expire(self, now: float) -> None:
         """Drop connections whose handshake takes too long; accept again after a pause."""
@@ -80,47 +83,25 @@ class Listener:
         for greeting, _ in due:
             if greeting in self._half_open:  # `refused` may have closed all
                 self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
-        if self._resume is not None and now >= self._resume:
-            self._resume = None
-            self._selector.register(self._sock, selectors.EVENT_READ, self._accept)
+        self._acceptor.expire(now)
 
     def close(self) -> None:
         """Stop listening, and drop unauthenticated connections. Peers stay open."""
         if self._closed:
             return
         self._closed = True
-        if self._resume is None:
-            self._selector.unregister(self._sock)
-        self._resume = None
-        self._sock.close()
+        self._acceptor.close()
         for greeting in self._half_open:
             greeting.discard()
         self._half_open.clear()
 
-    def _accept(self) -> None:
-        for _ in range(self._most_accepts):
-            try:
-                # accept() of `socket` is made of this
-                fd, address = self._sock._accept()  # type: ignore[attr-defined] # noqa: SLF001
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _GONE_ALREADY:
-                    continue
-                # out of files or memory: the connection stays in the backlog, and the socket readable, which would be a busy loop
-                self._selector.unregister(self._sock)
-                self._resume = self._clock() + ACCEPT_PAUSE
-                self.report_refusal("new connections", describe(error))
-                return
-            sock = socket.socket(fileno=fd)
-            try:
-                prepare(sock, self._user_timeout)
-            except OSError:  # it has been reset
-                sock.close()
-                continue
-            self._greet(sock, address)
-            if self._closed:  # `refused` may have done so
-                return
+    def _accepted(self, sock: socket.socket, address: Sockaddr) -> None:
+        try:
+            prepare(sock, self._user_timeout)
+        except OSError:  # it has been reset
+            sock.close()
+            return
+        self._greet(sock, address)
 
     def _greet(self, sock: socket.socket, address: Sockaddr) -> None:
         def opened(peer: Peer) -> None:
