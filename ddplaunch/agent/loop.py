@@ -190,9 +190,10 @@ class Agent:
 
     @property
     def _others(self) -> frozenset[int]:
-        """Our children that are neither workers nor left behind by any."""
+        """Our children that are neither workers that live nor left behind by any."""
         own = self._own_link.pids if self._own_link is not None else frozenset()
-        return own | self._generations.server_pids | self._ask_apart.pids | {self._files.pid}
+        ended = self._generations.workers.ended if self._generations.workers is not None else frozenset()
+        return own | ended | self._generations.server_pids | self._ask_apart.pids | {self._files.pid}
 
     # --- the coordinator
 

@@ -55,6 +55,7 @@ class Workers:
         self._running: dict[int, RunningWorker] = {}
         self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
         self._raised: set[int] = set()
+        self._ends: set[int] = set()
         self._mps = _mps(setup, ask_apart)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
@@ -97,6 +98,12 @@ class Workers:
     def pids(self) -> frozenset[int]:
         """The processes of all workers, dead ones included until they are reaped."""
         return frozenset(worker.pid for worker in self._running.values())
+
+    @property
+    def ended(self) -> frozenset[int]:
+        """The processes of those that are known to have ended, and are still there: nothing is below them."""
+        ended = (self._running[rank] for rank in self._ends)
+        return frozenset(worker.pid for worker in ended if worker.is_kept)
 
     @property
     def may_have_joined(self) -> bool:
@@ -162,6 +169,7 @@ class Workers:
         if end is None:
             return None
         self._selector.unregister(running.ended)
+        self._ends.add(rank)
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise CannotStart.of(never, rank)
         self._pipes.drain(rank)
@@ -218,6 +226,9 @@ class Workers:
                 running = self._running[rank]
                 had_it = by_cluster and at - running.started_at > LISTED_WITHIN
                 running.end(signum, at, had_it=had_it)
+        for rank in ranks:
+            if rank in self._running:
+                self._running[rank].count_written()
 
     def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:
         """How many bytes each of these workers has written since it was asked to end."""
@@ -258,6 +269,7 @@ class Workers:
             self._mps.remove()
         self._output.close_filters()
         self._running.clear()
+        self._ends.clear()
         path = init_file(self._setup.plan, self._setup.generation)
         if path is not None and self._setup.plan.node_rank == 0:
             self._setup.folder.remove(path)

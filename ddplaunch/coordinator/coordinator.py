@@ -148,6 +148,7 @@ class Coordinator:
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
+        self._reporter.prepare(self._state)
         if self.stragglers is not None:
             going = self._state.phase is job.Phase.RUNNING and self._state.suspended_at is None
             self.stragglers.expire(now, self._state.members, may_read=going)
@@ -250,8 +251,7 @@ class Coordinator:
             self._reporter.pace = self.stragglers.last_pace
             self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self._state, self._traces, error, ending)
-        why = self._state.why.name.lower() if self._state.why is not None else "failed"
-        status, why = outcome or (status, why)
+        status, why = outcome or (status, self._state.why.name.lower() if self._state.why is not None else "failed")
         self._over_at = self._clock() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:

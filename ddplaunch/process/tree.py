@@ -40,11 +40,22 @@ class Process:
         return f"pid {self.pid} ({self.name}){sleep}"
 
 
+def content(path: str) -> bytes:
+    """Read a file of /proc, with half the system calls of a file of Python's: thousands are read in a row.
+
+    Raises: OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
+    finally:
+        os.close(fd)
+
+
 def look(pid: int) -> Process | None:
     """Read one process's /proc/PID/stat (proc(5)); None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
+        stat = content(f"/proc/{pid}/stat")
     except OSError:
         return None
     name, _, rest = stat.partition(b"(")[2].rpartition(b")")
@@ -57,8 +68,7 @@ def children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found.extend(map(int, file.read().split()))
+            found.extend(map(int, content(f"/proc/{pid}/task/{thread}/children").split()))
     except FileNotFoundError:
         # a kernel without CONFIG_PROC_CHILDREN has the task but no such file; else the process is gone
         if os.path.exists(f"/proc/{pid}") and not os.path.exists("/proc/thread-self/children"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ddplaunch.process.tree import descendants
+from ddplaunch.process.tree import content, descendants
 from ddplaunch.record import record
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -24,8 +24,7 @@ class ProcessUsage:
 def usage(pid: int) -> ProcessUsage | None:
     """Look at a process; None if it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return None
     return ProcessUsage(fields[0].decode(), sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE)
@@ -54,7 +53,7 @@ def footprint(pid: int) -> Footprint:
 
 
 def _transferred(pid: int) -> int:
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
+    with suppress(OSError, ValueError):
         # "rchar: 1948", "wchar: 12", ...: what was asked of the kernel, from wherever it came
-        return sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
+        return sum(int(line.split()[1]) for line in content(f"/proc/{pid}/io").splitlines()[:2])
     return 0  # gone, or another user's

@@ -7,6 +7,7 @@ import signal
 
 from ddplaunch.process.child import Child, End, Usage
 from ddplaunch.process.start import StartError, why_not_started
+from ddplaunch.process.tree import content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,11 +50,16 @@ class RunningWorker:
         self.started_at = started_at  # CLOCK_MONOTONIC seconds
         self.stopped_with: int | None = None  # the last signal sent to end it
         self.stopped_at: float | None = None  # when the first of them was sent
-        self._written_before = 0  # bytes, when it was asked to end
+        self._written_before: int | None = None  # bytes, when it was asked to end
 
     def look(self) -> End | None:
         """Give how it ended, None while it lives; does not reap it."""
         return self._child.look()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no other process can have its pid until it is reaped."""
+        return self._child.is_kept
 
     @property
     def has_stopped(self) -> bool:
@@ -84,7 +90,6 @@ class RunningWorker:
             self.stopped_with = int(signum)
             if self.stopped_at is None:
                 self.stopped_at = at
-                self._written_before = _written(self.pid)
         if had_it:
             return
         self.signal(signum)
@@ -92,9 +97,14 @@ class RunningWorker:
             self.signal(signal.SIGCONT)  # a process that is stopped takes no other signal
         self._child.rouse_parent()
 
+    def count_written(self) -> None:
+        """Count what it writes from now on, when it and all others were asked to end, if it is not counted yet."""
+        if self._written_before is None and self.stopped_at is not None:
+            self._written_before = _written(self.pid)
+
     def written_since_stop(self) -> int:
         """How many bytes it has written since it was asked to end, to files and pipes."""
-        return max(_written(self.pid) - self._written_before, 0)
+        return max(_written(self.pid) - (self._written_before or 0), 0)
 
     def reap(self) -> Usage:
         """Reap it, which frees its pid. A process that cannot be killed is left to its next parent."""
@@ -106,8 +116,7 @@ class RunningWorker:
 def _written(pid: int) -> int:
     """The bytes that a process has written so far, as /proc/PID/io counts them; 0 if that cannot be known."""
     try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            fields = file.read().split()
+        fields = content(f"/proc/{pid}/io").split()
         return int(fields[fields.index(b"wchar:") + 1])
     except (OSError, ValueError):
         return 0

@@ -90,6 +90,11 @@ class JobReporter:
         """What gives the `ending` of `failed` and `ended`: it asks the cluster, from which the signal that ended them may be."""
         return self._reporter.why_ending if ended_with(state) in (SIGTERM, SIGKILL) else None
 
+    def prepare(self, state: State) -> None:
+        """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
+        if state.why is Why.FAILED:
+            from ddplaunch.report import failure  # noqa: F401
+
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""
         first = state.failure
@@ -168,7 +173,6 @@ class JobReporter:
             return _node_lost(state)
         if first is None:
             return "error: the ddplaunch that had started the job was killed\n"
-        # 5 ms of tables and patterns, and only a failure needs them
         from ddplaunch.report.failure import failure_report
 
         plan = self._reporter.plan
