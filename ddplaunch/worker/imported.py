@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _LONGEST_NOTE = 1000  # characters
+# for `gc.set_threshold`: imports leave next to no garbage, and to look for it as often as ever takes a sixth of their time
+_RARELY = (20_000, 10, 1000)
 
 
 class Imported:
@@ -27,14 +29,18 @@ class Imported:
         self._printed = _Printed()
         before = dict(os.environ)
         self._folder = _folder()
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*_RARELY)
         self._notes, self._why = _import_all(modules, kind, target)
+        if gc.get_threshold() == _RARELY:  # else an import has set its own
+            gc.set_threshold(*thresholds)
         self._variables = {
             name: (before.get(name), os.environ.get(name))
             for name in before.keys() | os.environ.keys()
             if before.get(name) != os.environ.get(name)
         }
         self._printed.end()
-        gc.collect()
+        gc.collect(1)  # what is older was looked at twice
         gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":

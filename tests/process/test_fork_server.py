@@ -122,6 +122,11 @@ def test_what_an_import_prints_is_printed_by_each_worker(run):
     assert {"[0] warns", "[1] warns"} <= set(result.err.splitlines())
 
 
+def test_an_import_may_set_how_often_the_collector_looks(run):
+    result = run("import gc; print(gc.get_threshold())", "import gc\ngc.set_threshold(70, 7, 7)")
+    assert set(result.out.splitlines()) == {"[0] (70, 7, 7)", "[1] (70, 7, 7)"}
+
+
 def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
     result = run(preload="no_such_module,raises,preloaded", imported=IMPORTED)
     assert result.status == 0

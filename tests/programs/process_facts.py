@@ -4,6 +4,7 @@ import torch  # isort: skip  # as a training script does
 
 import atexit
 import faulthandler
+import gc
 import json
 import locale
 import logging
@@ -48,6 +49,7 @@ same = {
     "loggers": sorted([one.name, one.level, len(one.handlers)] for one in loggers if one.handlers or one.level),
     "warnings": [str(one) for one in warnings.filters],
     "locale": locale.setlocale(locale.LC_ALL),
+    "collector": [gc.isenabled(), gc.get_threshold()],
     "threads": [threading.active_count(), threading.main_thread().native_id == os.getpid()],
     "processes": [multiprocessing.get_start_method(allow_none=True), multiprocessing.current_process().name],
     "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), torch.are_deterministic_algorithms_enabled()],
