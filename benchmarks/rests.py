@@ -1,4 +1,4 @@
-"""What the launcher costs while nothing happens: memory and wake-ups."""
+"""What launcher and workers cost while nothing happens: memory and wake-ups."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bed import Bed, Figure, program
 _WATCHED = 3.0  # seconds
 _PATIENCE = 60.0  # seconds until everything must have come to rest
 _WORKERS = 2
+_WITH_TORCH = 8  # workers that have imported it
 
 
 def rest(bed: Bed) -> Iterator[Figure]:
@@ -33,6 +34,31 @@ def rest(bed: Bed) -> Iterator[Figure]:
         target=0,
         how=f"voluntary context switches; torchrun {theirs.wakeups}",
     )
+
+
+def memory(bed: Bed) -> Iterator[Figure]:
+    """Eight workers have imported torch, and do not train yet."""
+    forked, fresh = (_held(bed, method) for method in ("forkserver", "spawn"))
+    yield Figure(
+        name=f"import torch, {_WITH_TORCH} workers: memory of forked to fresh ones (PSS)",
+        value=forked / fresh,
+        unit="x",
+        target=0.5,
+        how=f"all together {forked:.0f} MB, fresh processes {fresh:.0f} MB",
+    )
+
+
+def _held(bed: Bed, method: str) -> float:
+    with tempfile.TemporaryDirectory(dir=bed.folder) as folder:
+        options = ["--start-method", method, "--nproc-per-node", str(_WITH_TORCH)]
+        command = bed.start([*bed.ddplaunch, *options, program("holds_torch"), folder])
+        try:
+            _until(lambda: len(list(Path(folder).iterdir())) == _WITH_TORCH, "the workers to import torch", command)
+            time.sleep(1)  # the fork server has ended by then: its pages are theirs
+            return sum(_kilobytes(int(file.name), "smaps_rollup", "Pss") for file in Path(folder).iterdir()) / 1e3
+        finally:
+            command.terminate()
+            command.wait()
 
 
 class _Rest:

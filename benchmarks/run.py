@@ -42,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "slurm": slurm.start,
     "slurm-crash": slurm.crash,
     "rest": rests.rest,
+    "memory": rests.memory,
     "lines": outputs.lines,
     "flood": outputs.flood,
     "differences": differences.differences,
