@@ -46,16 +46,37 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
         compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
     except re.error as error:
         raise LaunchError(f"--grep {pattern}: {error}", hint="a regular expression of Python's is expected") from None
-    try:
-        seconds = duration(since) if since is not None else None
-    except BadValue as error:
-        raise LaunchError(f"--since {since}: {error}", hint="type for example `--since 5m`") from None
     return Wanted(
         ranks=find.ranks_meant(ranks),
         pattern=compiled,
-        since=now - seconds if seconds is not None else None,
+        since=beginning(since, now) if since is not None else None,
         follow=follow,
     )
+
+
+def beginning(since: str, now: float) -> float:
+    """Read a time span until now, a time of day, the last one that was, or a date; in seconds since 1970.
+
+    Raises:
+        LaunchError: it is none of them, or still to come.
+    """
+    from datetime import datetime, timedelta  # few commands need it
+
+    try:
+        if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", since):
+            today = datetime.fromtimestamp(now)  # noqa: DTZ006 - times are those of the time zone here, as its clocks show them
+            at = datetime.fromisoformat(f"{today:%Y-%m-%d}T{since:0>{5 if since.count(':') == 1 else 8}}")
+            return (at if at <= today else at - timedelta(days=1)).timestamp()
+        is_date = re.match(r"\d{4}-\d\d-\d\d", since)
+        then = datetime.fromisoformat(since).timestamp() if is_date else now - duration(since)
+    except (ValueError, BadValue):
+        raise LaunchError(f"--since {since}: expected a time span, a time of day or a date", hint=_TIMES) from None
+    if then > now:
+        raise LaunchError(f"--since {since}: that time is still to come", hint=_TIMES)
+    return then
+
+
+_TIMES = "type for example `--since 5m`, `--since 14:05`, `--since 14:05:30` or `--since 2026-11-22T14:05`"
 
 
 def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[[str], None]) -> int:

@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -76,6 +78,9 @@ def test_ranks_come_one_after_the_other_and_several_are_told_apart(run, capfdbin
         (None, {"ranks": "0-99999999"}, "expected ranks"),
         (None, {"pattern": "("}, "--grep ("),
         (None, {"since": "yesterday"}, "--since yesterday: expected"),
+        (None, {"since": "24:05"}, "--since 24:05: expected"),
+        (None, {"since": "2026-11-31"}, "--since 2026-11-31: expected"),
+        (None, {"since": "2999-01-01T10:00"}, "--since 2999-01-01T10:00: that time is still to come"),
     ],
 )
 def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options, message):
@@ -83,6 +88,31 @@ def test_what_there_is_not_is_said_in_one_error(run, capfdbinary, named, options
         shown(capfdbinary, run, named, **options)
     assert message in raised.value.message
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("since", "then"),
+    [
+        ("90s", "2026-11-22T14:03:30"),
+        ("14:05", "2026-11-22T14:05:00"),
+        ("14:05:01", "2026-11-21T14:05:01"),
+        ("9:30", "2026-11-22T09:30:00"),
+        ("9:30:07", "2026-11-22T09:30:07"),
+        ("2026-11-20", "2026-11-20T00:00:00"),
+        ("2026-11-20 23:59", "2026-11-20T23:59:00"),
+        ("2026-11-22T14:05", "2026-11-22T14:05:00"),
+        ("2026-11-22T09:05:00-04:00", "2026-11-22T14:05:00"),
+    ],
+)
+def test_since_is_a_span_a_time_of_day_the_last_one_or_a_date_of_the_time_zone_here(monkeypatch, since, then):
+    monkeypatch.setenv("TZ", "UTC-1")
+    time.tzset()
+    try:
+        now = datetime.fromisoformat("2026-11-22T14:05:00").timestamp()
+        assert logs.beginning(since, now) == datetime.fromisoformat(then).timestamp()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @given(st.frozensets(st.integers(0, 500), min_size=1))
