@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-ENTRIES = "500"
+ENTRIES = "500"  # more cost memory, and time at each look; docs/guides/debugging.md has the figures
 MOST_GROUPS = 256  # that are written down
 ROOM = 1 << 20  # characters of all that is written down, which is what the agent reads
 # the first since 2.13; before, the other is the only one, and later it makes torch print a warning
