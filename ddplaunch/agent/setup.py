@@ -14,10 +14,10 @@ from ddplaunch.agent.begin import JobInputs
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import visible
-from ddplaunch.output.display import Display, Stream
+from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import ShownWorker
+from ddplaunch.output.streams import ShownWorker, Stream
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory

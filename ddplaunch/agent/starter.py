@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
 from ddplaunch.agent.worker_pipes import WorkerPipes, close
-from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
+from ddplaunch.output.streams import Stream
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment
 from ddplaunch.process.linux import bounded_file

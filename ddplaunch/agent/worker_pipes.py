@@ -6,8 +6,8 @@ import selectors
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
+from ddplaunch.output.streams import Stream
 from ddplaunch.process.pump import Pump, room
 
 

@@ -13,8 +13,8 @@ from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.worker_pipes import WorkerPipes
-from ddplaunch.output.display import Stream
 from ddplaunch.output.sinks import Output
+from ddplaunch.output.streams import Stream
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.variables import init_file
 from ddplaunch.process import clock

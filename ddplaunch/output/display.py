@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ddplaunch.output.collapse import Collapse, Group
     from ddplaunch.output.interrupts import Interrupts
 
-__all__ = ["Display", "Stream"]
-
 
 class _RawReader:
     """The only worker on the console, without a prefix: every byte at once, unchanged."""

@@ -11,8 +11,7 @@ from ddplaunch.cluster.hostlist import Host
 from ddplaunch.control.fields import line
 from ddplaunch.devices.node import Node
 from ddplaunch.options.argv import to_argv
-from ddplaunch.output.display import Stream
-from ddplaunch.output.streams import Screen
+from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.record import replace
 from ddplaunch.remote.messages import CoordinatorAddress, Order

@@ -9,5 +9,3 @@ from ddplaunch.cluster.hostlist.brackets import compress, counts, expand
 from ddplaunch.cluster.hostlist.filter import exclude, include
 from ddplaunch.cluster.hostlist.host import Host
 from ddplaunch.cluster.hostlist.hostfile import parse_hostfile, parse_hosts
-
-__all__ = ["Host", "compress", "counts", "exclude", "expand", "include", "parse_hostfile", "parse_hosts"]

@@ -19,8 +19,6 @@ from ddplaunch.slurm.submit.check import check, check_output
 from ddplaunch.slurm.submit.sbatch_options import KNOWN, SHORT
 from ddplaunch.spec import JobSpec
 
-__all__ = ["Draft", "Understand", "draft", "exported", "send", "split"]
-
 # parses the arguments behind --: gives how many of them are SCRIPT and its arguments, and the job
 ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 

@@ -9,8 +9,7 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.output.display import Stream
-from ddplaunch.output.streams import Screen
+from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
 from ddplaunch.spec import JobSpec
