@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem, ShellComplete
 
 from ddplaunch.cli.parser import with_values
 from ddplaunch.cli.verbs import ABOUT, FORMS, NAMES_NO_RUN, RUN_OPTIONS, SUBMIT_OPTIONS, VERBS
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS, SHELLS
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 
 def command(verb: str) -> click.Command:
@@ -74,8 +71,6 @@ class _Submit(_Verb):
         return []
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
         from ddplaunch.slurm.submit.sbatch_options import KNOWN
 
         own = super().shell_complete(ctx, incomplete)
@@ -102,8 +97,6 @@ class _Root(click.Group):
         return super().parse_args(ctx, ["run", *args] if args and args[0] not in VERBS else args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
         if incomplete.startswith("-"):
             run = self.commands["run"]
             return run.shell_complete(click.Context(run), incomplete)
@@ -137,8 +130,6 @@ def _about() -> list[click.Parameter]:
 
 
 def _files(incomplete: str, kind: str = "file") -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, type=kind)]
 
 
@@ -147,8 +138,6 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem, ShellComplete
-
     argv = ctx.params["job"]
     if argv is None:
         return [CompletionItem("--")] if "--".startswith(incomplete) else []
@@ -161,8 +150,6 @@ def _complete_shell(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
     from ddplaunch.runs.find import names
 
     found = [CompletionItem(name) for name in names(os.environ) if name.startswith(incomplete)]
@@ -170,8 +157,6 @@ def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
     option = BY_NAME[str(param.name)]
     choices = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
     if option.path or option.optional is not None:  # without a value, the next argument may be the script
