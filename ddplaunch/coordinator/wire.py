@@ -169,11 +169,6 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
     return None
 
 
-def sent_seat(seat: Seat) -> messages.Seat:
-    """Give a seat as it is sent."""
-    return messages.Seat(host_name(seat.host), seat.workers)
-
-
 def _sent_seats(seats: Sequence[Seat]) -> tuple[messages.Seats, ...]:
     alike = groupby(seat.workers for seat in seats)
     return tuple(messages.Seats(sum(1 for _ in each), workers) for workers, each in alike)
