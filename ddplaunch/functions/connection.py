@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch.functions import pickling
+from ddplaunch.report.run_socket import uid_of
 
 # the same in worker/call.py, which runs where ddplaunch need not be
 NONCE = 32  # bytes; a proof has as many
@@ -30,7 +31,6 @@ ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
 AT_ONCE = 200  # descriptors in one message; Linux takes 253
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _CHUNK = 1 << 20  # bytes
 _ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
 
@@ -57,8 +57,7 @@ class WorkerListener:
             connection, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return None
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+        if uid_of(connection) != os.geteuid():
             connection.close()
             return None
         connection.setblocking(False)
