@@ -18,6 +18,7 @@ from ddplaunch.control.handshake import Key, key
 from ddplaunch.control.mac import sha256
 from ddplaunch.coordinator.link import Link
 from ddplaunch.options import token
+from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.process import clock
@@ -72,7 +73,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
             python=sys.version.partition(" ")[0],
             torch=line(torch),
             script=line(_digest(spec)),
-            nnodes=_nnodes(spec),
+            nnodes=write_nnodes(spec.nnodes),
         ),
         has_front=token.RDZV_PORT in env,
         listen=None if rendezvous.coordinator is False else _listen(),
@@ -150,8 +151,3 @@ def _digest(spec: JobSpec) -> str:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return f"{os.path.basename(spec.program.target)} ({digest.hexdigest()[:12]})"
-
-
-def _nnodes(spec: JobSpec) -> str:
-    low, high = spec.nnodes
-    return str(low) if low == high else f"{low}:{high}"

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
 from ddplaunch.slurm.submit import output_paths
 from ddplaunch.slurm.submit.args import SubmitRequest
@@ -91,9 +92,8 @@ def _nodes(request: SubmitRequest, spec: JobSpec) -> None:
         )
     min_nodes, max_nodes = spec.nnodes
     if "nnodes" in spec.origins and not min_nodes <= given <= max_nodes:
-        asked = str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
         raise LaunchError(
-            f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', asked)} do not go together",
+            f"--nodes {found[0]} of sbatch and {spec.asked('nnodes', write_nnodes(spec.nnodes))} do not go together",
             hint="leave --nnodes out: the job has all nodes that Slurm gives it",
         )
 
