@@ -27,7 +27,7 @@ from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
-    from ddplaunch.process.mps import MpsService
+    from ddplaunch.process.mps import Mps
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
@@ -276,11 +276,11 @@ class Workers:
         return list(ends.values())
 
 
-def _mps(setup: WorkerSetup, ask_apart: AskApart) -> MpsService | None:
+def _mps(setup: WorkerSetup, ask_apart: AskApart) -> Mps | None:
     if setup.mps_control is None:
         return None
-    from ddplaunch.process.mps import MpsService  # few jobs need it
+    from ddplaunch.process.mps import Mps  # few jobs need it
 
     # removed with that folder when this process is killed
     folder = f"{setup.error_files.folder}/mps-{setup.generation}"
-    return MpsService(setup.mps_control, setup.env, folder, ask_apart)
+    return Mps(setup.mps_control, setup.env, folder, ask_apart)

@@ -19,10 +19,13 @@ QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit
 
 
 class Mps:
-    """A daemon, its folders and variables. Only `start` and `quit` wait for anything: they are questions for a child."""
+    """A daemon, its folders and variables. A loop waits for nothing of it: children start it and have it quit."""
 
-    def __init__(self, control: str, env: Mapping[str, str], folder: str) -> None:
-        """`control` is the path of nvidia-cuda-mps-control, `env` the workers' environment; `folder` is made here."""
+    def __init__(self, control: str, env: Mapping[str, str], folder: str, ask_apart: AskApart) -> None:
+        """Have it started; `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
+
+        `folder` is made for it.
+        """
         self._control = control
         self._folder = folder
         self.variables = {
@@ -31,9 +34,20 @@ class Mps:
         }
         # the daemon would renumber the devices visible to it, and its clients apply the variable again
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
+        self._ask_apart = ask_apart
+        self._asked = ask_apart(self._start_in_time, "interrupted")
 
-    def start(self) -> str:
-        """Start the daemon; give the reason if it does not start, else ""."""
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is not known yet what came of the start."""
+        return bool(self._asked.pid)
+
+    @property
+    def why_not_started(self) -> str:
+        """The reason if it did not start, else ""."""
+        return self._asked.answer
+
+    def _start_in_time(self) -> str:
         try:
             return ask(self._start, START_TIMEOUT)
         except (OSError, AskedEnded) as error:  # TimeoutError is an OSError
@@ -59,8 +73,12 @@ class Mps:
             why = stderr.read().decode(errors="replace").strip()
         return "" if done.returncode == 0 else f"{self._control} -d did not start: {why or 'no output on stderr'}"
 
-    def quit(self) -> None:
-        """Send the daemon `quit`, without waiting for its end."""
+    def dismiss(self) -> None:
+        """Have it quit, without waiting for its end."""
+        self._asked.give_up()
+        self._ask_apart(self._quit_in_time, None)
+
+    def _quit_in_time(self) -> None:
         try:
             ask(self._quit, QUIT_TIMEOUT)
         except (OSError, AskedEnded):
@@ -75,36 +93,6 @@ class Mps:
     def remove(self) -> None:
         """Remove its folders, once it has ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class MpsService:
-    """The daemon as a loop has it, which waits for nothing: children start it and have it quit."""
-
-    def __init__(self, control: str, env: Mapping[str, str], folder: str, ask_apart: AskApart) -> None:
-        """Have it started; see `Mps`."""
-        self._mps = Mps(control, env, folder)
-        self.variables = self._mps.variables
-        self._ask_apart = ask_apart
-        self._start = ask_apart(self._mps.start, "interrupted")
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether it is not known yet what came of the start."""
-        return bool(self._start.pid)
-
-    @property
-    def why_not_started(self) -> str:
-        """The reason if it did not start, else ""."""
-        return self._start.answer
-
-    def dismiss(self) -> None:
-        """Have it quit."""
-        self._start.give_up()
-        self._ask_apart(self._mps.quit, None)
-
-    def remove(self) -> None:
-        """Remove its folders, once it has ended."""
-        self._mps.remove()
 
 
 def _take_signals() -> None:
