@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
+from msgspec.structs import asdict
+
 from ddplaunch.control.arrival_answers import MAX_MEMBERS, NodeArrivals, SentArrivals
 from ddplaunch.control.fields import number, piece
 from ddplaunch.plan.ranks import compress
@@ -73,16 +75,7 @@ def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:
     for each in node.series:
         numbers, times = tuple(accumulate(each.numbers)), tuple(accumulate(each.times))
         if len(numbers) == len(times):
-            found.setdefault(each.rank, []).append(
-                Arrivals(
-                    group=each.group,
-                    members=node.members[each.members] if each.members < len(node.members) else "",
-                    numbers=numbers,
-                    times=times,
-                    newest=each.newest,
-                    newest_at=each.newest_at,
-                    length=each.length,
-                    period=each.period,
-                )
-            )
+            members = node.members[each.members] if each.members < len(node.members) else ""
+            known = {**asdict(each), "members": members, "numbers": numbers, "times": times}
+            found.setdefault(known.pop("rank"), []).append(Arrivals(**known))
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from msgspec.structs import asdict
+
 from ddplaunch.control.fields import line, number, piece, text
 from ddplaunch.control.stack_answers import (
     MAX_PROCESSES,
@@ -79,50 +81,21 @@ def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
 
 def received(node: NodeStacks, host: str) -> list[Sample]:
     """Give the samples of a node on `host`."""
-    stacks = [
-        tuple(Frame(file=frame.file, line=frame.line, function=frame.function) for frame in stack)
-        for stack in node.stacks
-    ]
-    return [
-        Sample(
-            rank=process.rank,
-            pid=process.pid,
-            host=host,
-            child=process.child,
-            threads=tuple(
-                Thread(frames=_at(stacks, thread.stack), name=thread.name, is_main=thread.is_main)
-                for thread in process.threads
-            ),
-            state=process.state,
-            ended=process.ended,
-            groups=None
-            if process.groups is None
-            else tuple(
-                Group(
-                    name=group.name,
-                    title=group.title,
-                    members=_at(node.members, group.members),
-                    calls=tuple(_call(call) for call in group.calls),
-                )
-                for group in process.groups
-            ),
-            native=process.native,
-            ras=process.ras,
+    stacks = [tuple(Frame(**asdict(frame)) for frame in stack) for stack in node.stacks]
+    samples = []
+    for process in node.processes:
+        threads = (
+            Thread(frames=_at(stacks, thread.stack), name=thread.name, is_main=thread.is_main)
+            for thread in process.threads
         )
-        for process in node.processes
-    ]
+        groups = None if process.groups is None else tuple(_received_group(group, node) for group in process.groups)
+        samples.append(Sample(host=host, **{**asdict(process), "threads": tuple(threads), "groups": groups}))
+    return samples
 
 
-def _call(call: SentCall) -> Call:
-    return Call(
-        number=call.number,
-        operation=call.operation,
-        inputs=call.inputs,
-        outputs=call.outputs,
-        done=call.done,
-        is_p2p=call.is_p2p,
-        at=call.at,
-    )
+def _received_group(group: SentGroup, node: NodeStacks) -> Group:
+    calls = tuple(Call(**asdict(call)) for call in group.calls)
+    return Group(name=group.name, title=group.title, members=_at(node.members, group.members), calls=calls)
 
 
 def _at(table: Sequence[tuple[T, ...]], place: int) -> tuple[T, ...]:
