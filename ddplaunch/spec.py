@@ -122,12 +122,8 @@ class JobSpec:
 
     # processes
     start_method: str = "spawn"  # "spawn": each worker is a fresh process; "forkserver": forked from a warm one
-    preload: tuple[str, ...] | None = (
-        None  # modules that the fork server imports; None: torch and what its steps import
-    )
-    keep_warm: int | None = (
-        None  # minutes for which the fork server stays for the next run; None: it ends with this one
-    )
+    preload: tuple[str, ...] | None = None  # what the fork server imports; None: torch and what its steps import
+    keep_warm: int | None = None  # minutes for which the fork server stays for the next run; None: it ends with this
 
     # supervision
     grace_period: float = 30.0  # seconds from stop to kill
@@ -157,9 +153,8 @@ class JobSpec:
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
     origins: Mapping[str, str] = NOTHING
-    remarks: tuple[
-        str, ...
-    ] = ()  # options of torchrun without effect here, files that are ignored: why, one sentence each
+    # options of torchrun without effect here, files that are ignored: why, one sentence each
+    remarks: tuple[str, ...] = ()
 
     @property
     def signals(self) -> tuple[Signals, ...]:

@@ -30,9 +30,7 @@ class FrontOutput:
         self.written = 0  # bytes
         self.failed: str | None = None  # why output could not be written
         self._area: StatusArea | None = None  # since the first bar
-        self._terminals: tuple[
-            bytes, ...
-        ] = ()  # where lines have to stand above the area, which is on the last of them
+        self._terminals: tuple[bytes, ...] = ()  # where lines have to stand above the area, on the last of them
 
     def show(self, reader: socket.socket) -> None:
         """Write what the agent sends until it ends."""

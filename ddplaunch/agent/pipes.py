@@ -262,9 +262,8 @@ class Backpressure:
         elif self._queue.full and not self._held and not self._muted:
             self._held = True
             self._expect_progress(now)
-        elif (
-            self._muted and not logged
-        ):  # a log could not be written any more: from here on waiting is better than losing
+        elif self._muted and not logged:
+            # a log could not be written any more: from here on waiting is better than losing
             self._held, self._muted = True, False
             self._expect_progress(now)
         elif self._held and self.deadline is not None and now >= self.deadline:

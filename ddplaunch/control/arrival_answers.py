@@ -41,8 +41,7 @@ class SentArrivals(Struct, frozen=True, array_like=True):
 class NodeArrivals(Struct, frozen=True, tag="arrivals"):
     """All workers of a node that tell."""
 
-    wall: Annotated[
-        int, Meta(ge=-(2**63), le=2**63 - 1)
-    ]  # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
+    # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
+    wall: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     members: Annotated[tuple[Members, ...], Meta(max_length=4096)]
     series: Annotated[tuple[SentArrivals, ...], Meta(max_length=_MAX_SERIES)]

@@ -77,9 +77,8 @@ class Begin(Struct, frozen=True, tag="begin"):
 
     generation: Number
     place: Number
-    seats: Annotated[
-        tuple[Seats, ...], Meta(max_length=MAX_SEATS)
-    ]  # by place; one by one they would be most of all that is sent
+    # by place; one by one they would be most of all that is sent
+    seats: Annotated[tuple[Seats, ...], Meta(max_length=MAX_SEATS)]
     run_id: Name
     address: Host  # MASTER_ADDR
     port: Port  # MASTER_PORT

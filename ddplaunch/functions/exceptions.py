@@ -51,9 +51,7 @@ class Raised:
     """An exception as a worker sent it."""
 
     rank: int
-    parts: (
-        tuple[type, tuple[Any, ...], Mapping[str, Any]] | None
-    )  # type, args, attributes; None: not all of it is known here
+    parts: tuple[type, tuple[Any, ...], Mapping[str, Any]] | None  # type, args, attributes; None: not all is known here
     type: str  # as a traceback names it
     message: str
     traceback: str

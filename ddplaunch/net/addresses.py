@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from ddplaunch.record import record
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_AT = {
-    socket.AF_INET: (4, 4),
-    socket.AF_INET6: (8, 16),
-}  # where a sockaddr has its address, and of how many bytes: ip(7), ipv6(7)
+# where a sockaddr has its address, and of how many bytes: ip(7), ipv6(7)
+_AT = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 _RUNNING = 0x40  # IFF_RUNNING: it is up, and has a carrier; netdevice(7)
 _LOOPBACK6 = socket.inet_pton(socket.AF_INET6, "::1")
 _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so: ::ffff:a.b.c.d

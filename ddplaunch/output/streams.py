@@ -39,9 +39,7 @@ class Screen:
 
     terminals: frozenset[Stream]
     colour: frozenset[Stream]
-    live: frozenset[Stream] = (
-        frozenset()
-    )  # on which progress bars are shown in place: terminals on which the cursor moves
+    live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Screen:

@@ -72,9 +72,7 @@ class Reporter:
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
         self._has_terminal = False
-        self.job_failure: WorkerExit | StartFailure | None = (
-            None  # of a job of several nodes, as the coordinator knows it
-        )
+        self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
         self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
         self.pace: float | None = None  # steps in a second

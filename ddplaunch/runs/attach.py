@@ -68,9 +68,7 @@ def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], wri
                 case requests.Attached():
                     write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     sock.settimeout(None)
-                    signal.signal(
-                        signal.SIGINT, signal.default_int_handler
-                    )  # it does not end the command at the prompt
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
                 case requests.Said(text, asks, ends):
                     if not asks:

@@ -38,11 +38,8 @@ _WORDS = {
     "PREEMPTED": "was preempted",
     "TIMEOUT": "reached its time limit",
 }
-_WITH_A_STATUS = (
-    "CANCELLED",
-    "COMPLETED",
-    "FAILED",
-)  # in other states, ExitCode is the signal by which Slurm ended the job, or a number of its own
+# in other states, ExitCode is the signal by which Slurm ended the job, or a number of its own
+_WITH_A_STATUS = ("CANCELLED", "COMPLETED", "FAILED")
 _LAST_SIGNAL = 64
 _LAUNCH_FAILURE = "JobLaunchFailure"
 _FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"

@@ -152,9 +152,7 @@ class State:
     lost: tuple[str, ...] = ()  # nodes that were lost in this generation, and how: "node 2 (c): silent for 10 s"
     left: tuple[str, ...] = ()  # processes that could not be ended
     has_begun: bool = False  # workers were started, or may have been
-    ended_idle: bool = (
-        False  # the job ended while there were no workers: `node_exits` are those of the generation before
-    )
+    ended_idle: bool = False  # the job ended while there were no workers: `node_exits` are of the generation before
     halted: bool = False  # nothing is started again
     regroup_at: float = 0.0  # no generation begins before: what made a node leave may be on its way to others
     phase_deadline: float | None = None  # when this phase has waited long enough
@@ -162,9 +160,7 @@ class State:
     notice_at: float | None = None  # when to report what is being waited for
     job_deadline: float | None = None  # when the time of the whole job is up
     suspended_at: float | None = None
-    held: frozenset[int] = (
-        frozenset()
-    )  # the ids of nodes that have said that a debugger holds a worker of this generation
+    held: frozenset[int] = frozenset()  # ids of nodes that say that a debugger holds a worker of this generation
     status: int | None = None
 
     @property

@@ -167,9 +167,8 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
     all_gone = not state.alive and not state.pending
     had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
     if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
-        return stop(
-            replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False
-        )  # there was no prompt to take it
+        # there was no prompt to take it
+        return stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
             # those before it follow, or the workers would have been asked to end
