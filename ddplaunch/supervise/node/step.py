@@ -117,36 +117,22 @@ def step(state: State, event: events.Event) -> Result:
 
 
 def _start(state: State, begun: events.GenerationBegun) -> Result:
-    state = replace(
-        state,
+    begins = State(
         policy=replace(state.policy, ranks=begun.ranks),
         phase=Phase.RUNNING,
-        why=None,
         generation=begun.generation,
-        alone=begun.alone,
-        notice=0,  # these workers have not received it
-        interrupted=False,
-        at_terminal=None,
-        was_debugged=False,
-        queued=(),
-        attached=frozenset(),
-        pending=begun.ranks,
-        suspended_at=None,
-        hosts_store=False,
-        exits=(),
-        raised=(),
-        causes=frozenset(),
-        left=(),
         generation_at=begun.at,
-        taking=False,
-        expected=0,
-        expected_by=None,
-        look_at=None,
-        phase_deadline=None,
-        warning_deadline=None,
-        raised_deadline=None,
+        still_since=begun.at,
+        alone=begun.alone,
+        pending=begun.ranks,
+        # what is not of one generation alone
+        abandoned=state.abandoned,
+        signum=state.signum,
+        front_lost=state.front_lost,
+        halted=state.halted,
+        status=state.status,
     )
-    return state, (actions.StartWorkers(begun.generation),)
+    return begins, (actions.StartWorkers(begun.generation),)
 
 
 def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
