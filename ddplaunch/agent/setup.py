@@ -71,7 +71,7 @@ class AgentSetup:
 
     def __init__(self, inputs: JobInputs, files: FileQueue) -> None:
         """Have the process that takes `files` make the folder of the run while all else is made ready."""
-        self._inputs = inputs
+        self.inputs = inputs  # what was known before the agent started
         self.began = time.monotonic()
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
@@ -81,18 +81,13 @@ class AgentSetup:
         if inputs.is_alone:
             self.make_folder(self.draft)
 
-    @property
-    def inputs(self) -> JobInputs:
-        """What was known before the agent started."""
-        return self._inputs
-
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Give what workers are started with; `address` is that of this node as the others reach it.
 
         Raises:
             LaunchError: what all nodes agreed on does not fit this one.
         """
-        inputs, spec = self._inputs, self._inputs.spec
+        inputs, spec = self.inputs, self.inputs.spec
         plan = self.draft
         if generation.agreed is not None:
             from ddplaunch.coordinator.plan import agreed_plan  # one node needs none of it
@@ -120,16 +115,16 @@ class AgentSetup:
     @property
     def is_last_generation(self) -> bool:
         """Whether no generation can follow that which is there."""
-        least, most = self._inputs.allocation.nnodes
-        return self._inputs.spec.max_restarts == 0 and least == most
+        least, most = self.inputs.allocation.nnodes
+        return self.inputs.spec.max_restarts == 0 and least == most
 
     def make_folder(self, plan: Plan) -> None:
         """Have the run folder made."""
-        self.folder = folder_of_run(self._inputs.spec, self._inputs.env, plan, self.files)
+        self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files)
 
     def output(self, queue: OutputQueue, plan: Plan) -> Output:
         """Give what shows and keeps the workers' output."""
-        inputs, spec = self._inputs, self._inputs.spec
+        inputs, spec = self.inputs, self.inputs.spec
         shown = [
             ShownWorker(
                 rank=worker.rank,
@@ -155,7 +150,7 @@ class AgentSetup:
 
     def reporter(self, queue: OutputQueue) -> Reporter:
         """Give what reports."""
-        inputs = self._inputs
+        inputs = self.inputs
         ours = OURS if inputs.allocation.start else STDERR
         return Reporter(
             lambda text: queue.put(ours, visible(text).encode(errors="surrogateescape")),

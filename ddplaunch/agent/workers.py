@@ -52,7 +52,7 @@ class Workers:
         self._selector = selector
         self._ended = ended
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
-        self._running: dict[int, RunningWorker] = {}
+        self.running: dict[int, RunningWorker] = {}  # by rank, dead ones included until they are reaped
         self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
         self._raised: set[int] = set()
         self._ends: set[int] = set()
@@ -76,11 +76,6 @@ class Workers:
         return self._setup.plan.workers
 
     @property
-    def running(self) -> Mapping[int, RunningWorker]:
-        """Those that were started, by rank, dead ones included until they are reaped."""
-        return self._running
-
-    @property
     def quiet(self) -> Mapping[int, float]:
         """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
         now = clock.now()
@@ -97,12 +92,12 @@ class Workers:
     @property
     def pids(self) -> frozenset[int]:
         """The processes of all workers, dead ones included until they are reaped."""
-        return frozenset(worker.pid for worker in self._running.values())
+        return frozenset(worker.pid for worker in self.running.values())
 
     @property
     def ended(self) -> frozenset[int]:
         """The processes of those that are known to have ended, and are still there: nothing is below them."""
-        ended = (self._running[rank] for rank in self._ends)
+        ended = (self.running[rank] for rank in self._ends)
         return frozenset(worker.pid for worker in ended if worker.is_kept)
 
     @property
@@ -113,7 +108,7 @@ class Workers:
     @property
     def recorders(self) -> Mapping[int, str]:
         """Where torch tells of the collectives of each worker, by rank; nothing is there before it has a process group."""
-        return {rank: worker.recorder for rank, worker in self._running.items() if worker.recorder}
+        return {rank: worker.recorder for rank, worker in self.running.items() if worker.recorder}
 
     @property
     def may_start(self) -> bool:
@@ -137,7 +132,7 @@ class Workers:
             raise CannotStart.of(error, ranks[error.place]) from None
         for running in started:
             self.waiting.popleft()
-            self._running[running.rank] = running
+            self.running[running.rank] = running
             self._selector.register(running.ended, selectors.EVENT_READ, partial(self._ended, running.rank))
         return [(running.rank, running.pid) for running in started]
 
@@ -164,7 +159,7 @@ class Workers:
         Raises:
             CannotStart: it ended before it became its program.
         """
-        running, plan = self._running[rank], self._plans[rank]
+        running, plan = self.running[rank], self._plans[rank]
         end = running.look()
         if end is None:
             return None
@@ -196,7 +191,7 @@ class Workers:
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
         """Give the exceptions that workers have recorded since this was last asked."""
-        written = self._setup.error_files.written(self._setup.generation) & self._running.keys()
+        written = self._setup.error_files.written(self._setup.generation) & self.running.keys()
         for rank in sorted(written - self._raised):
             if (error := error_file.read(self._setup.error_file(rank))) is not None:
                 self._raised.add(rank)
@@ -204,15 +199,15 @@ class Workers:
 
     def lingering(self) -> Iterable[tuple[int, WorkerError]]:
         """Give those exceptions that workers have recorded which have not ended since."""
-        return [(rank, error) for rank, error in self.newly_raised() if self._running[rank].look() is None]
+        return [(rank, error) for rank, error in self.newly_raised() if self.running[rank].look() is None]
 
     # --- signals
 
     def forward(self, signum: int, ranks: Iterable[int]) -> None:
         """Send a signal to the groups of these workers, as far as they still live."""
         for rank in ranks:
-            if rank in self._running and self._running[rank].look() is None:
-                self._running[rank].signal(signum)
+            if rank in self.running and self.running[rank].look() is None:
+                self.running[rank].signal(signum)
 
     def end(self, signum: int, ranks: Iterable[int], at: float, *, by_cluster: bool = False) -> None:
         """Send the groups of these workers, dead or alive, a signal that is meant to end them.
@@ -222,27 +217,27 @@ class Workers:
         if signum == signal.SIGINT:
             self._output.interrupted()
         for rank in ranks:
-            if rank in self._running:
-                running = self._running[rank]
+            if rank in self.running:
+                running = self.running[rank]
                 had_it = by_cluster and at - running.started_at > LISTED_WITHIN
                 running.end(signum, at, had_it=had_it)
         for rank in ranks:
-            if rank in self._running:
-                self._running[rank].count_written()
+            if rank in self.running:
+                self.running[rank].count_written()
 
     def written_since_stop(self, ranks: Iterable[int]) -> Mapping[int, int]:
         """How many bytes each of these workers has written since it was asked to end."""
-        return {rank: self._running[rank].written_since_stop() for rank in ranks if rank in self._running}
+        return {rank: self.running[rank].written_since_stop() for rank in ranks if rank in self.running}
 
     def suspend(self, suspended: bool) -> None:
         """SIGSTOP or SIGCONT every group."""
-        for worker in self._running.values():
+        for worker in self.running.values():
             worker.signal(signal.SIGSTOP if suspended else signal.SIGCONT)
 
     @property
     def has_stopped(self) -> bool:
         """Whether every worker is stopped, or has ended."""
-        return all(worker.has_stopped for worker in self._running.values())
+        return all(worker.has_stopped for worker in self.running.values())
 
     # --- the end of the generation
 
@@ -259,7 +254,7 @@ class Workers:
         """Release everything that this generation held; give the ends with what each worker has used."""
         ends = {exit.rank: exit for exit in exits}
         self._pipes.close(at)
-        for rank, running in self._running.items():
+        for rank, running in self.running.items():
             if running.ended in self._selector.get_map():
                 self._selector.unregister(running.ended)  # it could not be killed
             usage = running.reap()
@@ -268,7 +263,7 @@ class Workers:
         if self._mps is not None:
             self._mps.remove()
         self._output.close_filters()
-        self._running.clear()
+        self.running.clear()
         self._ends.clear()
         path = init_file(self._setup.plan, self._setup.generation)
         if path is not None and self._setup.plan.node_rank == 0:
