@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 
@@ -68,6 +67,8 @@ def fails_when_told():
 
 def leaves_something():
     """Before rank 1 fails, it starts a process in a session of its own; the next generation looks for it."""
+    import subprocess
+
     ready()
     if RANK == 1:
         if GENERATION:
