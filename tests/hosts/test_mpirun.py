@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.conftest import PATIENCE
 from tests.hosts.job import HostsJob
 
 # what ssh starts has no variables of ours; MPICH passes all on by itself
@@ -65,4 +66,4 @@ def test_ranks_are_those_of_mpirun_and_the_first_failure_gives_the_status(by_mpi
     assert (result.status, sorted(result.out.splitlines())) == (7, places), result.err
     assert "error: rank 2 on node1 failed: exit status 7" in result.err
     assert "unauthenticated" not in result.err
-    job.nothing_left(patience=5)
+    job.nothing_left(patience=PATIENCE)

@@ -98,7 +98,8 @@ def test_of_two_failures_the_earlier_is_named_whichever_the_coordinator_hears_of
     bed.lag(lagging, 200)
     start(f"{first}=raises_when_told", f"{second}=raises_when_told")
     job.put(f"fail-{first}")
-    time.sleep(0.1)
+    job.sign(f"fails-{first}")
+    time.sleep(0.1)  # what the second one is later
     job.put(f"fail-{second}")
     results = job.wait_each()
     assert first_named(job, results) == first

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Result, until
+from tests.conftest import PATIENCE, Result, until
 from tests.hosts import over_ssh
 from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
 
@@ -46,7 +46,7 @@ def refused(job, program) -> Callable[..., Result]:
         error = "".join(lines)
         assert error.startswith("error: ")
         assert (error.count("error: "), error.count("hint: "), result.out) == (1, 1, "")
-        job.nothing_left(patience=10)  # what was just being started on another host learns of the end by its ssh
+        job.nothing_left(patience=PATIENCE)  # what was just being started on another host learns of the end by its ssh
         assert not list(job.home.glob("signs/*")), "a worker was started"
         return result
 
@@ -106,7 +106,7 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
     # on a slow machine, also that it waits
     printed = [line for line in result.err.splitlines() if not line.startswith("ddplaunch: waiting for ")]
     assert printed == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
-    job.nothing_left(patience=10)
+    job.nothing_left(patience=PATIENCE)
 
 
 # --- the interpreter

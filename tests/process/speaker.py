@@ -15,6 +15,7 @@ from ddplaunch.control.handshake import Client, Handshake, Key, Session
 from ddplaunch.coordinator import join
 from ddplaunch.devices.node import inspect
 from ddplaunch.plan.make import make_plan
+from tests.conftest import PATIENCE
 
 
 class Speaker:
@@ -81,7 +82,7 @@ class Visitor(Speaker):
     """A connection to the coordinator; with the key it has introduced itself."""
 
     def __init__(self, port: int, key: Key | None = None) -> None:
-        sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+        sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         super().__init__(sock, Client(key) if key is not None else None)
 
 

@@ -9,7 +9,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PATIENCE, until
 from tests.process.terminal import stopped
 
 
@@ -126,7 +126,7 @@ def test_when_the_front_of_a_node_is_killed_all_nodes_end_at_once(nodes, start, 
     expected = [122, 122, 122]
     expected[place] = -SIGKILL
     assert [result.status for result in nodes.ends()] == expected
-    nodes.nothing_left(patience=5)
+    nodes.nothing_left(patience=PATIENCE)
     (stopping,) = nodes.events_of(0, "node_stopping")
     assert (stopping["node_rank"], stopping["why"]) == (place, "front_lost")
 

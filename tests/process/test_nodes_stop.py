@@ -68,17 +68,15 @@ def test_a_signal_that_does_not_stop_reaches_the_workers_of_its_node_only(nodes,
 
 
 def test_the_timeout_of_node_0_is_that_of_the_job(nodes, program):
-    began = time.monotonic()
-    for place, seconds in enumerate(("1", "60")):
+    for place, seconds in enumerate(("1", "600")):
         nodes.node(*nodes.static(2, place), "--timeout", seconds, program("behave"), "all=default")
     assert nodes.statuses() == [124, 124]
-    assert 1 <= time.monotonic() - began < 30
     for node in nodes.started:
         assert node.err.splitlines()[-1].startswith("ddplaunch: stopped: --timeout of 1 s was reached"), node.err
 
 
 def test_the_timeout_of_another_node_is_not_counted(nodes, program):
-    for seconds in ("60", "0.6"):
+    for seconds in ("600", "0.6"):
         nodes.node(*nodes.c10d(2), "--timeout", seconds, program("behave"), "all=done_when_told")
         nodes.listens()
     nodes.signs("ready", 2)

@@ -12,7 +12,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 import psutil
 import pytest
 
-from tests.conftest import send_again, until
+from tests.conftest import PATIENCE, send_again, until
 from tests.process.terminal import CTRL_C, CTRL_Z, Shell, running, stopped
 
 TWO = ("--nnodes", 2, "--nproc-per-node", 2, "--simulate")
@@ -285,7 +285,7 @@ def test_nothing_is_left_when_what_was_typed_is_killed(job, start, who):
     processes(job)[who][0].send_signal(SIGKILL)
     status = job.wait().status
     assert status == (-SIGKILL if who == "front" else 122)
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 @pytest.mark.parametrize("who", ["relay", "agent"])
@@ -337,7 +337,7 @@ def test_nobody_who_reads_keeps_a_stopped_job_alive(job, program):
     os.close(writer)
     job.signs("ready", 4)
     process.send_signal(SIGTERM)
-    result = job.wait(timeout=30)
+    result = job.wait()
     os.close(reader)
     assert result.status == 143
     job.nothing_left()

@@ -16,7 +16,7 @@ import ddplaunch
 from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.remote.protocol import greeting, pack
 from ddplaunch.remote.startup import MAX_STARTING
-from tests.conftest import send_again, until
+from tests.conftest import PATIENCE, send_again, until
 
 HOSTS = "127.0.0.1,127.0.0.2"
 
@@ -235,7 +235,7 @@ def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, env, pro
     loop = loop_of(process)
     os.kill(process.pid if who == "front" else loop.pid, SIGKILL)
     assert job.wait().status == (-SIGKILL if who == "front" else 122)
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
@@ -248,7 +248,7 @@ def test_a_connection_that_is_killed_ends_the_job_everywhere(job, env, ssh, prog
     assert result.err.count("error: ") == 1
     lost = "error: 127.0.0.1: lost: " if host == "127.0.0.1" else "error: node 1 (127.0.0.2) was lost: cut off"
     assert lost in result.err
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env, ssh, program):
@@ -258,7 +258,7 @@ def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env,
     os.kill(client, signal.SIGSTOP)
     result = job.wait()
     assert result.status == 122
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_a_stop_signal_reaches_every_host(job, env, program):
@@ -278,7 +278,7 @@ def test_an_only_host_that_is_lost_is_named(job, env, ssh, program):
     result = job.wait()
     assert result.status == 122
     assert "error: 127.0.0.9: lost: ssh ended with status 137" in result.err
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_an_only_host_hears_the_second_stop_signal_too(job, env, program):
@@ -301,7 +301,7 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
     until(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the end of the workers")
     loop.send_signal(signal.SIGCONT)
     assert job.wait().status == 122
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 @pytest.mark.parametrize(

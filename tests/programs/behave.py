@@ -108,6 +108,7 @@ def raises():
 def raises_when_told():
     all_ready()
     wait(f"fail-{RANK}")
+    put(f"fails-{RANK}")
     raises()
 
 

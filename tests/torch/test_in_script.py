@@ -113,15 +113,15 @@ def test_after_a_notice_all_save_after_the_same_step(job, program, signum, words
 
 
 def test_with_should_stop_in_use_a_failure_ends_the_others_at_once(job, program):
-    result = job.run(*FORKED, program("saves_together"), "fail")
+    result = job.run(
+        *FORKED, "--grace-period", 600, program("saves_together"), "fail"
+    )  # longer than this test would wait
     job.nothing_left()
     assert result.status in AFTER_EXCEPTION
     assert re.search(r"^error: rank 1 failed: ValueError: rank 1 has seen a NaN", result.err, re.MULTILINE)
     assert re.search(
         r"rank 0 (then lost contact with it|was stopped|finished)|the other worker was stopped", result.err
     )
-    ended = [event["at"] for event in job.events("worker_exited", "job_ended")]
-    assert max(ended) - min(ended) < 5, "of the 10 s of the grace period"
     assert not job.has_sign("saved-0")
 
 

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 pytestmark = [
     pytest.mark.usefixtures("light_torch"),
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
@@ -33,4 +35,4 @@ def test_a_worker_finds_what_a_fresh_process_does_and_has_random_numbers_of_its_
     assert len({number for worker in workers for number in worker["own"]}) == 4 * 6
     (kept,) = job.left()
     os.kill(kept, signal.SIGKILL)
-    job.nothing_left(patience=5)
+    job.nothing_left(patience=PATIENCE)
