@@ -1,6 +1,7 @@
 """Imports modules once for all workers that are forked then, and says what of it the workers must not share.
 
-What the imports print is kept, and printed by each worker as if it had imported itself; so are the variables that they set.
+What the imports print is kept, and printed by each worker as if it had imported itself; so are the variables and limits that
+they set.
 """
 
 import os
@@ -8,6 +9,7 @@ import sys
 
 before = set(sys.modules)
 import gc  # noqa: E402
+import resource  # noqa: E402
 
 for name in set(sys.modules) - before:
     del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST_NOTE = 1000  # characters
 # for `gc.set_threshold`: imports leave next to no garbage, and to look for it as often as ever takes a sixth of their time
 _RARELY = (20_000, 10, 1000)
+_LIMITS = {resource.RLIMIT_NOFILE: "open files", resource.RLIMIT_NPROC: "processes"}  # which this process needs itself
 
 
 class Imported:
@@ -28,12 +31,19 @@ class Imported:
         """Import these modules as the program, which is of this kind, would."""
         self._printed = _Printed()
         before = dict(os.environ)
+        limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._folder = _folder()
         thresholds = gc.get_threshold()
         gc.set_threshold(*_RARELY)
         self._notes, self._why = _import_all(modules, kind, target)
         if gc.get_threshold() == _RARELY:  # else an import has set its own
             gc.set_threshold(*thresholds)
+        self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
+        for which in self._limits:
+            try:
+                resource.setrlimit(which, limits[which])
+            except ValueError:
+                self._why = f"an imported module has lowered the hard limit of {_LIMITS[which]}"
         self._variables = {
             name: (before.get(name), os.environ.get(name))
             for name in before.keys() | os.environ.keys()
@@ -58,9 +68,11 @@ class Imported:
         return "".join(f"note {note}\n" for note in self._notes) + "ready\n"
 
     def take_over(self) -> None:
-        """Be, in a worker, the process that has imported all this: set its variables, print what it has printed."""
+        """Be, in a worker, the process that has imported all this: set its variables and limits, print what it has printed."""
         _set_again(self._variables)
         self._printed.print()
+        for which, limits in self._limits.items():
+            resource.setrlimit(which, limits)
 
 
 def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":

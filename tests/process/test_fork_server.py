@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import dedent, indent
 
@@ -251,22 +253,37 @@ if 'RANK' not in os.environ:
 """
 
 
-FEW_FILES = """
-if 'RANK' not in os.environ:
-    import resource
-    resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))  # it gets some of the ten descriptors for two workers
-"""
-
-
-@pytest.mark.parametrize(
-    ("limit", "rank", "why"),
-    [(LIMITED, 1, "Resource temporarily unavailable"), (FEW_FILES, 0, "Too many open files")],
-    ids=["no process", "not all of its files"],
-)
-def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run, limit, rank, why):
-    result = run("print('runs')", IMPORTED + limit)
+def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run):
+    result = run("print('runs')", IMPORTED + LIMITED)
     assert (result.status, result.out) == (126, "")
-    assert f"rank {rank} could not be started: cannot create a process: {why}" in result.err
+    assert "rank 1 could not be started: cannot create a process: Resource temporarily unavailable" in result.err
+
+
+LOWERED = """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))  # the server gets ten descriptors for two workers
+"""
+SHOWS_LIMIT = "import preloaded, resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+
+
+def test_a_limit_that_an_import_lowers_is_that_of_the_workers_and_not_of_the_server(run):
+    result = run(SHOWS_LIMIT, IMPORTED + LOWERED)
+    assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] 12", "[1] 12"])
+    assert "fresh processes" not in result.err
+
+
+def test_where_an_import_has_lowered_a_limit_for_good_workers_are_fresh_processes(job, write):
+    write("preloaded.py", IMPORTED + LOWERED.replace("(12, hard)", "(12, 12)"))
+    drop = partial(
+        ctypes.CDLL(None).prctl, 24, 24, 0, 0, 0
+    )  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: root too loses it by exec
+    options = ("--nproc-per-node", 2, "--start-method", "forkserver", "--preload", "preloaded")
+    result = job.run(*options, write("train.py", SHOWS_LIMIT), preexec_fn=drop)
+    assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] 12", "[1] 12"])
+    why = "fresh processes, not by the fork server: an imported module has lowered the hard limit of open files\n"
+    assert result.err.count(why) == 1
+    job.nothing_left()
 
 
 def test_where_there_are_too_few_open_files_for_one_of_eight_workers_that_one_is_named(job, write):
