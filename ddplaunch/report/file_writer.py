@@ -144,7 +144,8 @@ class _Writer:
                 where, _, content = data.partition(b"\n")
                 self._replace(where.decode(), content)
         except OSError as error:
-            self.reply(problem=f"{error.strerror}: {os.path.join(self._path, error.filename or '')}")
+            path = os.path.join(self._path, error.filename or "").rstrip("/")
+            self.reply(problem=f"{error.strerror}: {path}: the run folder will not be complete")
 
     def reply(self, **values: Any) -> None:
         """Send the agent a reply, if it is there."""

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -111,6 +112,8 @@ def test_a_full_disk_does_not_hide_how_a_worker_failed(job, program, small_disk)
     assert result.status == 1
     assert "boom of rank 1" in result.err
     assert "rank 1 failed" in result.err
+    assert re.search(r"warning: No space left on device: \S+[^/]: the run folder will not be complete\n", result.err)
+    assert result.err.count("No space left") == 1
     job.nothing_left()
 
 
