@@ -88,7 +88,8 @@ class Clients:
         if member is None:
             client.refuse(f"it has no rank {rank}")
         elif member.id != OWN:
-            client.refuse(f"rank {rank} runs on node {member.place}, and a debugger gets only to the ranks of node 0")
+            where = f"node {member.place} ({host_name(member.host)})"
+            client.refuse(f"rank {rank} runs on {where}, and a debugger gets only to the ranks of node 0")
         else:
             client.visitor = Visitor(client.hand_over, lambda: self._guard(lambda: client.finish(requests.Unreached())))
             try:

@@ -84,7 +84,13 @@ class _RunVerb(click.Command):
 
     def __init__(self, verb: str) -> None:
         options: list[click.Parameter] = [
-            click.Option(list(names), is_flag=not metavar or None, type=None if not metavar else str, help=text)
+            click.Option(
+                list(names),
+                is_flag=not metavar or None,
+                type=None if not metavar else str,
+                help=text,
+                shell_complete=_complete_rank if "-r" in names else None,
+            )
             for names, metavar, text in RUN_OPTIONS[verb]
         ]
         run = click.Argument(["run"], required=False, shell_complete=_complete_run)
@@ -154,6 +160,16 @@ def _complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
     found = [CompletionItem(name) for name in names(os.environ) if name.startswith(incomplete)]
     return found or _files(incomplete, "dir")
+
+
+def _complete_rank(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ddplaunch.runs.find import workers
+
+    return [
+        CompletionItem(str(worker.rank), help=f"pid {worker.pid} on {node.host}, {worker.state}")
+        for node, worker in workers(os.environ, ctx.params.get("run"))
+        if str(worker.rank).startswith(incomplete)
+    ]
 
 
 def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from ddplaunch.control import requests
 from ddplaunch.control.fields import Malformed
+from ddplaunch.control.questions import WorkerStatus
 from ddplaunch.errors import LaunchError, below, count, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.runs import client, find, stacks
@@ -42,6 +43,9 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
     if size and rank >= size:
         has = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 alone"
         raise LaunchError(f"-r {rank}: run {name} has {has}", hint="ddplaunch attach -r 0")
+    for node, worker in find.workers_of(chosen):
+        if worker.rank == rank and node.node_rank:
+            raise _out_of_reach(node, worker)
     try:
         with client.connect(chosen.place) as sock:
             sock.settimeout(_FIRST_REPLY)
@@ -52,6 +56,15 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise LaunchError(f"run {name} answers what this version does not understand: {error}") from None
     except OSError:
         raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
+
+
+def _out_of_reach(node: requests.NodeReply, worker: WorkerStatus) -> LaunchError:
+    rank, pid = worker.rank, worker.pid
+    return LaunchError(
+        f"rank {rank} runs on node {node.node_rank} ({node.host}), and a debugger gets only to the ranks of node 0",
+        hint=f"`ddplaunch stacks -r {rank}` shows from here where it is; on {node.host} type `py-spy dump --pid {pid}` "
+        f"or `gdb -p {pid}`",
+    )
 
 
 def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:

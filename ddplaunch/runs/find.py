@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from ddplaunch.control.questions import AskStatus
+from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
+from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
@@ -89,6 +90,19 @@ def name_of(replies: RunReplies) -> str:
 def names(env: Mapping[str, str]) -> list[str]:
     """Give the names of the runs that go on here and of those that are kept."""
     return sorted({*map(name_of, running(env)), *map(os.path.basename, folders(env))}, reverse=True)
+
+
+def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
+    """Give the workers of the run of this name, or of the only one, by rank, each with its node; none if it is not clear."""
+    found = [replies for replies in running(env) if named is None or name_of(replies) == named]
+    return sorted(workers_of(found[0]), key=lambda pair: pair[1].rank) if len(found) == 1 else []
+
+
+def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
+    """Give the workers that the nodes of a run have told of, each with its node."""
+    for node in replies.nodes:
+        if isinstance(node.answer, NodeStatus):
+            yield from ((node, worker) for worker in node.answer.workers)
 
 
 def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 
 import pytest
 
@@ -157,6 +159,28 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     result = job.__class__(job.home).run("attach", "-r", 0, run)
     assert result.status == 2
     assert "needs a terminal" in result.err
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+    job.nothing_left()
+
+
+def test_a_rank_of_another_node_is_named_with_what_reaches_it_and_ranks_are_completed(job, program, attach):
+    job.start("--nnodes", 2, "--simulate", "--nproc-per-node", 1, program("attached"), "counts", "counts")
+    job.signs("ready", 2)
+    run = str(job.folder.name)
+
+    def is_refused() -> bool:  # a node that has not answered within a second, as on a busy machine, has told no pid
+        shown = " ".join(attach(run, 1).sees_the_end().split())
+        assert "rank 1 runs on node 1 (node-1), and a debugger gets only to the ranks of node 0" in shown
+        return bool(re.search(r"on node-1 type `py-spy dump --pid (\d+)` or `gdb -p \1`", shown))
+
+    def are_completed() -> bool:
+        asked = {"_DDPLAUNCH_COMPLETE": "fish_complete", "COMP_WORDS": f"ddplaunch attach {run} -r ", "COMP_CWORD": ""}
+        done = subprocess.run(job.argv(), env={**job.env, **asked}, capture_output=True, text=True, check=False)
+        return re.findall(r"(\d)\tpid \d+ on (node-\d), ", done.stdout) == [("0", "node-0"), ("1", "node-1")]
+
+    until(is_refused, "the pid on the other node")
+    until(are_completed, "the ranks of both nodes")
     job.process.send_signal(signal.SIGTERM)
     job.wait()
     job.nothing_left()
