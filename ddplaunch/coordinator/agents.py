@@ -21,6 +21,7 @@ from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Order
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of_all
+from ddplaunch.process import clock
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.job.seating import why_refused
@@ -40,12 +41,10 @@ class Agents:
         coordinator: Coordinator,
         print_line: Callable[[str], None],
         selector: selectors.BaseSelector,
-        clock: Callable[[], float],
     ) -> None:
         self._terms = terms
         self._coordinator = coordinator
         self._print = print_line
-        self._clock = clock
         self._hellos: dict[int, messages.Hello] = {}
         self._watchers: set[int] = set()
         # Slurm's SIGTERM may at any moment end the command that has started the agents: the shell of its batch script ends at it,
@@ -58,7 +57,7 @@ class Agents:
         self._refusals: set[str] = set()  # that were printed
         self._end: JobEnd | None = None
         self._connections = Connections(
-            terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock
+            terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock.now
         )
         self.port = self._connections.port
 
@@ -132,7 +131,7 @@ class Agents:
         A host may be back after a power cut, or a pod started anew, before its loss was noticed.
         """
         if why_refused(self._coordinator.state, member) is None:
-            self._coordinator.feed(job.Joined(member, self._clock()))
+            self._coordinator.feed(job.Joined(member, clock.now()))
         else:
             self._waiting[member.id] = member
             self._connections.ping_all()
@@ -144,10 +143,10 @@ class Agents:
         for id, member in list(self._waiting.items()):
             if why_refused(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
-                self._coordinator.feed(job.Joined(member, self._clock()))
+                self._coordinator.feed(job.Joined(member, clock.now()))
 
     def _watcher_sent(self, message: messages.ToCoordinator) -> None:
-        now = self._clock()
+        now = clock.now()
         match wire.decode_report(message, "", 0.0):
             case node.ReportStopping(why, signum, by_cluster):
                 self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
@@ -163,9 +162,9 @@ class Agents:
             return  # they close as ordered
         if id in self._watchers:
             self._watchers.discard(id)
-            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._clock()))
+            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, clock.now()))
         else:
-            self._coordinator.feed(job.Left(id, reason, self._clock()))
+            self._coordinator.feed(job.Left(id, reason, clock.now()))
 
     # --- what goes out
 

@@ -23,6 +23,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import ranks_of
+from ddplaunch.process import clock
 from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
@@ -49,15 +50,12 @@ _NOT_MET_HINT = (
 class Coordinator:
     """The job's state, and what its decisions come to."""
 
-    def __init__(
-        self, policy: job.Policy, draft: Plan, reporter: JobReporter, clock: Callable[[], float], ask_apart: AskApart
-    ) -> None:
+    def __init__(self, policy: job.Policy, draft: Plan, reporter: JobReporter, ask_apart: AskApart) -> None:
         self._draft = draft
         self._reporter = reporter
-        self._clock = clock
         self._ask_apart = ask_apart
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
-        self._state, _ = job.begin(policy, clock())
+        self._state, _ = job.begin(policy, clock.now())
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
@@ -71,7 +69,7 @@ class Coordinator:
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
         """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
         self._own, self._agents = link, agents
-        self.feed(job.Joined(member, self._clock()))
+        self.feed(job.Joined(member, clock.now()))
 
     @property
     def state(self) -> job.State:
@@ -96,7 +94,7 @@ class Coordinator:
         """Take what an agent reports, unless it was refused or is not a member yet."""
         if id not in self._state.members:
             return
-        now = self._clock()
+        now = clock.now()
         match report:
             case node.RequestStore():
                 self._order((OWN,), node.StoreOrdered(now))
@@ -117,7 +115,7 @@ class Coordinator:
         if self._questions is None:
             from ddplaunch.coordinator.questions import Questions
 
-            self._questions = Questions(lambda: self._state.members, self._order, self._clock)
+            self._questions = Questions(lambda: self._state.members, self._order, clock.now)
         return self._questions
 
     def joined(self) -> None:
@@ -133,11 +131,11 @@ class Coordinator:
                 report=self._reporter.straggler,
                 warn=self._reporter.print,
             )
-        self.stragglers.begin(self._clock())
+        self.stragglers.begin(clock.now())
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
-        self._order(list(self._state.members), node.SignalReceived(signum, self._clock(), escalates=False))
+        self._order(list(self._state.members), node.SignalReceived(signum, clock.now(), escalates=False))
 
     @property
     def deadline(self) -> float | None:
@@ -167,9 +165,9 @@ class Coordinator:
                 self._begin(number, order, restarts)
             case job.StopNodes(ids, signum, by_cluster):
                 time_is_up = self._state.why is Why.TIMED_OUT
-                self._order(ids, node.StopOrdered(signum, self._clock(), time_is_up, by_cluster))
+                self._order(ids, node.StopOrdered(signum, clock.now(), time_is_up, by_cluster))
             case job.KillNodes(ids):
-                self._order(ids, node.KillOrdered(self._clock()))
+                self._order(ids, node.KillOrdered(clock.now()))
             case job.Refuse(id, reason, status) if self._agents is not None:
                 text = f"error: the coordinator refused this node: {reason}\n"
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
@@ -200,7 +198,7 @@ class Coordinator:
         except LaunchError as error:
             self._begin_error = error.render()
             failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
-            self.feed(job.BeginFailed(failure, self._clock()))
+            self.feed(job.BeginFailed(failure, clock.now()))
             return
         agreed = self._agents.agree(order) if self._agents is not None else None
         generation = Generation(
@@ -252,7 +250,7 @@ class Coordinator:
             self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self._state, self._traces, error, ending)
         status, why = outcome or (status, self._state.why.name.lower() if self._state.why is not None else "failed")
-        self._over_at = self._clock() + QUIT_TIMEOUT
+        self._over_at = clock.now() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
             end = replace(end, is_watched=self._agents.are_watched(requeue))
@@ -271,16 +269,11 @@ class Coordinator:
     # --- facts
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the job has ended."""
-        return self._over_at is not None
-
-    @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
         if self._over_at is None:
             return False
-        return self._agents is None or not self._agents.ids or self._clock() >= self._over_at
+        return self._agents is None or not self._agents.ids or clock.now() >= self._over_at
 
     @property
     def reached_at(self) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from ddplaunch.plan import Agreed
 from ddplaunch.record import record
@@ -16,6 +15,8 @@ if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
 
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.coordinator.coordinator import Coordinator
+    from ddplaunch.process.apart import AskApart
+    from ddplaunch.stacks import Sample
 
 # --- orders: what the coordinator sends an agent
 
@@ -98,11 +99,7 @@ Report = (
 )
 
 
-if TYPE_CHECKING:
-    from ddplaunch.stacks import Sample
-
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
-    from ddplaunch.process.apart import AskApart
 
     class LinkHandler(Protocol):
         """What a link hands to its owner, an agent or a command that has started agents."""
@@ -135,9 +132,8 @@ class Link(ABC):
 
     coordinator: Coordinator | None = None  # if it is here
 
-    def __init__(self, handler: LinkHandler, clock: Callable[[], float]) -> None:
+    def __init__(self, handler: LinkHandler) -> None:
         self._handler = handler
-        self._clock = clock
         self._has_ended = False
 
     @abstractmethod

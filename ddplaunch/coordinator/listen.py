@@ -20,7 +20,6 @@ from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.argv import to_argv
-from ddplaunch.process import clock
 from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
@@ -43,14 +42,12 @@ def listen(
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    coordinator = Coordinator(
-        _policy(request), request.draft, JobReporter(reporter, request.spec), clock.now, handler.ask_apart
-    )
+    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), handler.ask_apart)
     agents = _listen(request, coordinator, reporter, selector)
     if agents is None:
         return None
     handler.listening(agents.port)
-    own = LocalLink(handler, coordinator, clock.now)
+    own = LocalLink(handler, coordinator)
     coordinator.join(own, agents.join(hello), agents)
     return own
 
@@ -69,7 +66,7 @@ def _listen(
     ports, key = rendezvous.ports, request.key
 
     def listen(ports: Sequence[int]) -> Agents:
-        return Agents(_terms(request, ports), coordinator, reporter.print, selector, clock.now)
+        return Agents(_terms(request, ports), coordinator, reporter.print, selector)
 
     if rendezvous.coordinator:
         agents = listen(ports)

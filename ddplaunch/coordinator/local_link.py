@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from selectors import BaseSelector
 
 from ddplaunch.coordinator.coordinator import Coordinator
@@ -25,8 +24,8 @@ class LocalLink(Link):
 
     coordinator: Coordinator
 
-    def __init__(self, handler: LinkHandler, coordinator: Coordinator, clock: Callable[[], float]) -> None:
-        super().__init__(handler, clock)
+    def __init__(self, handler: LinkHandler, coordinator: Coordinator) -> None:
+        super().__init__(handler)
         self.coordinator = coordinator
 
     def send(self, report: Report) -> None:
@@ -35,7 +34,7 @@ class LocalLink(Link):
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
-        self.coordinator.feed(job.NodeGivenUp(self._clock()))
+        self.coordinator.feed(job.NodeGivenUp(clock.now()))
 
     @property
     def address(self) -> str | None:
@@ -86,7 +85,7 @@ def coordinate_alone(
     spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, _selector: BaseSelector
 ) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), clock.now, handler.ask_apart)
-    link = LocalLink(handler, coordinator, clock.now)
+    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), handler.ask_apart)
+    link = LocalLink(handler, coordinator)
     coordinator.join(link, Member(id=OWN, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
     return link

@@ -51,7 +51,8 @@ class RemoteLink(Link):
         `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
         seconds after which a silent one counts as lost, `rdzv_timeout` those after which one that was not reached is given up.
         """
-        super().__init__(handler, clock)
+        super().__init__(handler)
+        self._clock = clock
         self._selector = selector
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
