@@ -9,13 +9,14 @@ import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ddplaunch.process.ask import FIRST, Asked
+from ddplaunch.process.apart import AskApart
+from ddplaunch.process.ask import FIRST
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from ddplaunch.control.arrival_answers import NodeArrivals
 
@@ -26,14 +27,13 @@ class StackTaker:
     """One taking after another, or several at once; each is answered by a call of its `reply`."""
 
     def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
-        self._selector = selector
         self._host = host
-        self._asked: list[Asked[Any]] = []
+        self._ask_apart = AskApart(selector)
 
     @property
     def pids(self) -> frozenset[int]:
         """The processes that take stacks just now."""
-        return frozenset(asked.pid for asked in self._asked if asked.pid)
+        return self._ask_apart.pids
 
     def take(
         self,
@@ -93,10 +93,8 @@ class StackTaker:
             except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
                 return None
 
-        asked: Asked[T | None] = Asked(guarded, None, self._selector, reply, descriptors)
-        self._asked = [*(one for one in self._asked if one.pid), asked]
+        self._ask_apart(guarded, None, reply, descriptors)
 
     def close(self) -> None:
         """Give up what is not answered yet."""
-        for asked in self._asked:
-            asked.give_up()
+        self._ask_apart.give_up()

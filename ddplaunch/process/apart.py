@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,16 +22,25 @@ class AskApart:
         self._asked: list[Asked[Any]] = []
 
     def __call__(
-        self, question: Callable[[], T], otherwise: T, answered: Callable[[T], None] = lambda _: None
+        self,
+        question: Callable[[], T],
+        otherwise: T,
+        answered: Callable[[T], None] = lambda _: None,
+        descriptors: Sequence[int] = (),
     ) -> Asked[T]:
         """Ask."""
         from ddplaunch.process.ask import Asked  # few jobs need it
 
-        asked = Asked(question, otherwise, self._selector, answered)
+        asked = Asked(question, otherwise, self._selector, answered, descriptors)
         self._asked = [*(one for one in self._asked if one.pid), asked]
         return asked
 
     @property
     def pids(self) -> frozenset[int]:
         """The children that have not answered."""
-        return frozenset(asked.pid for asked in self._asked)
+        return frozenset(asked.pid for asked in self._asked if asked.pid)
+
+    def give_up(self) -> None:
+        """Wait for no answer any more."""
+        for asked in self._asked:
+            asked.give_up()
