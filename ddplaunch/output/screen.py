@@ -40,7 +40,7 @@ class RedrawnRows:
     """
 
     __slots__ = (
-        "_at_start", "_climbed", "_climbing", "_depth", "_drawing", "_is_guessed", "_row", "_rows", "goes_up", "redrawn",
+        "_at_start", "_climbed", "_climbing", "_depth", "_is_guessed", "_row", "_rows", "drawing", "goes_up", "redrawn",
     )  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
@@ -53,12 +53,7 @@ class RedrawnRows:
         self.goes_up = False  # the cursor has gone up
         self.redrawn = False  # and has done so in the last piece
         self._climbed = 0  # rows up since the last newline
-        self._drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
-
-    @property
-    def drawing(self) -> bool:
-        """Whether there is a bar whose progress may be shown."""
-        return self._drawing
+        self.drawing = False  # the rows from the cursor's on are a bar, not a line that is just being written
 
     @property
     def rows(self) -> list[bytes]:
@@ -77,7 +72,7 @@ class RedrawnRows:
 
     def leave(self) -> bytes | None:
         """The line that is being written, if a plain buffer would do as well as this screen; else None."""
-        if self._drawing or self._depth or len(self._rows) > 1:
+        if self.drawing or self._depth or len(self._rows) > 1:
             return None
         return bytes(self._rows[0])
 
@@ -87,7 +82,7 @@ class RedrawnRows:
         lines: list[bytes | bytearray] = []
         for token in re.split(_TOKEN, data):
             if token == b"\r":
-                self._at_start = self._drawing = True
+                self._at_start = self.drawing = True
                 continue
             if re.match(_CSI, token):
                 self._move(token)
@@ -114,7 +109,7 @@ class RedrawnRows:
             lines += (self._rows.pop(0), b"\n")
             self._row -= 1
         if not self._depth:
-            self._drawing = False
+            self.drawing = False
 
     def _leave_above(self, lines: list[bytes | bytearray]) -> None:
         """Make lines of the rows above the one to which the cursor went up: the first of the bars."""
@@ -126,7 +121,7 @@ class RedrawnRows:
 
     def _move(self, sequence: bytes) -> None:
         kind, argument = sequence[-1:], sequence[2:-1]
-        self._drawing = True
+        self.drawing = True
         if kind in b"AF":
             up = int(argument) if argument.isdigit() else 1
             self._climbed += up
@@ -146,7 +141,7 @@ class RedrawnRows:
         self.goes_up = False
         if self._at_start and not self._rows[0].strip():
             self._rows[0].clear()  # spaces, from erasing a bar
-            self._drawing = False
+            self.drawing = False
         return lines
 
     def snapshot(self) -> bytes:
@@ -157,5 +152,5 @@ class RedrawnRows:
     def end(self) -> bytes:
         """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""
         lines = self.settle()
-        drawn = self._drawing or len(self._rows) > 1
+        drawn = self.drawing or len(self._rows) > 1
         return lines + b"".join(bytes(row) + b"\n" for row in self._rows if (row.strip() if drawn else row))

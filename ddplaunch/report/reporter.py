@@ -61,7 +61,7 @@ class Reporter:
         self.cwd = cwd
         self.home = home
         self.began = clock()
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None  # of the generation that runs, or of the last one
         self._folder: RunFolder | None = None
         self._readers = tuple(readers)
         self._early: list[Event] = []  # from before there was a folder
@@ -85,7 +85,7 @@ class Reporter:
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
         """Take the plan that is carried out, and the folder that keeps its record."""
-        self._plan = plan
+        self.plan = plan
         self._has_terminal = any(worker.terminal for worker in plan.workers)
         if self._folder is None:
             self._folder = folder
@@ -93,11 +93,6 @@ class Reporter:
             for event in self._early:
                 folder(event)
             self._early.clear()
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of the generation that runs, or of the last one; None before the first."""
-        return self._plan
 
     @property
     def traces(self) -> Traces:
@@ -125,9 +120,9 @@ class Reporter:
                 if stops and before.phase is node.Phase.STOPPING:
                     self.print("killing the workers at once")
                 elif stops and before.phase in (node.Phase.RUNNING, node.Phase.SETTLING) and self._reports_job:
-                    assert self._plan is not None
-                    running = self._plan.world_size - len(before.exits)
-                    self.print(render_stopping(signum, before.policy.grace_period, running, self._plan.nnodes))
+                    assert self.plan is not None
+                    running = self.plan.world_size - len(before.exits)
+                    self.print(render_stopping(signum, before.policy.grace_period, running, self.plan.nnodes))
             case node.Swept(left, _):
                 self.emit("swept", signal=int(before.swept_with), left=list(left))
 
@@ -142,7 +137,7 @@ class Reporter:
 
     def generation_started(self, number: int, port: int) -> None:
         """Report that all workers are being started."""
-        plan, folder = self._plan, self._folder
+        plan, folder = self.plan, self._folder
         assert plan is not None
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
@@ -174,7 +169,7 @@ class Reporter:
 
     def _who_has_the_terminal(self, where: str) -> str:
         """Say of several workers which has the terminal, and where the output of the others is; one alone needs no word."""
-        plan = self._plan
+        plan = self.plan
         assert plan is not None
         if plan.world_size == 1:
             return ""
@@ -189,7 +184,7 @@ class Reporter:
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""
-        plan = self._plan
+        plan = self.plan
         hosts = [worker.host for worker in plan.workers if worker.rank == rank] if plan and plan.nnodes > 1 else []
         return f" on {hosts[0]}" if hosts else ""
 
@@ -268,17 +263,17 @@ class Reporter:
 
     def report_folder(self) -> None:
         """Report what there is to say of the run folder, and was not said yet."""
-        if self._folder is not None and self._plan is not None:
+        if self._folder is not None and self.plan is not None:
             self.warn(self._folder.problem)
-            if (news := self._folder.news(self._on(self._plan.workers[0].rank))) is not None:
+            if (news := self._folder.news(self._on(self.plan.workers[0].rank))) is not None:
                 self.emit("notice", text=news)
                 self.print(news)
 
     def leave_folder(self) -> None:
         """Report what could not be written in the end."""
-        if self._folder is not None and self._plan is not None:
+        if self._folder is not None and self.plan is not None:
             self.warn(self._folder.problem)
-            if (left := self._folder.leave(self._on(self._plan.workers[0].rank))) is not None:
+            if (left := self._folder.leave(self._on(self.plan.workers[0].rank))) is not None:
                 self.print(left)
 
     # ---
