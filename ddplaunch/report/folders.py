@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
-_OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
+OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 
 def make(root: str, name: str) -> tuple[str, int]:
@@ -107,7 +107,7 @@ def lock(events: int) -> None:
 def _events_files(run: str) -> list[str]:
     """The files of events in the folder of a run: its own, or those of its nodes."""
     try:
-        nodes = [entry.path for entry in os.scandir(run) if entry.is_dir() and entry.name.startswith(_OF_A_NODE)]
+        nodes = [entry.path for entry in os.scandir(run) if entry.is_dir() and entry.name.startswith(OF_A_NODE)]
     except OSError:
         nodes = []
     return [f"{folder}/events.jsonl" for folder in (nodes or [run])]

@@ -17,13 +17,12 @@ from ddplaunch.options.parsers import BadValue
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.record import record
-from ddplaunch.report.folders import goes_on
+from ddplaunch.report.folders import OF_A_NODE, goes_on
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
 
 _INTERVAL = 0.2  # seconds between two looks for what is new
-_OF_A_NODE = ("node-", "rank-")
 
 
 @record(kw_only=True)
@@ -196,7 +195,7 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
 
 def _whole(folder: str) -> str:
     """The folder of a run, given that of one of its nodes."""
-    return os.path.dirname(folder) if os.path.basename(folder).startswith(_OF_A_NODE) else folder
+    return os.path.dirname(folder) if os.path.basename(folder).startswith(OF_A_NODE) else folder
 
 
 def _began(folder: str) -> float:
