@@ -6,7 +6,7 @@ Keeps which connections are those of agents, and which only watch. Decides nothi
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from signal import SIGTERM
 
 import msgspec
@@ -56,10 +56,10 @@ class Agents:
         self._said_hello = 0  # agents, those that are gone included
         self._refusals: set[str] = set()  # that were printed
         self._end: JobEnd | None = None
-        self._connections = Connections(
+        self.connections = Connections(
             terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock.now
         )
-        self.port = self._connections.port
+        self.port = self.connections.port
 
     def join(self, hello: messages.Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
@@ -76,21 +76,21 @@ class Agents:
             case _ if id in self._watchers:
                 self._watcher_sent(message)
             case messages.Hello() if self._said_hello == max(_LEAST_HELLOS, _HELLOS * self._terms.max_nodes):
-                self._connections.expel(id, "too many agents have come and gone")
+                self.connections.expel(id, "too many agents have come and gone")
             case messages.Hello() if id not in self._hellos:
                 self._said_hello += 1
                 self._hellos[id] = message
                 self._admit(member_of(id, message))
             case messages.Watch() if not self._terms.has_front or self._watchers:
-                self._connections.expel(id, "is no agent")
+                self.connections.expel(id, "is no agent")
             case messages.Watch() if id not in self._hellos:
                 self._watchers.add(id)
                 if self._end is not None:
                     self.send((id,), self._end)
             case messages.Hello() | messages.Watch():
-                self._connections.expel(id, "sent hello twice")
+                self.connections.expel(id, "sent hello twice")
             case _ if id not in self._hellos:
-                self._connections.expel(id, "did not send hello first")
+                self.connections.expel(id, "did not send hello first")
             case messages.Ended(generation) if generation == self._coordinator.state.generation:
                 self._ended(id, message)
             case messages.Escalate() | messages.RequestStore() if id not in self._ranks:
@@ -109,7 +109,7 @@ class Agents:
         named = [*ranks, *([message.start_failure.rank] if message.start_failure else [])]
         named += [process.rank for process in message.stacks.processes] if message.stacks else []
         if len(set(ranks)) < len(ranks) or not all(rank in own for rank in named):
-            self._connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
+            self.connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
             return
         self._report(id, message)
 
@@ -121,7 +121,7 @@ class Agents:
             self._report(id, message)
 
     def _report(self, id: int, message: messages.ToCoordinator) -> None:
-        report = wire.decode_report(message, self._hellos[id].seat.host, self._connections.offset(id))
+        report = wire.decode_report(message, self._hellos[id].seat.host, self.connections.offset(id))
         if report is not None:
             self._coordinator.take(id, report)
 
@@ -134,12 +134,12 @@ class Agents:
             self._coordinator.feed(job.Joined(member, clock.now()))
         else:
             self._waiting[member.id] = member
-            self._connections.ping_all()
+            self.connections.ping_all()
 
     def _admit_waiting(self) -> None:
         """Take, or refuse, those that wait for a place, as far as that is clear; who leaves will give one up."""
         members = self._coordinator.state.members.values()
-        is_clear = self._connections.all_answered and not any(member.is_leaving for member in members)
+        is_clear = self.connections.all_answered and not any(member.is_leaving for member in members)
         for id, member in list(self._waiting.items()):
             if why_refused(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
@@ -176,7 +176,7 @@ class Agents:
         self._ranks = dict(zip(order, ranks_of_all(seats), strict=True))
         self._reports.clear()
         for id in order:
-            self._connections.admit(id)
+            self.connections.admit(id)
         return Agreed(
             run_id=self._terms.run_id,
             place=0,
@@ -190,13 +190,13 @@ class Agents:
         """Have the agents of `order` begin, each at its place in it."""
         message = wire.encode_order(generation)
         for place, id in enumerate(order):
-            self._connections.send(id, messages.encode(msgspec.structs.replace(message, place=place)))
+            self.connections.send(id, messages.encode(msgspec.structs.replace(message, place=place)))
 
     def send(self, ids: Sequence[int], order: Order) -> None:
         """Send an order to these agents."""
         payload = messages.encode(wire.encode_order(order))
         for id in ids:
-            self._connections.send(id, payload)
+            self.connections.send(id, payload)
 
     def refused(self, id: int, reason: str) -> None:
         """Report that an agent was refused, each reason once for each host, and at most MAX_REFUSALS of them."""
@@ -205,49 +205,31 @@ class Agents:
             self._refusals.add(text)
             self._print(f"refused {text}")
 
-    def drop(self, id: int) -> None:
-        """Close the connection with this agent."""
-        self._connections.drop(id)
-
     def end(self, end: JobEnd) -> None:
         """Send the end of the job to all, also to those that connect too late to send a hello."""
         self._end = end
-        self.send(list(self._connections.ids), end)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._connections.close()
+        self.send(list(self.connections.ids), end)
 
     # --- time and facts
 
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
-        return self._connections.deadline
+        return self.connections.deadline
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
-        self._connections.expire(now)
+        self.connections.expire(now)
         if self._waiting:
             self._admit_waiting()
 
-    @property
-    def ids(self) -> Collection[int]:
-        """Those that are connected."""
-        return self._connections.ids
-
     def offset(self, id: int) -> tuple[float, float]:
         """What has to be added to the times of this agent's host to get ours, in seconds, and how wrong that may be."""
-        return self._connections.offset(id), self._connections.offset_error(id)
+        return self.connections.offset(id), self.connections.offset_error(id)
 
     def are_watched(self, requeue: int) -> bool:
         """Whether the command that has started the agents is connected, and requeues the job after this notice, if one came."""
         return bool(self._watchers) and not (requeue == SIGTERM and self._requeues_after_sigterm)
-
-    @property
-    def reached_at(self) -> str | None:
-        """The address of this node that most of the others reach."""
-        return self._connections.reached_at
 
 
 def _has_scontrol() -> bool:

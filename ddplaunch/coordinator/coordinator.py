@@ -55,7 +55,7 @@ class Coordinator:
         self._reporter = reporter
         self._ask_apart = ask_apart
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
-        self._state, _ = job.begin(policy, clock.now())
+        self.state, _ = job.begin(policy, clock.now())
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
@@ -71,34 +71,29 @@ class Coordinator:
         self._own, self._agents = link, agents
         self.feed(job.Joined(member, clock.now()))
 
-    @property
-    def state(self) -> job.State:
-        """How far the job has come."""
-        return self._state
-
     # --- what comes in
 
     def feed(self, event: job.Event) -> None:
         """Take an event, and carry out what follows from it."""
-        before = self._state
+        before = self.state
         if isinstance(event, job.NodeEscalated) and self._asked is not None:
             self._asked.give_up()
-        self._state, actions = job.step(before, event)
-        self._reporter.on_event(event, before, self._state)
+        self.state, actions = job.step(before, event)
+        self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._do(action)
-        if self._questions is not None and len(self._state.members) < len(before.members):
-            self._questions.left(self._state.members)
+        if self._questions is not None and len(self.state.members) < len(before.members):
+            self._questions.left(self.state.members)
 
     def take(self, id: int, report: Report) -> None:
         """Take what an agent reports, unless it was refused or is not a member yet."""
-        if id not in self._state.members:
+        if id not in self.state.members:
             return
         now = clock.now()
         match report:
             case node.RequestStore():
                 self._order((OWN,), node.StoreOrdered(now))
-            case NodeEnd(generation) if generation == self._state.generation and not self._state.members[id].has_ended:
+            case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
                 self._samples += report.samples
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
@@ -115,7 +110,7 @@ class Coordinator:
         if self._questions is None:
             from ddplaunch.coordinator.questions import Questions
 
-            self._questions = Questions(lambda: self._state.members, self._order, clock.now)
+            self._questions = Questions(lambda: self.state.members, self._order, clock.now)
         return self._questions
 
     def joined(self) -> None:
@@ -124,7 +119,7 @@ class Coordinator:
             from ddplaunch.coordinator.straggler_check import StragglerCheck  # many jobs have none
 
             self.stragglers = StragglerCheck(
-                self._state.policy.straggler_check,
+                self.state.policy.straggler_check,
                 ask=self.questions.ask,
                 ask_apart=self._ask_apart,
                 offset=lambda id: (0.0, 0.0) if id == OWN or self._agents is None else self._agents.offset(id),
@@ -135,26 +130,26 @@ class Coordinator:
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
-        self._order(list(self._state.members), node.SignalReceived(signum, clock.now(), escalates=False))
+        self._order(list(self.state.members), node.SignalReceived(signum, clock.now(), escalates=False))
 
     @property
     def deadline(self) -> float | None:
         """When `expire` is to be called at the latest."""
         others = self._agents.deadline if self._agents is not None else None
         asked = self._questions.deadline if self._questions is not None else None
-        return soonest(self._state.deadline, others, self._over_at, asked)
+        return soonest(self.state.deadline, others, self._over_at, asked)
 
     def expire(self, now: float) -> None:
         """Do what the time asks for."""
-        self._reporter.prepare(self._state)
+        self._reporter.prepare(self.state)
         if self.stragglers is not None:
-            going = self._state.phase is job.Phase.RUNNING and self._state.suspended_at is None
-            self.stragglers.expire(now, self._state.members, may_read=going)
+            going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
+            self.stragglers.expire(now, self.state.members, may_read=going)
         if self._agents is not None:
             self._agents.expire(now)
         if self._questions is not None:
             self._questions.expire(now)
-        if self._state.deadline is not None and now >= self._state.deadline:
+        if self.state.deadline is not None and now >= self.state.deadline:
             self.feed(job.DeadlineReached(now))
 
     # --- what follows
@@ -164,7 +159,7 @@ class Coordinator:
             case job.BeginGeneration(number, order, restarts):
                 self._begin(number, order, restarts)
             case job.StopNodes(ids, signum, by_cluster):
-                time_is_up = self._state.why is Why.TIMED_OUT
+                time_is_up = self.state.why is Why.TIMED_OUT
                 self._order(ids, node.StopOrdered(signum, clock.now(), time_is_up, by_cluster))
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(clock.now()))
@@ -176,9 +171,9 @@ class Coordinator:
                 text = f"ddplaunch: this node has left the job ({signal_name(signum)}); the others go on\n"
                 self._order((id,), JobEnd(status=exitcodes.of_signal(signum), why="left", text=text))
             case job.Drop(id) if self._agents is not None:
-                self._agents.drop(id)
+                self._agents.connections.drop(id)
             case job.ReportFailure(wait):
-                self._when_known(partial(self._reporter.failed, self._state, self._traces, wait))
+                self._when_known(partial(self._reporter.failed, self.state, self._traces, wait))
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameStill(seconds):
@@ -229,7 +224,7 @@ class Coordinator:
         if self._samples:
             from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
 
-            hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self._state.why is Why.HUNG)
+            hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
         self._reporter.hang, self._reporter.places = hang, places
 
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
@@ -237,7 +232,7 @@ class Coordinator:
         if self._asked is not None:
             self._asked.give_up()
         self._explain()
-        question = self._reporter.question(self._state)
+        question = self._reporter.question(self.state)
         if question is None:
             report(ClusterEnding())
         else:
@@ -248,8 +243,8 @@ class Coordinator:
             self.stragglers.end()
             self._reporter.pace = self.stragglers.last_pace
             self._reporter.came_last = self.stragglers.last_word
-        text, outcome = self._reporter.ended(self._state, self._traces, error, ending)
-        status, why = outcome or (status, self._state.why.name.lower() if self._state.why is not None else "failed")
+        text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
+        status, why = outcome or (status, self.state.why.name.lower() if self.state.why is not None else "failed")
         self._over_at = clock.now() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
@@ -273,12 +268,12 @@ class Coordinator:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
         if self._over_at is None:
             return False
-        return self._agents is None or not self._agents.ids or clock.now() >= self._over_at
+        return self._agents is None or not self._agents.connections.ids or clock.now() >= self._over_at
 
     @property
     def reached_at(self) -> str | None:
         """The address of this node that most of the others reach."""
-        return self._agents.reached_at if self._agents is not None else None
+        return self._agents.connections.reached_at if self._agents is not None else None
 
     def _release(self) -> None:
         if self._reservation is not None:
@@ -289,4 +284,4 @@ class Coordinator:
         """Close all that is open."""
         self._release()
         if self._agents is not None:
-            self._agents.close()
+            self._agents.connections.close()

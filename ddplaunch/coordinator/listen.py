@@ -72,7 +72,7 @@ def _listen(
         agents = listen(ports)
         before = ports[: ports.index(agents.port)] if agents.port in ports else ()
         if before and answers(key, [_target(rendezvous, port) for port in before]):
-            agents.close()
+            agents.connections.close()
             raise LaunchError(
                 "node rank 0 is taken: another ddplaunch on this host is the coordinator of this job",
                 hint="give each node a rank of its own with --node-rank",
