@@ -14,11 +14,10 @@ import msgspec
 from ddplaunch.control import messages
 from ddplaunch.control.listener import MAX_REFUSALS
 from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.connections import Connections
+from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
 from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Order
-from ddplaunch.coordinator.terms import Terms
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.process import clock

@@ -5,19 +5,34 @@ from __future__ import annotations
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from ddplaunch.control import messages
 from ddplaunch.control.fields import Malformed
+from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.heartbeat import Heartbeat
-from ddplaunch.coordinator.terms import Terms
 from ddplaunch.process.clock import paused
+from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
+
+
+@record(kw_only=True)
+class Terms:
+    """What the coordinator sets for the agents of all nodes."""
+
+    max_nodes: int
+    run_id: str
+    address: str | None  # MASTER_ADDR as the user or the cluster gave it; None: as the others reach this node
+    key: Key
+    listen: str | None  # numeric address to listen on; None: all
+    ports: Sequence[int]  # candidates to listen on
+    has_front: bool  # a command has started all agents, and connects to forward the user's signals
+    heartbeat_timeout: float  # seconds after which a silent agent counts as lost
 
 
 class _Connection:

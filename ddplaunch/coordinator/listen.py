@@ -15,9 +15,9 @@ from ddplaunch.cluster import Rendezvous
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
 from ddplaunch.coordinator.agents import Agents
+from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
-from ddplaunch.coordinator.terms import Terms
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.argv import to_argv
 from ddplaunch.record import replace

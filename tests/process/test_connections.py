@@ -14,8 +14,7 @@ from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator.connections import Connections
-from ddplaunch.coordinator.terms import Terms
+from ddplaunch.coordinator.connections import Connections, Terms
 
 KEY = key("a long secret", "job-1")
 AGENTS = 300
