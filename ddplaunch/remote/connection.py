@@ -7,7 +7,6 @@ import selectors
 import signal
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
-from typing import Protocol
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.child import Child
@@ -15,6 +14,10 @@ from ddplaunch.process.start import StartError, Stdio, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, FrameError, GreetingDecoder, PipeDecoder
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.remote.dispatcher import Dispatcher
 
 _READ = 1 << 18  # bytes at a time
 _KEPT = 1 << 16  # bytes of what the process itself prints, for an error report
@@ -30,26 +33,10 @@ class HostPhase(Enum):
     CLOSED = auto()
 
 
-class ConnectionHandler(Protocol):
-    """What receives the events of the hosts."""
-
-    def connected(self, host: HostConnection, protocol: int, version: str) -> None:
-        """The greeting came: ddplaunch runs on the host."""
-
-    def report_received(self, host: HostConnection, data: bytes) -> None:
-        """A report arrived."""
-
-    def output_received(self, host: HostConnection, stream: bytes, data: bytes) -> None:
-        """Output arrived."""
-
-    def disconnected(self, host: HostConnection) -> None:
-        """The process has ended and its pipes are read."""
-
-
 class HostConnection:
     """One host of the job."""
 
-    def __init__(self, agent: AgentStart, selector: selectors.BaseSelector, handler: ConnectionHandler) -> None:
+    def __init__(self, agent: AgentStart, selector: selectors.BaseSelector, handler: Dispatcher) -> None:
         self.agent = agent
         self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it

@@ -6,7 +6,8 @@ import selectors
 from typing import cast
 
 from ddplaunch.process import clock
-from ddplaunch.remote.connection import ConnectionHandler, HostConnection, HostPhase
+from ddplaunch.remote.connection import HostConnection, HostPhase
+from ddplaunch.remote.dispatcher import Dispatcher
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.startup import NOTICE_AFTER, Startup
 
@@ -15,7 +16,7 @@ def hosts(*phases: HostPhase) -> list[HostConnection]:
     made = []
     for number, phase in enumerate(phases):
         agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
-        made.append(HostConnection(agent, selectors.DefaultSelector(), cast(ConnectionHandler, None)))
+        made.append(HostConnection(agent, selectors.DefaultSelector(), cast(Dispatcher, None)))
         made[-1].phase = phase
     return made
 
