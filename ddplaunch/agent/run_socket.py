@@ -62,10 +62,7 @@ class RunSocket:
         elif self._link is not None:
             assert self._setup.files.listener is not None
             self._listens = True
-            self._selector.register(self._setup.files.listener, selectors.EVENT_READ, self._connected)
-
-    def _connected(self) -> None:
-        self._guard(self._accept)
+            self._selector.register(self._setup.files.listener, selectors.EVENT_READ, lambda: self._guard(self._accept))
 
     def _accept(self) -> None:
         if self._clients is None:

@@ -68,20 +68,17 @@ def incomplete(spec: JobSpec, hostname: str) -> Allocation:
             f"--rdzv-backend c10d --rdzv-endpoint {spec.master_addr or spec.rdzv_endpoint}",
         )
     max_nodes = spec.nnodes[1]
+    hosts = ",".join("abcd"[:max_nodes]) + (",..." if max_nodes > 4 else "")
     raise LaunchError(
         f"{nodes}: neither the hosts nor the rank of this node are given",
         hint="\n".join((
             "give them in one of four ways:",
-            f"  over ssh:         ddplaunch --hosts {_example(max_nodes)} SCRIPT",
+            f"  over ssh:         ddplaunch --hosts {hosts} SCRIPT",
             f"  in a Slurm job:   srun --nodes {max_nodes} --ntasks-per-node 1 ddplaunch SCRIPT",
             f"  on each by hand:  ddplaunch --nnodes {max_nodes} --node-rank 0 --master-addr HOST SCRIPT",
             f"  on this machine:  ddplaunch --nnodes {max_nodes} --simulate SCRIPT",
         )),
     )  # fmt: skip
-
-
-def _example(nodes: int) -> str:
-    return ",".join("abcd"[:nodes]) + (",..." if nodes > 4 else "")
 
 
 def _at_endpoint(spec: JobSpec) -> Allocation:

@@ -196,7 +196,7 @@ class RemoteLink(Link):
 
     @property
     def _places(self) -> str:
-        hosts = dict.fromkeys(_bracketed(host) for host, _ in self._queries)
+        hosts = dict.fromkeys(f"[{host}]" if ":" in host else host for host, _ in self._queries)
         ports = sorted({port for _, port in self._queries})
         return f"{', '.join(hosts)}, " + (f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {ports[0]}")
 
@@ -224,7 +224,3 @@ class RemoteLink(Link):
             self._resolver.close()
         if self._peer is not None:
             self._peer.close()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -31,7 +31,7 @@ def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tupl
         if not matches:
             raise LaunchError(
                 f"{asked}: there is no device {entry or '(empty)'}; this node has {_have(hardware)}",
-                hint=_all(hardware),
+                hint=f"--devices {','.join(str(device.index) for device in hardware.devices)}",
             )
         if len(matches) > 1:
             several = " and ".join(_uuid(device) for device in matches)
@@ -65,7 +65,3 @@ def _have(hardware: Hardware) -> str:
     # a user who counts all of the machine's devices makes this mistake
     narrowed = hardware.device_source == hardware.visible_variable
     return f"{have}, counted within {hardware.visible_variable}" if narrowed else have
-
-
-def _all(hardware: Hardware) -> str:
-    return f"--devices {','.join(str(device.index) for device in hardware.devices)}"

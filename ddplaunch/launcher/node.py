@@ -83,6 +83,8 @@ def run(
 
         debugpy.check(draft.interpreter, token.public(env))
     signals = passed_on(spec.signals)
+    if reports_job is None:
+        reports_job = 0 in draft.ranks or allocation.cluster not in _ONE_SCREEN
     raise_open_files()
     warm, why_cold = _warm(draft, token.public(env))
     inputs = JobInputs(
@@ -93,7 +95,7 @@ def run(
         draft=draft,
         screen=screen or Screen.here(env),
         error_files=ErrorFiles(draft.run_id, env.get("TMPDIR") or "/tmp"),
-        reports_job=_reports_job(allocation, draft) if reports_job is None else reports_job,
+        reports_job=reports_job,
         notifies_starter=notifies_starter,
         reports_to_caller=reports_to_caller,
         why_ending=_why_ending(env, allocation),
@@ -140,10 +142,6 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
                 f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""
             )
     return None, f"no interpreter is kept warm: {why_not}" if why_not else ""
-
-
-def _reports_job(allocation: Allocation, draft: Plan) -> bool:
-    return 0 in draft.ranks or allocation.cluster not in _ONE_SCREEN
 
 
 def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:

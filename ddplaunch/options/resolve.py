@@ -170,18 +170,14 @@ def _check_together(resolved: Mapping[str, Resolved]) -> None:
         if "simulate" not in resolved:
             raise LaunchError(f"{chaos.given}: faults are injected into simulated nodes only", hint="add --simulate")
         each = resolved["nproc_per_node"].value if "nproc_per_node" in resolved else None
+        workers = max_nodes * each if isinstance(each, int) else 1 << 32  # only the nodes will find out
         for fault in chaos.value:
-            kind, number = ("node", max_nodes) if fault.kind == "node" else ("rank", max_nodes * _number(each))
+            kind, number = ("node", max_nodes) if fault.kind == "node" else ("rank", workers)
             if fault.target >= number:
                 raise LaunchError(
                     f"{chaos.given}: there is no {kind} {fault.target}, since the job has {number}",
                     hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
                 )
-
-
-def _number(each: int | str | None) -> int:
-    """The workers of each node, far too many where only the nodes will find out."""
-    return each if isinstance(each, int) else 1 << 32
 
 
 def _names_this_machine(endpoint: str) -> bool:

@@ -64,7 +64,8 @@ def make_plan(
     cpus = bound if task is None or sharing is owned else (bound[task.local_rank],)
     caller = {**node.env, **dict(spec.env)}
     # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
-    own_cpus = [len(share) for share in bound] if _exclusive(spec) else []
+    are_apart = spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
+    own_cpus = [len(share) for share in bound] if are_apart else []
     usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
     omp, threads_reason = threads(spec, usable, len(sharing), caller.get("OMP_NUM_THREADS"))
     if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
@@ -253,11 +254,6 @@ def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple
 
     binding = bind(mode, sharing, node.cores, all_devices=node.hardware.devices)
     return binding.cpus, binding.notes
-
-
-def _exclusive(spec: JobSpec) -> bool:
-    """Whether no two workers share a CPU."""
-    return spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
 
 
 def _argv(spec: JobSpec, node: Node, local_rank: int) -> tuple[str, ...]:

@@ -137,7 +137,8 @@ class JobReporter:
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
-        return _in_short(report), ending.outcome
+        first_line, newline, _ = report.partition("\n")  # which will do for the other nodes
+        return first_line + newline, ending.outcome
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
@@ -208,8 +209,3 @@ def _node_lost(state: State) -> str:
         "\n".join([*map(below, lines), "", f"hint: {slow}to go on without a node that was lost, `--nnodes MIN:MAX`"])
         + "\n"
     )
-
-
-def _in_short(report: str) -> str:
-    """The first line of a report, for a node that is not the first."""
-    return f"{report.partition(chr(10))[0]}\n"

@@ -28,15 +28,15 @@ def summary(
     `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
     on another node, `left_after` what it holds about a notice.
     """
+    if first is None and why == "failed" and left_after is None and state.why is Why.FAILED:
+        first = state.start_failure or state.failure
     return {
         "v": 1,
         "status": state.status,
         "why": why,
         "seconds": round(seconds, 3),
         "restarts": state.generation,
-        "first_failure": _first_failure(
-            first or (_own_failure(state) if why == "failed" and left_after is None else None)
-        ),
+        "first_failure": _first_failure(first),
         "left_after": left_after,
         "workers": [
             {
@@ -61,10 +61,6 @@ def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[s
         "sent": intent.requeues and failed is None if intent else None,
         "text": (failed or intent.text) if intent else None,
     }
-
-
-def _own_failure(state: State) -> WorkerExit | StartFailure | None:
-    return (state.start_failure or state.failure) if state.why is Why.FAILED else None
 
 
 def _first_failure(first: WorkerExit | StartFailure | None) -> dict[str, Any] | None:

@@ -60,8 +60,9 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
+    gpus = grants.query(secret.public(env)) if grants.are_uncertain(env) else {}
     job = srun.StepJob(
-        argv=argv(spec, allocation, sys.executable, components(env), _gpus(env)),
+        argv=argv(spec, allocation, sys.executable, components(env), gpus),
         env={**environment(env, token=token, port=port), **secret.hidden(spec)},
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
@@ -85,10 +86,6 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         spec.ending_signals,
         sent_again=allocation.sent_again,
     )
-
-
-def _gpus(env: Mapping[str, str]) -> grants.Grants:
-    return grants.query(secret.public(env)) if grants.are_uncertain(env) else {}
 
 
 def argv(

@@ -30,7 +30,8 @@ def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
         waiting = {sample.rank for sample in workers if is_waiting(sample)}
         first = frozenset(sample.rank for sample in workers) - waiting
         if first and waiting:
-            head = f"{_are(first)} in no collective, {these_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in one"
+            are, wait = "is" if len(first) == 1 else "are", "waits" if len(waiting) == 1 else "wait"
+            head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
     places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
     return head, [*places, *waits, *told_by_ras(samples)]
@@ -41,12 +42,5 @@ def told_by_ras(samples: Sequence[Sample]) -> list[str]:
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:
         return []
-    return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in _lines(asked.ras))]
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines() if line.strip()][:_MOST_LINES]
-
-
-def _are(ranks: frozenset[int]) -> str:
-    return f"{these_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+    lines = [line.rstrip() for line in asked.ras.splitlines() if line.strip()][:_MOST_LINES]
+    return [f"NCCL's RAS service, asked at rank {asked.rank}:", *(f"  {line}" for line in lines)]
