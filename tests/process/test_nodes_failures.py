@@ -28,11 +28,11 @@ def run(nodes, program):
 
 @pytest.fixture
 def start(nodes, program):
-    """Start behave.py with 2 workers that wait on each of 3 nodes, and wait until all are ready."""
+    """Start behave.py with a worker that waits on each of 3 nodes, and wait until all are ready."""
 
     def start(*options: object):
-        started = nodes.static_nodes(3, "--nproc-per-node", 2, *options, program("behave"), "all=default")
-        nodes.signs("ready", 6)
+        started = nodes.static_nodes(3, *options, program("behave"), "all=default")
+        nodes.signs("ready", 3)
         return started
 
     return start

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGINT
 
 import pytest
 
-from tests.nodes import Nodes
+from tests.conftest import PROGRAMS
+from tests.nodes import Nodes, several
 
 SOON = ("--rdzv-timeout", "1s")
 
@@ -18,7 +20,7 @@ SOON = ("--rdzv-timeout", "1s")
 
 
 def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, program):
-    started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "4s", program("place")) for place in (0, 2)]
+    started = [nodes.node(*nodes.static(4, place), "--rdzv-timeout", "8s", program("place")) for place in (0, 2)]
     assert nodes.statuses() == [121, 121]
     host = socket.gethostname()
     assert f"ddplaunch: 2 of 4 nodes joined ({host}, {host}); on node 1 run: ddplaunch " in started[0].err
@@ -82,15 +84,16 @@ def test_workers_that_are_waited_for_leave_no_folder(nodes, program):
 # --- who cannot take part
 
 
-@pytest.fixture
-def going(nodes, program):
-    """A job of 2 nodes that runs."""
-    started = nodes.static_nodes(2, program("behave"), "all=done_when_told")
-    nodes.signs("ready", 2)
-    yield started
-    (nodes.home / "signs" / "go").touch()
-    assert nodes.statuses(*started) == [0, 0]
-    nodes.nothing_left()
+@pytest.fixture(scope="module")
+def going(tmp_path_factory) -> Iterator[Nodes]:
+    """A job of 2 nodes that runs, and that no test may disturb."""
+    for nodes in several(tmp_path_factory.mktemp("going")):
+        started = nodes.static_nodes(2, PROGRAMS / "behave.py", "all=done_when_told")
+        nodes.signs("ready", 2)
+        yield nodes
+        (nodes.home / "signs" / "go").touch()
+        assert nodes.statuses(*started) == [0, 0]
+        nodes.nothing_left()
 
 
 def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
@@ -107,11 +110,11 @@ def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
     nodes.nothing_left()
 
 
-def test_a_second_node_of_one_rank_is_refused(nodes, program, going):
-    again = nodes.node(*nodes.static(2, 1), program("behave"), "all=done_when_told")
-    assert nodes.statuses(again) == [2]
+def test_a_second_node_of_one_rank_is_refused(program, going):
+    again = going.node(*going.static(2, 1), program("behave"), "all=done_when_told")
+    assert going.statuses(again) == [2]
     assert f"refused this node: node rank 1 is taken by {socket.gethostname()}\n" in again.err
-    assert going[0].err.count("refused") == 1
+    assert going.started[0].err.count(": node rank 1 is taken by ") == 1
 
 
 def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
@@ -124,9 +127,9 @@ def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
     nodes.nothing_left()
 
 
-def test_a_node_rank_out_of_range_is_refused_even_if_this_node_expected_more_of_them(nodes, program, going):
-    wrong = nodes.node(*nodes.static(4, 3), program("place"))
-    assert nodes.statuses(wrong) == [2]
+def test_a_node_rank_out_of_range_is_refused_even_if_this_node_expected_more_of_them(program, going):
+    wrong = going.node(*going.static(4, 3), program("place"))
+    assert going.statuses(wrong) == [2]
     assert "refused this node: node rank 3: the job has 2 nodes, node ranks 0 to 1\n" in wrong.err
 
 
@@ -143,21 +146,32 @@ def token(place: int) -> dict[str, str]:
     return {"DDPLAUNCH_TOKEN": f"a secret of node {place}"}
 
 
-def test_nodes_with_one_token_meet(nodes, program):
+def test_nodes_with_one_token_meet_and_it_is_shown_to_nobody(nodes, program):
+    secret = token(0)["DDPLAUNCH_TOKEN"].encode()
+    waits = (program("behave"), "all=done_when_told")
     reader, writer = os.pipe()  # as bash makes one of <(pass show token)
-    with open(writer, "w") as file:
-        file.write("a secret of node 0\n")
-    nodes.node(*nodes.static(2, 0), program("place"), env=token(0))
-    nodes.node(*nodes.static(2, 1), "--token-file", f"/dev/fd/{reader}", program("place"), pass_fds=[reader])
+    with open(writer, "wb") as file:
+        file.write(secret + b"\n")
+    nodes.node(*nodes.static(2, 0), *waits, env=token(0))
+    nodes.node(*nodes.static(2, 1), "--token-file", f"/dev/fd/{reader}", *waits, pass_fds=[reader])
     os.close(reader)
+    for pid in map(int, nodes.signs("ready", 2)):
+        assert secret not in Path(f"/proc/{pid}/environ").read_bytes()
+    for pid in nodes.left():
+        assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    (nodes.home / "signs" / "go").touch()
     assert nodes.statuses() == [0, 0]
     for place in range(2):
         assert "unauthenticated" not in (nodes.folder_of(place) / "plan.json").read_text()
+    written = [path for path in nodes.home.rglob("*") if path.is_file()]
+    assert len(written) > 6
+    assert not [path for path in written if secret in path.read_bytes()]
 
 
 def test_a_node_with_another_token_is_told_so_and_the_job_does_not_mind(nodes, program):
     first = nodes.node(*nodes.static(2, 0), program("place"), env=token(0))
-    stranger = nodes.node(*nodes.static(2, 1), *SOON, program("place"), env=token(1))
+    nodes.listens(1)
+    stranger = nodes.node(*nodes.static(2, 1), "--rdzv-timeout", "3s", program("place"), env=token(1))
     assert nodes.statuses(stranger) == [121]
     assert "(127.0.0.1:" in stranger.err
     assert "wrong token, or another job)" in stranger.err
@@ -166,14 +180,6 @@ def test_a_node_with_another_token_is_told_so_and_the_job_does_not_mind(nodes, p
     refusals = [line for line in first.err.splitlines() if "refused" in line]
     assert refusals == ["ddplaunch: refused a connection from 127.0.0.1: wrong token, or another job"]
     nodes.nothing_left()
-
-
-def test_without_a_token_the_first_line_and_the_plan_say_that_nobody_is_kept_out(nodes, program):
-    nodes.static_nodes(2, program("place"))
-    assert nodes.statuses() == [0, 0]
-    for place, node in enumerate(nodes.started):
-        assert "ddplaunch: 2 workers on 2 nodes, unauthenticated, gloo (" in node.err
-        assert "unauthenticated: " in (nodes.folder_of(place) / "plan.json").read_text()
 
 
 def test_tasks_of_one_launcher_on_one_host_make_themselves_a_token(nodes, program):
@@ -199,22 +205,6 @@ def test_a_token_that_is_easy_to_learn_is_warned_of(nodes, program):
     for node in nodes.started:
         assert node.err.startswith("ddplaunch: warning: the token has 3 characters, and may be guessed")
         assert node.err.splitlines()[1].endswith(f"chmod 600 {nodes.home / 'token'}")
-
-
-def test_the_token_is_shown_to_nobody(nodes, program):
-    for place in range(2):
-        nodes.node(*nodes.static(2, place), program("behave"), "all=done_when_told", env=token(0))
-    pids = [int(pid) for pid in nodes.signs("ready", 2)]
-    secret = token(0)["DDPLAUNCH_TOKEN"].encode()
-    for pid in pids:
-        assert secret not in Path(f"/proc/{pid}/environ").read_bytes()
-    for pid in nodes.left():
-        assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    (nodes.home / "signs" / "go").touch()
-    assert nodes.statuses() == [0, 0]
-    written = [path for path in nodes.home.rglob("*") if path.is_file()]
-    assert len(written) > 6
-    assert not [path for path in written if secret in path.read_bytes()]
 
 
 # --- who listens where
@@ -247,9 +237,10 @@ def test_on_one_node_nothing_listens(nodes, program):
     assert nodes.statuses() == [0]
 
 
-def test_only_the_coordinator_listens_and_only_at_the_address_it_was_given(nodes, going):
-    assert listening(going[0].agent) == [f"0100007F:{nodes.port + 1:04X}"]
-    assert not [pid for pid in processes_of(nodes) if pid != going[0].agent and listening(pid)]
+def test_only_the_coordinator_listens_and_only_at_the_address_it_was_given(going):
+    coordinator = going.started[0].agent
+    assert listening(coordinator) == [f"0100007F:{going.port + 1:04X}"]
+    assert not [pid for pid in processes_of(going) if pid != coordinator and listening(pid)]
 
 
 def test_a_name_may_mean_any_address_of_the_coordinator(nodes, program):

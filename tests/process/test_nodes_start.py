@@ -62,17 +62,6 @@ def test_what_all_workers_share_is_the_same_on_all_nodes(finished):
         assert finished.place(rank).items() >= expected.items()
 
 
-def test_without_a_port_node_0_reserves_one_and_all_are_told(nodes, program):
-    for place in range(2):
-        nodes.node(*nodes.c10d(2), "--node-rank", place, program("place"))
-    assert nodes.statuses() == [0, 0]
-    (port,) = {nodes.place(rank)["MASTER_PORT"] for rank in range(2)}
-    assert int(port) > 0
-    assert {event["master_port"] for place in range(2) for event in nodes.events_of(place, "generation_started")} == {
-        int(port)
-    }
-
-
 def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(finished):
     for place in range(2):
         folder = finished.folder_of(place)
@@ -90,20 +79,25 @@ def test_each_node_has_a_folder_of_its_own_in_that_of_the_run(finished):
     assert {path.name for path in finished.folder.iterdir()} == {"node-0", "node-1"}
 
 
-def test_nodes_with_homes_of_their_own_have_folders_of_one_name(nodes, program):
-    for place in range(2):
-        env = {"XDG_STATE_HOME": str(nodes.home / f"state-{place}")}
-        nodes.node(*nodes.static(2, place), program("place"), env=env)
+def test_nodes_that_differ_in_all_they_can_run_as_node_0_was_told_and_are_warned(nodes):
+    """In their home, the name of the run, the backend, the number of nodes and the script."""
+    for place, backend in enumerate(("gloo", "ucc")):
+        script = nodes.home / f"code-{place}" / "train.py"
+        script.parent.mkdir()
+        script.write_text(
+            f"import os; print(os.environ['DDPLAUNCH_RUN_ID'], os.environ['DDPLAUNCH_BACKEND'])  # {place}"
+        )
+        own = ("--run-id", f"name-{place}", "--backend", backend, script)
+        nodes.node(*nodes.static(2 + place, place), *own, env={"XDG_STATE_HOME": str(nodes.home / f"state-{place}")})
     assert nodes.statuses() == [0, 0]
-    folders = [next(nodes.home.glob(f"state-{place}/ddplaunch/runs/*/node-{place}")) for place in range(2)]
-    assert folders[0].parent.name == folders[1].parent.name == nodes.place(0)["DDPLAUNCH_RUN_ID"]
-
-
-def test_the_name_of_the_run_is_that_of_node_0(nodes, program):
-    for place in range(2):
-        nodes.node(*nodes.static(2, place), "--run-id", f"name-{place}", program("place"))
-    assert nodes.statuses() == [0, 0]
-    assert {nodes.place(rank)["DDPLAUNCH_RUN_ID"] for rank in range(2)} == {"name-0"}
+    for place, node in enumerate(nodes.started):
+        assert node.out == f"[{place}] name-0 gloo\n"
+        assert (nodes.home / f"state-{place}" / "ddplaunch" / "runs" / "name-0" / f"node-{place}").is_dir()
+    said = nodes.started[0].err
+    assert "gloo (the nodes differ: gloo on" in said
+    assert said.count("warning: ") == 2
+    assert "warning: the program is not the same on all nodes: train.py (" in said
+    assert "warning: --nnodes is not the same on all nodes: 2 on " in said
 
 
 def test_the_first_node_records_who_joins_and_each_of_them_its_own_workers(finished):
@@ -143,33 +137,6 @@ def test_each_node_closes_with_a_line_about_the_whole_job(finished):
         assert last.startswith("ddplaunch: 4 workers on 2 nodes finished in ")
 
 
-def test_nodes_that_could_not_agree_on_a_backend_all_use_gloo(nodes, program):
-    for place, backend in enumerate(("gloo", "ucc")):
-        nodes.node(*nodes.static(2, place), "--backend", backend, program("place"))
-    assert nodes.statuses() == [0, 0]
-    assert [nodes.place(rank)["DDPLAUNCH_BACKEND"] for rank in range(2)] == ["gloo", "gloo"]
-    assert "gloo (the nodes differ: gloo on" in nodes.started[0].err
-
-
-def test_another_version_of_the_script_is_a_warning(nodes):
-    for place in range(2):
-        folder = nodes.home / f"code-{place}"
-        folder.mkdir()
-        script = folder / "train.py"
-        script.write_text(f"print({place})\n")
-        nodes.node(*nodes.static(2, place), script)
-    assert nodes.statuses() == [0, 0]
-    (warning,) = [line for line in nodes.started[0].err.splitlines() if "warning" in line]
-    assert "warning: the program is not the same on all nodes: train.py (" in warning
-
-
-def test_another_number_of_nodes_is_a_warning(nodes, program):
-    for place in range(2):
-        nodes.node(*nodes.static(2 + place, place), program("place"))
-    assert nodes.statuses() == [0, 0]
-    assert "warning: --nnodes is not the same on all nodes: 2 on " in nodes.started[0].err
-
-
 def test_workers_of_several_nodes_talk_over_the_interface_that_the_nodes_do(finished):
     for rank in range(2):
         place = finished.place(rank)
@@ -186,6 +153,10 @@ def test_the_first_to_come_is_node_0_and_the_others_are_numbered(nodes, program)
         nodes.node(*nodes.c10d(3), "--nproc-per-node", count, program("place"))
     assert nodes.statuses() == [0, 0, 0]
     assert [nodes.place(rank)["NODE_RANK"] for rank in range(5)] == ["0", "0", "0", "1", "2"]
+    (port,) = {nodes.place(rank)["MASTER_PORT"] for rank in range(5)}
+    assert int(port) > 0, "node 0 has reserved one, and all were told"
+    events = [event for place in range(3) for event in nodes.events_of(place, "generation_started")]
+    assert [event["master_port"] for event in events] == [int(port)] * 3
     assert [node.err.splitlines()[-1].split(" ")[1] for node in nodes.started] == ["5"] * 3
 
 
@@ -198,7 +169,7 @@ def test_a_node_rank_beside_an_endpoint_is_kept(nodes, program):
 
 
 def test_agents_that_race_for_the_coordinators_place_come_together(nodes):
-    for _ in range(5):
+    for _ in range(3):
         started = [nodes.node(*nodes.c10d(4), "--no-python", "/bin/true") for _ in range(4)]
         assert nodes.statuses(*started) == [0] * 4, [node.err for node in started]
     nodes.nothing_left()
