@@ -163,6 +163,8 @@ def several(home: Path) -> Iterator[Nodes]:
         yield nodes
         left = nodes.left()
         nodes.kill_all()
+        for node in nodes.started:  # shown if the test has failed
+            print(f"--- {node.process.args} ended with {node.process.poll()}\n{node.out}{node.err}")
     assert not left, f"the test left {len(left)} processes"
 
 
