@@ -109,7 +109,7 @@ class Starter:
         output: Output,
         of_mps: Mapping[str, str],
     ) -> list[RunningWorker]:
-        """Start the first of these workers, or all where they are forked; their output then comes through `pipes`.
+        """Start the first of these workers, as many as can be; their output then comes through `pipes`.
 
         `of_mps` are the variables by which they find MPS.
 
@@ -119,14 +119,15 @@ class Starter:
         starts: list[WorkerStart] = []
         children: Sequence[Child | GuardedChild] = ()
         devnull = -1
-        starting = workers if self._forker is not None and self._forker.is_there else workers[:1]
         try:
             try:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in starting)
+                starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in workers)
             except OSError as error:
-                number = error.errno or errno.EMFILE
-                raise StartError(number, "cannot open its pipes and files", len(starts)) from None
+                # fresh ones are started as far as there are files, of which they then hold fewer
+                if not starts or (self._forker is not None and self._forker.is_there):
+                    number = error.errno or errno.EMFILE
+                    raise StartError(number, "cannot open its pipes and files", len(starts)) from None
             children = self._make_processes(starts)
         finally:
             if devnull >= 0:
@@ -136,15 +137,25 @@ class Starter:
         return [one.started(child, output) for one, child in zip(starts, children, strict=False)]
 
     def _make_processes(self, starts: Sequence[WorkerStart]) -> Sequence[Child | GuardedChild]:
-        """Make that of each, or of the first alone."""
+        """Make those of the first of them, as many as can be made.
+
+        Nothing else is done between two forks: each page that is written after one is a fault of its own, and perhaps a copy.
+        """
         if self._forker is not None:
             from ddplaunch.process.fork_requests import Fork
 
             forks = [Fork(one.plan.argv, one.env, one.stdio, one.plan.cpus) for one in starts]
             if children := self._forker.fork(forks):
                 return children
-        first = starts[0]
-        return [start(first.plan.argv, first.env, first.stdio, handled=self._handled, cpus=first.plan.cpus)]
+        fresh: list[Child] = []
+        try:
+            fresh.extend(
+                start(one.plan.argv, one.env, one.stdio, handled=self._handled, cpus=one.plan.cpus) for one in starts
+            )
+        except StartError:
+            if not fresh:
+                raise
+        return fresh
 
     def fork_no_more(self) -> None:
         """End what forks the workers if it is not their parent."""
