@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ddplaunch.options.option import Given, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.options.token import OF_WORKERS
 from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, default
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from ddplaunch import exitcodes
 from ddplaunch.record import record
@@ -13,11 +12,15 @@ from ddplaunch.slurm.job import ANSWER_TIMEOUT, JobRecord, JobStatus, job_id, qu
 from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, Unreachable, scontrol
 from ddplaunch.supervise.outcome import Intent
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # srun is started the sooner
+    from typing import TypeVar
+
+    _Reply = TypeVar("_Reply")
+
 RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
 
 _UNANSWERED = "Slurm's answer was not waited for"
-
-_Reply = TypeVar("_Reply")
 
 
 def refusal(job: JobRecord, found: JobStatus) -> str | None:

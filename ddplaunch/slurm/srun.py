@@ -12,7 +12,6 @@ import os
 import select
 import signal
 from collections.abc import Mapping
-from typing import NoReturn
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
@@ -20,6 +19,10 @@ from ddplaunch.process.child import Child
 from ddplaunch.process.start import StartError, Stdio, start, why_not_started
 from ddplaunch.record import record
 from ddplaunch.slurm.requeue import SlurmRequeue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # srun is started the sooner
+    from typing import NoReturn
 
 _FORK = "cannot create a process"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket as socket  # a small start: see CONTRIBUTING.md
 import re
-import socket
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import MOST, digits
