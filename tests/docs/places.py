@@ -27,7 +27,7 @@ GPUS = {
     "guides/devices.md": "A100 A100 A100 A100",
     "guides/devices.md: ddplaunch plan train.py": "A100/2 A100",  # with MIG on
 }
-EIGHT = " ".join(["H200"] * 8)  # where it shows a command alone
+NODE = " ".join(["H200"] * 4)  # where it shows a command alone
 # whoever starts ours, and what its processes have in their environment
 STARTERS: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
     (r"srun .*--ntasks-per-node 4", lambda: captured("slurm-rank-0")),
@@ -102,7 +102,7 @@ class Place:
         """The environment of the command, besides what every test has."""
         typed = f"{self.page}: {self.command.typed}"
         shown = self.command.shown is not None
-        gpus = GPUS.get(typed, GPUS.get(self.page, "")) if shown else EIGHT
+        gpus = GPUS.get(typed, GPUS.get(self.page, "")) if shown else NODE
         machine = made_up.machine(library, gpus) if gpus else {"LD_LIBRARY_PATH": str(library), "FAKE_GPUS": ""}
         isolated = {"HOME": f"{self.home}", "PATH": f"{self.home}/bin", "TMPDIR": f"{self.home}/.local/tmp"}
         broken = {"IS_BROKEN": "1"} if "--chaos" in self.command.words else {}
