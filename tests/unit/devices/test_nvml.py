@@ -1,25 +1,20 @@
-"""What probe() finds where NVML answers; a stand-in library is compiled and loaded in a process of its own."""
+"""What probe() finds where NVML answers; a stand-in library is compiled and loaded in a forked process of its own."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.devices import Device, Hardware
+from tests.forks import BOOTSTRAP, Forks
 
 REPOSITORY = Path(__file__).parents[3]
-PROBE = (
-    "import os, sys; from ddplaunch.devices.probe import probe\n"
-    "found = probe(os.environ, root=sys.argv[1])\n"
-    "assert 'torch' not in sys.modules\n"
-    "print(repr(found))"
-)
+PROBE = REPOSITORY / "tests/programs/probe.py"
 GIB = 1 << 30
 
 Probe = Callable[..., Hardware]
@@ -38,18 +33,24 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks("ddplaunch.devices.probe", "ddplaunch.devices.nvml")
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def probed(library: Path, tmp_path: Path) -> Probe:
+def probed(library: Path, forks: Forks, tmp_path: Path) -> Probe:
     """Probes with these GPUs and variables; the root is an empty folder, so nothing of this machine mixes in."""
 
     def run(gpus: str, **variables: str) -> Hardware:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        env = {**kept, "PYTHONPATH": str(REPOSITORY), "LD_LIBRARY_PATH": str(library), "FAKE_GPUS": gpus, **variables}
-        command = [sys.executable, "-c", PROBE, str(tmp_path)]
-        result = subprocess.run(command, env=env, text=True, capture_output=True, timeout=60, check=False)
-        if result.returncode:
-            raise RuntimeError(result.stderr)
-        found = eval(result.stdout, {"Hardware": Hardware, "Device": Device})  # its own repr, from our own process
+        env = {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(REPOSITORY)}
+        argv = [sys.executable, str(BOOTSTRAP), "script", str(PROBE), str(tmp_path)]
+        status, out, err = forks.run(argv, REPOSITORY, env, {"FAKE_GPUS": gpus, **variables})
+        if status:
+            raise RuntimeError(err.decode())
+        found = eval(out, {"Hardware": Hardware, "Device": Device})  # its own repr, from our own process
         assert isinstance(found, Hardware)
         return found
 
