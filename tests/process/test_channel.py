@@ -65,7 +65,7 @@ class Loop:
         return len(ready)
 
     def until(self, condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < give_up, (self.refusals, self.failures)
             self.turn()

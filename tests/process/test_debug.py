@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PATIENCE, until
 from tests.process.terminal import (
     CTRL_C,
     CTRL_D,
@@ -226,14 +226,14 @@ def test_sigterm_to_ddplaunch_ends_everything(job, debug, how):
 @pytest.mark.parametrize("how", ["breakpoint", "stubborn"])
 def test_closing_the_terminal_ends_everything(job, debug, how):
     debug(how, options=("--grace-period", 0.3)).hang_up()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_when_the_front_is_killed_the_debugged_worker_ends_too(job, debug):
     terminal = debug("stubborn", options=("--grace-period", 0.3))
     os.kill(terminal.child.pid, signal.SIGKILL)
     terminal.child.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_the_debugger_is_stopped_and_continued_with_its_line(job, program):

@@ -17,7 +17,7 @@ from textwrap import dedent, indent
 import pytest
 
 from ddplaunch import worker
-from tests.conftest import Job, Result, until
+from tests.conftest import PATIENCE, Job, Result, until
 
 WORKER = """
     import os, sys
@@ -331,7 +331,7 @@ def test_nothing_is_left_when_the_command_is_killed_during_the_imports(job, writ
     assert job.process is not None
     job.process.kill()
     job.wait()
-    job.nothing_left(patience=10)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_a_server_that_dies_of_an_import_is_done_without(job, write):

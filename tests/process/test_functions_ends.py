@@ -180,7 +180,7 @@ def test_a_worker_unpickles_nothing_before_the_caller_has_proved_that_it_knows_t
             assert hello.endswith(digest(secret, b"worker" + said, "sha256"))
             assert secret not in hello
             sock.sendall(proof + connection.CALL.pack(len(call), 0, 0) + call)
-            _, err = worker.communicate(timeout=30)
+            _, err = worker.communicate(timeout=60)
     assert worker.returncode == 1
     assert (tmp_path / "unpickled").exists() is knows
     assert ("another process listens at the address of the caller" in err) is not knows
@@ -189,7 +189,7 @@ def test_a_worker_unpickles_nothing_before_the_caller_has_proved_that_it_knows_t
 # --- where it is called from
 
 
-def test_a_script_without_a_guard_is_told_so_within_seconds(caller):
+def test_a_script_without_a_guard_is_told_so_at_once(caller):
     script = caller.write(
         """
         import ddplaunch
@@ -201,7 +201,7 @@ def test_a_script_without_a_guard_is_told_so_within_seconds(caller):
     assert result.status == 1
     assert 'Put the call under `if __name__ == "__main__":`' in result.err
     assert f"while it imported {script}" in result.err
-    assert result.seconds < 20
+    assert result.seconds < 60
     caller.nothing_left()
 
 

@@ -30,7 +30,7 @@ def sides() -> Iterator[tuple[Guard, socket.socket, int]]:
     """A guard that is ready, its side of the connection, and the pipe that it holds open for as long as it lives."""
     ours, theirs = socket.socketpair()
     guard = Guard(ours, 2, lambda _pid: None)
-    theirs.settimeout(5)
+    theirs.settimeout(60)
     theirs.sendall(f"guard {os.getpid()}\nready\n".encode())
     guard.read()
     _, (folder, output, life), _, _ = socket.recv_fds(theirs, 8, 3)

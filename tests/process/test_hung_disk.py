@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Job, until
+from tests.conftest import PATIENCE, Job, until
 from tests.process.disk import Disk, missing
 from tests.process.terminal import child, stat
 
@@ -46,7 +46,7 @@ def job(tmp_path: Path, can_hang: str | None) -> Iterator[JobOnDisk]:
     yield job
     job.kill_all()
     job.disk.close()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def statuses(job: JobOnDisk) -> list[int]:
@@ -69,7 +69,7 @@ def test_a_worker_that_fails_ends_the_job_and_what_waited_is_written_later(job, 
     assert HUNG in result.err
     assert statuses(job) == []
     job.disk.thaw()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert set(statuses(job)) == {1}
     assert any("boom of rank 1" in file.read_text() for file in job.written("attempt_0/*/error.json"))
     assert any("boom of rank 1" in file.read_text() for file in job.written("attempt_0/*/stderr.log"))
@@ -84,7 +84,7 @@ def test_a_job_starts_and_can_be_stopped_where_the_folder_cannot_be_made(job, pr
     assert result.status == 143
     assert HUNG in result.err
     job.disk.thaw()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert statuses(job) == [143]
 
 
@@ -125,7 +125,7 @@ def test_what_waits_for_the_disk_when_the_agent_is_killed_ends_when_that_answers
     assert result.status == 122
     assert f"could not be ended: pid {waiting} (python) in uninterruptible sleep\n" in result.err
     job.disk.thaw()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_nothing_is_lost_if_the_disk_answers_again(job):

@@ -59,7 +59,7 @@ def keep(job: Job, tmp_path: Path) -> Iterator[Keep]:
     yield keep
     for pid in keep.interpreters:
         end(pid)
-    job.nothing_left(patience=5)
+    job.nothing_left(patience=PATIENCE)
 
 
 def end(pid: int) -> None:

@@ -179,7 +179,7 @@ def test_a_lookup_under_way_is_ended_by_close_and_never_answered(selector, hangi
     assert not selector.select(0)
     began = time.monotonic()
     resolver.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert look(child) is None
     assert resolver.pid is None
     resolver.close()

@@ -9,7 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from tests.conftest import PROGRAMS, Job, Result, until
+from tests.conftest import PATIENCE, PROGRAMS, Job, Result, until
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_killed_front_ends_the_back_off_too(job, back_off):
     process = back_off(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process.kill()
     process.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert_ended_at_once_after(job, "front_lost")
 
 

@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.process.tree import children, look
 from ddplaunch.report.events import SCHEMA
 from ddplaunch.report.run_folder import KEPT
-from tests.conftest import Job, until
+from tests.conftest import PATIENCE, Job, until
 from tests.process.terminal import child, held, stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
@@ -122,7 +122,7 @@ def front_killed(job, program):
     job.signs("ready", 2)
     process.kill()
     process.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def unread(job, program):
@@ -383,7 +383,7 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
         assert result.status == (128 + signum if signum else 1)
         assert "does not answer" in result.err
         assert job.left() == [writer]
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert json.loads((job.folder / "summary.json").read_text())["status"] == result.status
 
 
@@ -396,4 +396,4 @@ def test_what_a_simulated_node_leaves_to_a_writer_whose_disk_hangs_is_written_la
         job.process.send_signal(signal.SIGTERM)
         assert job.wait().status == 143
         assert job.left() == [writer]
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)

@@ -9,7 +9,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 
 import pytest
 
-from tests.conftest import send_again, until
+from tests.conftest import PATIENCE, send_again, until
 from tests.process.terminal import child
 
 # of the only task of a step, as Slurm sets them: outside of a step the command would start one
@@ -251,7 +251,7 @@ KINDS = ("0=stubborn_setsid_child", "1=daemon", "2=stubborn")
 def test_when_the_front_is_killed_everything_ends(job, start):
     start(*KINDS, options=("--grace-period", "0.3"), stdout=-3, stderr=-3).kill()
     job.process.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
@@ -260,7 +260,7 @@ def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
     for rank in range(3):
         job.sign(f"saving-{rank}")
     (job.home / "signs" / "saved").touch()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, start):
@@ -299,7 +299,7 @@ def test_when_both_are_killed_at_once_the_workers_are_gone(job, start):
     for pid in (agent_of(job), process.pid):
         os.kill(pid, SIGKILL)
     process.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):

@@ -147,6 +147,12 @@ def test_it_takes_little_of_the_start_of_a_worker():
 
     file = bounded_file("ddplaunch-stacks", 1 << 20)
     asked = {"DDPLAUNCH_STACKS": f"{STACKS_FD},{STACKS_SIGNAL}"}
-    both = [(cpu(asked, file), cpu({}, None)) for _ in range(10)]
+    both = list[tuple[float, float]]()
+
+    def little() -> bool:
+        """Whether the quickest starts say so: a busy machine makes single ones slower, not quicker."""
+        both.extend((cpu(asked, file), cpu({}, None)) for _ in range(5))
+        return bool(min(with_it for with_it, _ in both) - min(without for _, without in both) < 0.004)
+
+    until(little, "a start that takes little more")
     os.close(file)
-    assert min(with_it for with_it, _ in both) - min(without for _, without in both) < 0.004

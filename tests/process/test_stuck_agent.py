@@ -10,7 +10,7 @@ from subprocess import DEVNULL, PIPE, Popen, run
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import PATIENCE, until
 from tests.process.terminal import child, held, stat
 
 
@@ -59,7 +59,7 @@ def test_a_killed_command_needs_no_agent_that_runs(job, program, how):
             process.kill()
             process.wait()
     process.wait()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 LOOPS = """

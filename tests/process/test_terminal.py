@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import Job, let_the_echo_die, until
+from tests.conftest import PATIENCE, Job, let_the_echo_die, until
 from tests.emulator import Emulator
 from tests.process.terminal import (
     CTRL_A,
@@ -189,14 +189,14 @@ def test_a_job_that_is_stopped_can_be_ended(job, shell):
     bash.sees("Stopped", PROMPT)
     until(lambda: stopped(workers), "the workers to stop")
     stopped_at = time.monotonic()
-    until(lambda: time.monotonic() - stopped_at > 1.0, "a second to pass")
+    until(lambda: time.monotonic() - stopped_at > 5, "time to pass that would be missed")
     bash.says("kill %1")
     bash.sees("stopped by SIGTERM")
     # the time that the job was stopped for does not lengthen the grace period
-    assert job.events("kill_sent")[0]["at"] - job.events("stop_sent")[0]["at"] < 0.9
+    assert job.events("kill_sent")[0]["at"] - job.events("stop_sent")[0]["at"] < 5
     until(lambda: job.left() == [bash.child.pid], "the end of the job")
     bash.hang_up()  # `exit` may be refused: bash 5.2 does not always see that a stopped job has ended
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_when_the_front_of_a_stopped_job_is_killed_everything_ends(job, shell):
@@ -207,18 +207,18 @@ def test_when_the_front_of_a_stopped_job_is_killed_everything_ends(job, shell):
     bash.says("kill -KILL %1")
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "the workers' end")
     bash.hang_up()  # `exit` may be refused: bash 5.2 does not always see that a stopped job has ended
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def test_no_time_runs_while_the_job_is_stopped(job, shell):
     """Neither --timeout nor, once it was reached, the grace period."""
-    bash, workers = shell("stubborn", "--timeout", 5, "--grace-period", 3)
+    bash, workers = shell("stubborn", "--timeout", 8, "--grace-period", 3)
     for _ in range(2):
         bash.press(CTRL_Z)
         bash.sees("Stopped", PROMPT)
         until(lambda: stopped(workers), "the workers to stop")
         since = time.monotonic()
-        until(lambda since=since: time.monotonic() - since > 2, "time to pass that would be missed")
+        until(lambda since=since: time.monotonic() - since > 5, "time to pass that would be missed")
         bash.types("fg")
         job.sign("got-0")
         until(lambda: "SIGTERM" in got(job, 0), "the timeout")
@@ -227,9 +227,9 @@ def test_no_time_runs_while_the_job_is_stopped(job, shell):
     at = {name: [event["at"] for event in job.events(name)] for name in SUSPENSION}
     pauses = [resumed - suspended for suspended, resumed in zip(at["job_suspended"], at["job_resumed"], strict=True)]
     began, told, killed = at["job_started"][0], at["stop_sent"][0], at["kill_sent"][0]
-    # a pause that counted, or counted twice, would be 2 s; a busy machine writes events down late
-    assert 4 < told - began - pauses[0] < 7
-    assert 2 < killed - told - pauses[1] < 5
+    # a pause that counted, or counted twice, would be 5 s off; a busy machine writes events down late
+    assert abs(told - began - pauses[0] - 8) < 4
+    assert abs(killed - told - pauses[1] - 3) < 4
     bash.leave()
     job.nothing_left()
 
@@ -270,7 +270,7 @@ def test_closing_the_terminal_ends_the_job_and_workers_may_save(job, behave):
     terminal.hang_up()
     job.signs("saving", 2)
     (job.home / "signs" / "saved").touch()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert not job.events("kill_sent")
 
 
@@ -281,7 +281,7 @@ def test_closing_the_shells_terminal_ends_the_job_and_workers_may_save(job, shel
     job.signs("saving", 2)
     until(lambda: sum("bash" in line for line in map(command, job.left())) == 0, "the shell's end")
     (job.home / "signs" / "saved").touch()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
     assert not job.events("kill_sent")
 
 
@@ -291,7 +291,7 @@ def test_closing_the_terminal_ends_a_job_that_is_stopped(job, shell):
     bash.sees("Stopped", PROMPT)
     until(lambda: stopped(workers), "the workers to stop")
     bash.hang_up()
-    job.nothing_left(patience=20)
+    job.nothing_left(patience=PATIENCE)
 
 
 def command(pid: int) -> str:

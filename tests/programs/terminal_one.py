@@ -14,8 +14,8 @@ def place():
 
 def resize():
     """Say each new size until the terminal is 50 lines high."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])  # one that comes before the wait is waited for
     print("ready", flush=True)
-    signal.signal(signal.SIGWINCH, lambda *_: None)
     while os.get_terminal_size(0).lines != 50:
         signal.sigwait([signal.SIGWINCH])
     print(f"now {os.get_terminal_size(0).columns} columns", flush=True)
