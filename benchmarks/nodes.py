@@ -137,7 +137,8 @@ def _listens(port: int, command: subprocess.Popen[bytes]) -> None:
     while True:
         assert command.poll() is None, f"the job ended with {command.returncode} before it listened"
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
+            with socket.create_connection(("127.0.0.1", port)) as probe:
+                probe.recv(1)  # it listens before it is ready
             return
         except OSError:
             time.sleep(0.01)

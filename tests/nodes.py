@@ -157,14 +157,14 @@ class Nodes(Job):
 
 def several(home: Path) -> Iterator[Nodes]:
     """A job of several nodes; whatever the test forgets is ended, and that it had to be is an error."""
-    port, claim = _free_block()
+    port, claim = free_block()
     nodes = Nodes(home, port=port)
     with claim:
         yield nodes
         left = nodes.left()
         nodes.kill_all()
         for node in nodes.started:  # shown if the test has failed
-            print(f"--- {node.process.args} ended with {node.process.poll()}\n{node.out}{node.err}")
+            print(f"--- {node.process.args!r} ended with {node.process.poll()}\n{node.out}{node.err}")
     assert not left, f"the test left {len(left)} processes"
 
 
@@ -183,14 +183,14 @@ _ESTABLISHED, _LISTEN = "01", "0A"  # of proc_net_tcp in the kernel's documentat
 
 
 def _sockets(port: int, state: str) -> int:
-    """How many sockets of ours have this port and this state."""
+    """How many sockets of ours have this port and this state, and belong to a process: it has accepted them."""
     lines = [
         line.split() for family in ("tcp", "tcp6") for line in Path(f"/proc/net/{family}").read_text().splitlines()
     ]
-    return sum(words[1].endswith(f":{port:04X}") and words[3] == state for words in lines)
+    return sum(words[1].endswith(f":{port:04X}") and words[3] == state and words[9] != "0" for words in lines)
 
 
-def _free_block() -> tuple[int, socket.socket]:
+def free_block() -> tuple[int, socket.socket]:
     """Find ports that are free, and keep other tests from them as long as the socket is open."""
     # below what Linux hands out on its own, and below what ddplaunch chooses itself
     for port in random.sample(range(10_000, 20_000, BLOCK), 200):

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ddplaunch.supervise.outcome import ClusterEnding
     from ddplaunch.warm.find import Place
 
+    Connect = Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # gives the link to the coordinator
+
 
 @record(kw_only=True)
 class JobInputs:
@@ -55,11 +57,6 @@ class JobInputs:
     warm: Place | None = None  # the interpreter that was kept, or is to be
     why_cold: str = ""  # why one that was asked for is not used, or another is
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this node talks to no other."""
-        return self.allocation.rendezvous is None or self.spec.no_control
-
 
 @record(kw_only=True)
 class AgentJob:
@@ -67,7 +64,7 @@ class AgentJob:
 
     policy: Policy
     inputs: JobInputs
-    link: Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # to the coordinator
+    link: Callable[[], Connect]  # imports what is needed to reach the coordinator, or to be it
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one does not escalate
     signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
@@ -84,16 +81,14 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     files = start_writer()
     try:
         try:
-            from ddplaunch.agent import loop
-
-            if job.inputs.is_alone:
-                from ddplaunch.coordinator import local_link  # noqa: F401 - from the claim on all is here; several have theirs
+            connect = job.link()
+            from ddplaunch.agent import loop  # from the claim on all is here
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise not_imported(error) from None
         if not child.claim(pipes):
             return exitcodes.BUG  # which nobody sees: the front ends this process
-        return loop.run(job, files, pipes)
+        return loop.run(job, connect, files, pipes)
     finally:
         job.inputs.error_files.remove()

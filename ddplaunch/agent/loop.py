@@ -32,16 +32,20 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddplaunch.agent.begin import Connect
+
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
 STARTS_PER_ROUND = 8
 
 
-def run(job: AgentJob, files: FileQueue, pipes: FrontPipes) -> int:
+def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> int:
     """Carry the job out and give its exit status; `files` goes to the process that writes them."""
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
-    return Agent(job, AgentSetup(job.inputs, files), pipes).run()
+    return Agent(job, AgentSetup(job.inputs, files), pipes).run(connect)
 
 
 class Agent:
@@ -109,11 +113,11 @@ class Agent:
         self._state = node.begin(job.policy)
         self._own_link: Link | None = None  # until the coordinator is known
 
-    def run(self) -> int:
+    def run(self, connect: Connect) -> int:
         """Run the loop until everything is gone; give the job's exit status."""
         self._signals.listen(self._job.signals)
         try:
-            self._own_link = self._job.link(self._orders, self._reporter, self._selector)
+            self._own_link = connect(self._orders, self._reporter, self._selector)
         except LaunchError as error:
             self._reporter.write(error.render())
             self._shutdown.leave_early(self._state)

@@ -78,7 +78,7 @@ class AgentSetup:
         self.files = files
         self.error_files = inputs.error_files
         self.debug_address = f"ddplaunch-debug-{os.urandom(8).hex()}"  # abstract, unix(7)
-        if inputs.is_alone:
+        if inputs.allocation.rendezvous is None or inputs.spec.no_control:
             self.make_folder(self.draft)
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:

@@ -12,8 +12,9 @@ from itertools import takewhile
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
-from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, listen, prepare
+from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
 from ddplaunch.net.acceptor import Acceptor
+from ddplaunch.net.listen import BACKLOG, listen
 from ddplaunch.supervise.deadline import soonest
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
@@ -40,8 +41,9 @@ class Listener:
         opened: Callable[[Peer], None],
         refused: Callable[[str, str], None],
         user_timeout: float,
-        backlog: int = 1024,
+        backlog: int = BACKLOG,
         max_half_open: int = 256,
+        listening: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selector = selector
@@ -54,7 +56,7 @@ class Listener:
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
-        sock = listen(address, ports, backlog)
+        sock = listen(address, ports, backlog) if listening is None else listening
         self.port: int = sock.getsockname()[1]
         self._acceptor = Acceptor(
             sock,

@@ -1,4 +1,4 @@
-"""Common to all sockets of the channel: options, binding, addresses and errors as text. Knows no protocol."""
+"""Common to all sockets of the channel: options, addresses and errors as text. Knows no protocol."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import os
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddplaunch.errors import LaunchError, why_failed
-from ddplaunch.net.port import bind, for_all_addresses
+from ddplaunch.errors import why_failed
 
 CLOSED = "connection closed"
 RESET = "connection reset"
@@ -50,43 +48,6 @@ def describe(error: OSError) -> str:
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return RESET
     return why_failed(error)
-
-
-def listen(address: str | None, ports: Sequence[int], backlog: int) -> socket.socket:
-    """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
-
-    Raises:
-        LaunchError: none of them is free, or the address is not of this node.
-    """
-    reasons: dict[int, str] = {}
-    for port in ports:
-        sock, at = _socket(address)
-        try:
-            bind(sock, at, port)
-            sock.listen(backlog)
-        except OSError as error:
-            sock.close()
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise LaunchError(
-                    f"{address} is not an address of this node, which is to be node 0 and waits there for the others",
-                    hint="`ip address` lists the addresses of this node; on any other node, give its own --node-rank",
-                ) from None
-            reasons[port] = "is taken" if error.errno == errno.EADDRINUSE else describe(error)
-        else:
-            sock.setblocking(False)
-            return sock
-    where = "" if address is None else f" at {address}"
-    raise LaunchError(
-        f"no free port{where} for the agents: {', '.join(f'{port} {reason}' for port, reason in reasons.items())}",
-        hint="choose another with --rdzv-endpoint HOST:PORT, or with --master-port",
-    )
-
-
-def _socket(address: str | None) -> tuple[socket.socket, str]:
-    """A socket of the right family, and the address in its terms."""
-    if address is not None:
-        return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), address
-    return for_all_addresses(), ""
 
 
 def error_of(sock: socket.socket) -> OSError | None:

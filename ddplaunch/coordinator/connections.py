@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
+from _socket import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
@@ -33,6 +34,7 @@ class Terms:
     ports: Sequence[int]  # candidates to listen on
     has_front: bool  # a command has started all agents, and connects to forward the user's signals
     heartbeat_timeout: float  # seconds after which a silent agent counts as lost
+    listening: socket | None = None  # what listens already, at one of the ports
 
 
 class _Connection:
@@ -78,8 +80,8 @@ class Connections:
             opened=self._opened,
             refused=refused,
             user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
-            backlog=4096,
             max_half_open=self._most,
+            listening=terms.listening,
             clock=clock,
         )
         self.port = self._listener.port

@@ -46,11 +46,20 @@ class JoinRequest:
     key: Key
     facts: messages.NodeFacts
     has_front: bool  # a command has started all agents as a Slurm step
+    listening: socket.socket | None  # what the others can reach already, if the coordinator is here
     listen: Listen | None  # None: the coordinator is elsewhere
     remote: type[RemoteLink] | None  # None: it is here
 
 
-def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str], *, torch: str) -> JoinRequest:
+def prepare(
+    spec: JobSpec,
+    allocation: Allocation,
+    draft: Plan,
+    env: Mapping[str, str],
+    *,
+    torch: str,
+    listening: socket.socket | None = None,
+) -> JoinRequest:
     """Settle how this agent finds the others; may look a name up. The secret, if there is one, is in `env`.
 
     Imports what the agent needs for that, and only that: as a rule it is known whether the coordinator is here.
@@ -76,6 +85,7 @@ def prepare(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str
             nnodes=write_nnodes(spec.nnodes),
         ),
         has_front=token.RDZV_PORT in env,
+        listening=listening,
         listen=None if rendezvous.coordinator is False else _listen(),
         remote=None if rendezvous.coordinator else _remote(),
     )
@@ -147,7 +157,10 @@ def _digest(spec: JobSpec) -> str:
     if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
         return ""
     digest = sha256()
-    with open(spec.program.target, "rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+    try:
+        with open(spec.program.target, "rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+    except OSError:
+        return ""  # it is gone meanwhile, which its workers tell
     return f"{os.path.basename(spec.program.target)} ({digest.hexdigest()[:12]})"

@@ -136,4 +136,5 @@ def _terms(request: JoinRequest, ports: Sequence[int]) -> Terms:
         ports=ports,
         has_front=request.has_front,
         heartbeat_timeout=request.spec.heartbeat_timeout,
+        listening=request.listening,
     )

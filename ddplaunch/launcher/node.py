@@ -26,10 +26,10 @@ from ddplaunch.supervise.node import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
-    import selectors
+    from _socket import socket
 
-    from ddplaunch.coordinator.link import Link, LinkHandler
-    from ddplaunch.report.reporter import Reporter
+    from ddplaunch.agent.begin import Connect
+    from ddplaunch.cluster import Rendezvous
     from ddplaunch.slurm.requeue import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
     from ddplaunch.warm.find import Place
@@ -114,7 +114,7 @@ def run(
             stacks_within=0.0 if spec.program.kind is ProgramKind.COMMAND else _STACKS_WITHIN,
         ),
         inputs=inputs,
-        link=_link(spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
+        link=partial(_link, spec, allocation, draft, env) if several else partial(_link_alone, spec, draft),
         signals=signals,
         sent_again=allocation.sent_again,
         signals_all=allocation.cluster == "slurm",
@@ -157,19 +157,32 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
     return why_ending
 
 
-def _link_alone(
-    spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector
-) -> Link:
+def _link_alone(spec: JobSpec, draft: Plan) -> Connect:
     from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
 
-    return coordinate_alone(spec, draft, handler, reporter, selector)
+    return partial(coordinate_alone, spec, draft)
 
 
-def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Callable[..., Link]:
+def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Connect:
+    # the others find it there, and wait: to look again and again would take the time that the imports need
+    listening = _listen_early(allocation.rendezvous)
     from ddplaunch.coordinator import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
-    return partial(join.join, join.prepare(spec, allocation, draft, env, torch=build.version if build else ""))
+    torch = build.version if build else ""
+    return partial(join.join, join.prepare(spec, allocation, draft, env, torch=torch, listening=listening))
+
+
+def _listen_early(rendezvous: Rendezvous | None) -> socket | None:
+    """Listen where the coordinator will, if it is certainly here; None too if that fails, which is reported later."""
+    if rendezvous is None or not rendezvous.coordinator:
+        return None
+    from ddplaunch.net.listen import listen
+
+    try:
+        return listen(rendezvous.listen, rendezvous.ports)
+    except LaunchError:
+        return None
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:

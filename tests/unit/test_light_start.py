@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nodes import free_block
+
 pytestmark = pytest.mark.skipif(
     any(map(os.path.exists, ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg"))),
     reason="with an NVIDIA driver each start imports pynvml, and rightly so",
@@ -132,11 +134,75 @@ def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
     assert new == {"ddplaunch"}
 
 
-def test_an_agent_that_joins_others_imports_nothing_that_takes_longer_than_the_channel(tmp_path):
-    joined = imports(tmp_path, "-c", "import ddplaunch.coordinator.join")
-    assert "msgspec" in joined
-    heavy = {"asyncio", "dataclasses", "inspect", "psutil", "subprocess"}
-    assert not heavy & joined.keys()
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What the two agents of a job import in their order, that of the coordinator first."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "nothing.py").touch()
+    env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": str(folder)}
+    port, claim = free_block()
+    words = ["-X", "importtime", "-m", "ddplaunch", "-q", "--nnodes", "2", "--master-addr", "localhost"]
+    words += ["--master-port", str(port)]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, *words, "--node-rank", str(rank), "nothing.py"],
+            env=env,
+            cwd=folder,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [agent.communicate(timeout=60)[1] for agent in agents]
+    claim.close()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    return [re.findall(r"^import time: +\d+ \| +\d+ \| *(\S+)$", text, re.MULTILINE) for text in said]
+
+
+def test_an_agent_that_meets_others_imports_nothing_heavy_but_the_decoder_of_messages(joined):
+    heavy = {"_hashlib", "asyncio", "dataclasses", "hmac", "inspect", "json", "psutil", "socket", "subprocess"}
+    for modules in joined:
+        assert "msgspec" in modules
+        assert not heavy & {*modules}
+
+
+def test_an_agent_imports_its_own_side_of_the_channel_alone(joined):
+    """By name: how one listens, decides for all and reports on all is of no use to one that joins, nor the other way round."""
+    coordinator, other = ({*modules} for modules in joined)
+    listens = {
+        "control.listener", "coordinator.agents", "coordinator.coordinator", "coordinator.listen", "coordinator.local_link",
+        "report.job_reporter", "supervise.job",
+    }  # fmt: skip
+    looks = {"coordinator.remote_link", "net.resolver", "process.ask"}
+    assert {f"ddplaunch.{name}" for name in listens} <= coordinator
+    assert not {f"ddplaunch.{name}" for name in listens} & other
+    assert {f"ddplaunch.{name}" for name in looks} <= other
+    assert not {f"ddplaunch.{name}" for name in looks} & coordinator
+
+
+def test_the_coordinator_listens_before_it_imports_what_it_says(joined):
+    """An agent that is earlier then waits, and does not look again and again, later each time."""
+    coordinator, _ = joined
+    assert coordinator.index("ddplaunch.net.listen") < coordinator.index("msgspec")
+
+
+@pytest.mark.parametrize(("place", "limit"), [(0, 150), (1, 133)], ids=["coordinator", "other"])
+def test_modules_of_an_agent_among_several_stay_few(joined, place, limit):
+    ours = {name for name in joined[place] if name.partition(".")[0] == "ddplaunch"}
+    assert len(ours) <= limit, f"{len(ours)} modules: {', '.join(sorted(ours))}"
+
+
+def test_the_command_that_starts_a_step_of_slurm_imports_no_channel_before_srun(tmp_path):
+    """What comes before srun is started is waited for; what watches the step is imported while Slurm starts the agents."""
+    before = imports(
+        tmp_path, "-c", "import ddplaunch.launcher.dispatch, ddplaunch.slurm.run_step, ddplaunch.cluster.hostlist"
+    )
+    assert not {"msgspec", "pickle", "socket", "typing", "_hashlib", "subprocess", "ddplaunch.control"} & before.keys()
+
+
+def test_a_task_of_slurm_imports_no_more_than_the_command(tmp_path):
+    task = imports(tmp_path, "-c", "import ddplaunch.launcher.task, ddplaunch.launcher.node")
+    assert not {"msgspec", "ddplaunch.cli", "ddplaunch.control", "ddplaunch.coordinator", *OF_AGENT} & task.keys()
 
 
 def test_modules_of_ours_stay_few(imported):

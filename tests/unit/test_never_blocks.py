@@ -28,7 +28,7 @@ HARMLESS = {
     "agent/starter.py": "/dev/null",
     "agent/store.py": "/dev/null",
     "coordinator/agents.py": "before there are workers",
-    "coordinator/join.py": "before the agent is forked",
+    "coordinator/join.py": "before the job begins; the front can kill the agent",
     "output/log.py": "the process that writes files",
     "remote/stdio.py": "/dev/null",
     "report/error_file.py": "files in memory",
