@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _LONGEST_NOTE = 1000  # characters
-# for `gc.set_threshold`: imports leave next to no garbage, and to look for it as often as ever takes a sixth of their time
-_RARELY = (20_000, 10, 1000)
+# for `gc.set_threshold`: what imports make becomes garbage at once or hardly ever, and looking again takes a fifth of their time
+_ONCE = (20_000, 1000, 1000)
 _LIMITS = {resource.RLIMIT_NOFILE: "open files", resource.RLIMIT_NPROC: "processes"}  # which this process needs itself
 
 
@@ -34,9 +34,9 @@ class Imported:
         limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._folder = _folder()
         thresholds = gc.get_threshold()
-        gc.set_threshold(*_RARELY)
+        gc.set_threshold(*_ONCE)
         self._notes, self._why = _import_all(modules, kind, target)
-        if gc.get_threshold() == _RARELY:  # else an import has set its own
+        if gc.get_threshold() == _ONCE:  # else an import has set its own
             gc.set_threshold(*thresholds)
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
         for which in self._limits:
@@ -50,7 +50,7 @@ class Imported:
             if before.get(name) != os.environ.get(name)
         }
         self._printed.end()
-        gc.collect(1)  # what is older was looked at twice
+        gc.collect(0)  # what is older was looked at
         gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":
