@@ -35,8 +35,9 @@ class Imported:
         self._folder = _folder()
         thresholds = gc.get_threshold()
         gc.set_threshold(*_ONCE)
+        ours = gc.get_threshold()  # Python 3.14 has only two of them
         self._notes, self._why = _import_all(modules, kind, target)
-        if gc.get_threshold() == _ONCE:  # else an import has set its own
+        if gc.get_threshold() == ours:  # else an import has set its own
             gc.set_threshold(*thresholds)
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
         for which in self._limits:
