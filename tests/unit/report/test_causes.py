@@ -330,6 +330,15 @@ ROWS = [
         Evidence(),
     ),
     ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
+    (
+        "module not found",  # one that was tried before it lacks a library
+        raised(
+            "ModuleNotFoundError",
+            "No module named 'torchvision'",
+            "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
+        ),
+        Evidence(),
+    ),
     *(
         (
             "broken library",
