@@ -12,6 +12,7 @@ import pexpect
 import pytest
 
 from ddplaunch.cli import main
+from tests.conftest import PATIENCE
 
 CTRL_A, ENTER, TAB = "\x01", "\r", "\t"
 SHELLS = {
@@ -41,7 +42,7 @@ class Shell:
             "LANG": "C.UTF-8",
         }
         self.child = pexpect.spawn(
-            name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=60, dimensions=(40, 120)
+            name, options.split(), env=env, cwd=str(home), encoding="utf-8", timeout=PATIENCE, dimensions=(40, 120)
         )
         self.child.delaybeforesend = None
         self.child.send(f"{start}; echo rea''dy{ENTER}")
@@ -93,6 +94,6 @@ def test_zsh_without_compinit_is_told_to_start_it(tmp_path: Path, capsys: pytest
     main.main(["completion", "zsh"])
     script = tmp_path / "completion.zsh"
     script.write_text(capsys.readouterr().out)
-    out, status = pexpect.run(f"zsh -f {script}", withexitstatus=True, encoding="utf-8")
+    out, status = pexpect.run(f"zsh -f {script}", timeout=PATIENCE, withexitstatus=True, encoding="utf-8")
     assert "put `autoload -Uz compinit && compinit` above this line" in out
     assert status == 0
