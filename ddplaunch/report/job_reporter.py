@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
@@ -41,6 +42,7 @@ class JobReporter:
         # the rank that the others waited for until the end
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
+        self._prepared = False
 
     def on_event(self, event: job.Event, before: State, after: State) -> None:
         """Report to the readers what happened between the nodes."""
@@ -92,8 +94,11 @@ class JobReporter:
 
     def prepare(self, state: State) -> None:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
-        if state.why is Why.FAILED:
-            from ddplaunch.report import failure  # noqa: F401
+        if state.why is Why.FAILED and not self._prepared:
+            self._prepared = True
+            # its files may be gone, or of another version: what uses them raises that again, once no worker saves any more
+            with suppress(Exception):
+                from ddplaunch.report import failure  # noqa: F401
 
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
         """Report that a generation failed and another follows after `wait` seconds."""

@@ -9,18 +9,29 @@ import ddplaunch
 from tests.conftest import until
 
 PROGRAM = """
-from signs import put, wait
-put("runs")
+import signal, sys
+from signs import RANK, put, wait
+
+def save(signum, frame):
+    sys.stdout.write("saving\\n" * (1 << 17))  # more than a pipe holds: the agent has come by since it stopped this worker
+    sys.stdout.flush()
+    put("saved")
+    sys.exit(0)
+
+if RANK == 0:
+    signal.signal(signal.SIGTERM, save)
+put(f"runs-{RANK}")
 wait("removed")
 with open("/proc/self/environ") as file:
     environ = dict(line.partition("=")[::2] for line in file.read().split(chr(0)))
 with open(environ["DDPLAUNCH_NOTIFY"], "w") as fifo:
     fifo.write("j")  # as torch's first process group has it done
-wait("enough")
+wait("enough" if RANK else "never")
+sys.exit(3)
 """
 
 
-def test_a_job_that_nothing_happens_to_goes_on_without_what_is_no_longer_found(job, program, tmp_path):
+def test_a_job_goes_on_without_what_is_no_longer_found_and_saves_when_it_fails(job, program, tmp_path):
     installed = tmp_path / "installed"
     # what first looks at the workers is gone already: without --hang-timeout that would be a minute and a half after the start
     package = Path(ddplaunch.__file__).parent
@@ -30,16 +41,18 @@ def test_a_job_that_nothing_happens_to_goes_on_without_what_is_no_longer_found(j
     printed = tmp_path / "printed"
     with printed.open("wb") as stderr:
         job.start(
-            *("--straggler-check", "1s", "--hang-timeout", "1s", script),
+            *("--nproc-per-node", 2, "--straggler-check", "1s", "--hang-timeout", "1s", script),
             env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
             stderr=stderr,
         )
-        job.sign("runs")
+        job.signs("runs", 2)
         shutil.rmtree(installed)
         (job.home / "signs" / "removed").touch()
         for without in ("stragglers are no longer looked for", "a job in which nothing moves is no longer noticed"):
             until(lambda text=without: f"warning: {text}: ModuleNotFoundError: " in printed.read_text(), without)
         (job.home / "signs" / "enough").touch()
-        assert job.wait().status == 0, printed.read_text()
+        ended = job.wait()
+        assert job.has_sign("saved"), printed.read_text()
+        assert ended.status == 125  # what would report the failure is gone too
     assert printed.read_text().count("warning: ") == 2
     job.nothing_left()
