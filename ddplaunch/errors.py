@@ -33,25 +33,29 @@ class LaunchError(Exception):
 
 def not_imported(error: Exception) -> LaunchError:
     """Make an error of what the import of our own modules has raised: files are missing, unreadable, or of two versions."""
-    at, hint = (
-        "",
-        (
-            "its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as well, "
-            "install it again"
-        ),
-    )
+    file, line = "", 0
     traceback = error.__traceback__
     while traceback is not None:  # to the innermost line of a file, or the file that was being read
         frame = traceback.tb_frame
-        if not (file := frame.f_code.co_filename).startswith("<"):
-            at = f"{file}, line {traceback.tb_lineno}"
+        if not (name := frame.f_code.co_filename).startswith("<"):
+            file, line = name, traceback.tb_lineno
         elif frame.f_code.co_name == "get_data":
-            at = str(frame.f_locals.get("path"))
+            file, line = str(frame.f_locals.get("path")), 0
         traceback = traceback.tb_next
     why = f"{type(error).__name__}: {error}"
+    hint = (
+        "its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as well, "
+        "install it again"
+    )
     if isinstance(error, OSError):
-        at, why = error.filename or at, why_failed(error)
-        hint = f"if `cat {at}` fails as well, it is the file system: mount it again, or install ddplaunch on another"
+        why = why_failed(error)
+        if error.filename:
+            file, line = str(error.filename), 0
+        if not line:  # else a call failed in that line, as of a library: no file of ours
+            hint = (
+                f"if `cat {file}` fails as well, it is the file system: mount it again, or install ddplaunch on another"
+            )
+    at = f"{file}, line {line}" if line else file
     return LaunchError(f"ddplaunch cannot import its modules: {at}: {why}", hint=hint, status=NOT_EXECUTABLE)
 
 
