@@ -14,7 +14,7 @@ from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
 from ddplaunch.net.acceptor import Acceptor
-from ddplaunch.net.listen import BACKLOG, listen
+from ddplaunch.net.listen import listen
 from ddplaunch.supervise.deadline import soonest
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
@@ -41,7 +41,6 @@ class Listener:
         opened: Callable[[Peer], None],
         refused: Callable[[str, str], None],
         user_timeout: float,
-        backlog: int = BACKLOG,
         max_half_open: int = 256,
         listening: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +55,7 @@ class Listener:
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
-        sock = listen(address, ports, backlog) if listening is None else listening
+        sock = listen(address, ports) if listening is None else listening
         self.port: int = sock.getsockname()[1]
         self._acceptor = Acceptor(
             sock,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.net.port import bind, for_all_addresses
 
-BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn allows for them
+_BACKLOG = 4096  # connections that wait to be accepted, if net.core.somaxconn allows for them
 
 
-def listen(address: str | None, ports: Sequence[int], backlog: int = BACKLOG) -> socket.socket:
+def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
     """Listen on the first of these ports that is free; 0 stands for any. `address` is numeric, None for all.
 
     Raises:
@@ -23,7 +23,7 @@ def listen(address: str | None, ports: Sequence[int], backlog: int = BACKLOG) ->
         sock, at = _socket(address)
         try:
             bind(sock, at, port)
-            sock.listen(backlog)
+            sock.listen(_BACKLOG)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRNOTAVAIL:
