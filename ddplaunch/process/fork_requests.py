@@ -164,6 +164,7 @@ class ForkRequests:
 
     def _send(self, content: bytes, *descriptors: int) -> None:
         deadline = clock.now() + ANSWER_TIMEOUT
+        self._wait(selectors.EVENT_WRITE, deadline)
         socket.send_fds(self._socket, [_number(len(content))], descriptors)
         left = memoryview(content)
         while left:
@@ -183,6 +184,8 @@ class ForkRequests:
             data = self._socket.recv(_LONGEST_LINE)
         except BlockingIOError:
             return []
+        except ConnectionError:  # it has ended without reading what it was sent
+            data = b""
         if not data or len(self._received) > _LONGEST_LINE:
             raise ServerLost("it has ended")
         *lines, self._received = (self._received + data).split(b"\n")

@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.process import fork_requests
 from ddplaunch.process.child import Usage
-from ddplaunch.process.fork_requests import Fork
+from ddplaunch.process.fork_requests import Fork, ServerLost
 from ddplaunch.process.guard import Guard
 from ddplaunch.process.linux import unread
 from ddplaunch.process.start import StartError, Stdio
@@ -94,6 +94,25 @@ def test_an_answer_that_comes_in_lines_without_an_end_is_waited_for_no_longer(si
     given_up.set()
     teller.join()
     assert lines < most
+    os.close(life)
+
+
+def test_one_that_takes_no_request_is_waited_for_as_one_that_does_not_answer(sides, monkeypatch):
+    guard, _, life = sides
+    with socket.socket(fileno=os.dup(guard.fileno())) as full, suppress(BlockingIOError):
+        while True:
+            full.send(bytes(1 << 16))
+    monkeypatch.setattr(fork_requests, "ANSWER_TIMEOUT", 0.01)
+    with pytest.raises(ServerLost, match="it does not answer"):
+        guard.fork([Fork(("python", "bootstrap.py"), {}, Stdio(0, 1, 2))])
+    os.close(life)
+
+
+def test_one_that_ends_with_a_request_unread_has_ended_like_any_other(sides):
+    guard, other, life = sides
+    other.close()
+    with pytest.raises(ServerLost, match="it has ended"):
+        guard.read()
     os.close(life)
 
 
