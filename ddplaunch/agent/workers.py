@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
 
@@ -209,7 +209,7 @@ class Workers:
             if rank in self.running and self.running[rank].look() is None:
                 self.running[rank].signal(signum)
 
-    def end(self, signum: int, ranks: Iterable[int], at: float, *, by_cluster: bool = False) -> None:
+    def end(self, signum: int, ranks: Collection[int], at: float, *, by_cluster: bool = False) -> None:
         """Send the groups of these workers, dead or alive, a signal that is meant to end them.
 
         `by_cluster`: they have had it, but for those that have just started: who signals all processes lists them before.
