@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_ACCEPT_AGAIN = 0.1  # seconds after there was no room for a connection, which is still there then
 _BACKLOG = 64
 _IMPORTS_WITHIN = 600  # seconds
 _LINE_TIMEOUT = 5.0  # seconds that a client has for its line, which it sends with its connection
@@ -96,23 +97,30 @@ class _Warm:
         self._has_left = False  # something that a guard has left was killed, and has not ended yet
         self._silent: list[tuple[float, Any]] = []  # clients whose line has not come, and when they have to go
         self._runs = 0
+        self._accepts_at = 0.0  # monotonic
         self._until = time.monotonic() + seconds
         self.guards: dict[int, Any] = {}  # pid -> connection, which is kept open until nothing is left of the run
 
     def next_run(self) -> "Any":
         """Wait for the next run, and give the connection that its guard is to serve; end when there is to be none."""
         while self._listener is not None or self.guards or self._lost:
+            listens = self._listener is not None and time.monotonic() >= self._accepts_at
             times = [until for until, _ in (*self._lost, *self._silent)]
+            if self._listener is not None and not listens:
+                times.append(self._accepts_at)
             if self._listener is not None and not self.guards:
                 times.append(self._until)
-            wait = max(0.0, min(times) - time.monotonic()) if times else None
+            wait = max(0.0, min(times) - time.monotonic()) * 1000 if times else None
             silent = [connection for _, connection in self._silent]
-            ready, _, _ = select.select([self._children.fd, *silent, *filter(None, [self._listener])], [], [], wait)
+            poll = select.poll()  # select() takes no descriptor above 1023, and what was imported may hold all below
+            for one in (self._children.fd, *silent, *([self._listener] if listens else [])):
+                poll.register(one, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(wait)}
             if self._children.fd in ready:
                 self._children.drain()
                 self._look()
             self._close_lost()
-            if self._listener in ready:
+            if listens and self._listener.fileno() in ready:
                 self._accept()
             if (connection := self._run_of(ready)) is not None:
                 return connection
@@ -153,17 +161,18 @@ class _Warm:
             if not self._is_ours(connection):
                 return
         except OSError:  # it has gone again, or there is no room
+            self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return
         self._silent.append((time.monotonic() + _LINE_TIMEOUT, connection))
         if len(self._silent) > _MOST_SILENT:
             self._silent.pop(0)[1].close()
 
-    def _run_of(self, ready: "list[Any]") -> "Any":
+    def _run_of(self, ready: "set[int]") -> "Any":
         """Answer clients whose line has come; give the first that a guard is to serve. The line of others may come later."""
         now = time.monotonic()
         for client in self._silent[:]:
             until, connection = client
-            if connection in ready:
+            if connection.fileno() in ready:
                 self._silent.remove(client)
                 if self._asks_for_guard(connection):
                     return connection

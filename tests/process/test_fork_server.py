@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from textwrap import dedent, indent
+from typing import Any
 
 import pytest
 
@@ -52,10 +53,12 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 def run(job: Job, write) -> Callable[..., Result]:
     """Run a script with 2 workers that are forked after `preloaded` was imported, then prove that nothing is left."""
 
-    def run(script: str = WORKER, imported: str = IMPORTED, *options: object, preload: str = "preloaded") -> Result:
+    def run(
+        script: str = WORKER, imported: str = IMPORTED, *options: object, preload: str = "preloaded", **popen: Any
+    ) -> Result:
         write("preloaded.py", imported)
         method = ("--start-method", "forkserver", "--preload", preload)
-        result = job.run("--nproc-per-node", 2, *method, *options, write("train.py", script))
+        result = job.run("--nproc-per-node", 2, *method, *options, write("train.py", script), **popen)
         job.nothing_left()
         return result
 
@@ -139,7 +142,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
 
 @pytest.mark.parametrize("imported", ["raise ValueError('x' * 10_000)", RAISES_UNPRINTABLE])
 def test_a_module_may_raise_whatever_it_likes(run, imported):
-    result = run("print('runs')", imported)
+    result = run("print('runs')", imported, preexec_fn=limited_files)
     assert result.status == 0
     assert "not imported by the fork server: preloaded: " in result.err
     assert "fresh processes" not in result.err
@@ -174,7 +177,7 @@ def test_after_a_package_that_was_imported_in_part_workers_are_fresh(run, write,
     "imported", ["import os\nos.close(0)", "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"]
 )
 def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imported):
-    result = run("print('runs')", imported)
+    result = run("print('runs')", imported, preexec_fn=limited_files)
     assert sorted(result.out.splitlines()) == ["[0] runs", "[1] runs"]
     assert "fresh processes" not in result.err
 
@@ -253,10 +256,45 @@ if 'RANK' not in os.environ:
 """
 
 
-def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run):
-    result = run("print('runs')", IMPORTED + LIMITED)
+FEW_FILES = """opened = []
+try:
+    while True:
+        opened.append(os.dup(0))
+except OSError:
+    for fd in opened[-free:]:
+        os.close(fd)
+"""
+
+
+def limited_files() -> None:
+    """Be allowed so many open files that a module has soon opened them, and more than select(2) takes."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000))
+
+
+def few_files(free: int) -> str:
+    """A module that opens files until there is room for so many more; two workers that are forked together take ten."""
+    return f"{IMPORTED}free = {free}\n{FEW_FILES}"
+
+
+@pytest.mark.parametrize(
+    ("imported", "rank", "why"),
+    [(IMPORTED + LIMITED, 1, "Resource temporarily unavailable"), (few_files(1), 0, "Too many open files")],
+    ids=["no process", "not all of its files"],
+)
+def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(run, imported, rank, why):
+    result = run("print('runs')", imported, preexec_fn=limited_files)
     assert (result.status, result.out) == (126, "")
-    assert "rank 1 could not be started: cannot create a process: Resource temporarily unavailable" in result.err
+    assert f"rank {rank} could not be started: cannot create a process: {why}" in result.err
+
+
+def test_where_the_server_has_room_for_the_files_of_one_worker_they_are_forked_one_by_one(run):
+    result = run(
+        "import preloaded; print('forked', preloaded.pid != preloaded.os.getpid())",
+        few_files(8),
+        preexec_fn=limited_files,
+    )
+    assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] forked True", "[1] forked True"])
+    assert "fresh processes" not in result.err
 
 
 LOWERED = """
@@ -286,15 +324,16 @@ def test_where_an_import_has_lowered_a_limit_for_good_workers_are_fresh_processe
     job.nothing_left()
 
 
-def test_where_there_are_too_few_open_files_for_one_of_eight_workers_that_one_is_named(job, write):
+@pytest.mark.parametrize(("limit", "status"), [(44, 126), (75, 0)], ids=["for one of them", "for all together"])
+def test_where_there_are_too_few_open_files_for_eight_workers_as_many_are_started_as_can_be(job, write, limit, status):
     write("preloaded.py", IMPORTED)
     options = ("--nproc-per-node", 8, "--start-method", "forkserver", "--preload", "preloaded")
     result = job.run(
         *options, write("train.py", WORKER),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (44, 44)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
     )  # fmt: skip
-    assert result.status == 126
-    assert re.search(r"rank [1-7] could not be started: .*: Too many open files", result.err)
+    assert result.status == status
+    assert bool(re.search(r"rank [1-7] could not be started: .*: Too many open files", result.err)) is (status == 126)
     job.nothing_left()
 
 

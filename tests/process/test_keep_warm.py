@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
-from tests.process.test_fork_server import LIMITED
+from tests.process.test_fork_server import LIMITED, few_files, limited_files
 
 PTRACE_SEIZE = 0x4206  # linux/ptrace.h
 WALL = 0x40000000  # linux/wait.h
@@ -201,13 +202,33 @@ def test_failures_are_told_and_restarted_as_those_of_any_worker(keep):
     assert "SIGSEGV" in result.err
 
 
-def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(keep):
-    (keep.folder / "preloaded.py").write_text(IMPORTED + LIMITED)
-    keep.start("print('runs')")
+@pytest.mark.parametrize(
+    ("imported", "rank", "why"),
+    [(IMPORTED + LIMITED, 1, "Resource temporarily unavailable"), (few_files(5), 0, "Too many open files")],
+    ids=["no process", "not all of its files"],
+)
+def test_where_one_worker_cannot_be_forked_those_before_it_do_not_begin(keep, imported, rank, why):
+    result = run_with(keep, imported)
+    assert (result.status, result.out) == (126, "")
+    assert f"rank {rank} could not be started: cannot create a process: {why}" in result.err
+
+
+def test_a_guard_that_does_not_get_all_that_a_run_gives_it_is_done_without(keep):
+    once = f"os.mkdir({str(keep.folder / 'imported')!r})"
+    result = run_with(keep, f"import os\ntry:\n {once}\nexcept OSError:\n pass\nelse:\n{indent(few_files(2), ' ')}")
+    assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
+    assert re.search(
+        r"is not used, and another one imports anew|not by the fork server", result.err
+    )  # by when it was seen
+
+
+def run_with(keep: Keep, imported: str) -> Result:
+    """Run a job whose interpreter imports this; whether it is kept or has ended, it is ended with the test."""
+    (keep.folder / "preloaded.py").write_text(imported)
+    keep.start("print('runs')", preexec_fn=limited_files)
     result = keep.job.wait()
     keep.interpreters.update(kept.pid for kept in map(show.kept, find.names()) if kept is not None)
-    assert (result.status, result.out) == (126, "")
-    assert "rank 1 could not be started: cannot create a process: Resource temporarily unavailable" in result.err
+    return result
 
 
 def test_the_workers_are_stopped_as_ever(keep, job):
@@ -303,6 +324,28 @@ def test_what_is_kept_minds_no_other_client(keep):
     silent = find.connect(name)
     assert keep.run()[2] == interpreter
     silent.close()
+
+
+def test_what_is_kept_waits_while_it_has_no_room_for_a_client_and_then_serves_it(keep, tmp_path):
+    _, _, interpreter = keep.run()
+    folder, name = os.open(tmp_path / "sockets", os.O_RDONLY), socket_of(interpreter)
+    limits = resource.prlimit(interpreter, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE)
+        client.connect(run_socket.address(folder, name))
+        os.close(folder)
+        client.sendall(b"status\n")
+        before = sleeps(interpreter)
+        until(lambda: sleeps(interpreter) >= before + 5, "it to sleep and look again")
+        resource.prlimit(interpreter, resource.RLIMIT_NOFILE, limits)
+        assert client.recv(100).startswith(f"{interpreter}\t".encode())
+
+
+def sleeps(pid: int) -> int:
+    """How often this process has waited for something so far."""
+    return int(
+        re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0]
+    )
 
 
 def test_a_single_worker_which_has_the_terminal_leaves_nothing_and_the_run_says_so(keep):
