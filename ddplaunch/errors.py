@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
@@ -77,6 +78,16 @@ def visible(text: str) -> str:
 def below(text: str) -> str:
     """Indent all lines but the first, so that none looks like a line of ours: those begin at the left edge."""
     return re.sub(r"\n(?=[^ \n])", "\n  ", text) if "\n" in text else text
+
+
+def write_stderr(text: str) -> None:
+    """Write to stderr if that is open; if not, there is still the exit status."""
+    if sys.stderr is not None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            pass
 
 
 def why_failed(error: OSError) -> str:

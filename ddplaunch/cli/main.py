@@ -10,7 +10,7 @@ from ddplaunch import __version__
 from ddplaunch.cli import parser
 from ddplaunch.cli.parser import FLAGS, NoSuchOption, WrongValue
 from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
-from ddplaunch.errors import LaunchError, below, visible, why_failed
+from ddplaunch.errors import LaunchError, below, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -32,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(argv, dict(os.environ))
     except LaunchError as error:
-        _write_stderr(error.render())
+        write_stderr(error.render())
         return error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
-        _write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
+        write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
         return BUG
 
 
@@ -75,7 +75,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if not argv:
         from ddplaunch.cli import help_text  # its texts are of no use to a job
 
-        _write_stderr(help_text.alone(colour=use_colour(env, os.isatty(2))))
+        write_stderr(help_text.alone(colour=use_colour(env, os.isatty(2))))
         return USAGE
     argv = _asked_in_words(argv)
     # only the first argument can be a verb, so that a script may have any name
@@ -98,7 +98,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     if verb in RUN_OPTIONS:
         from ddplaunch.cli import run_verbs
 
-        return run_verbs.call(verb, parsed, env, _print, _write_stderr)
+        return run_verbs.call(verb, parsed, env, _print, write_stderr)
     if shell := parsed.get("print_completion"):
         return _completion((shell,), env)
     if not parsed["program"] and len(argv) > 1 and argv[-1].endswith(".py"):
@@ -110,7 +110,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
     before = argv[: len(argv) - len(parsed["program"])]
     _check(spec, env, before)
     for note in _notes(spec, env, before):
-        _write_stderr(visible(f"note: {below(note)}\n"))
+        write_stderr(visible(f"note: {below(note)}\n"))
     # the launcher is heavier than the parser: neither --help nor a mistake needs it
     from ddplaunch.launcher import dispatch
 
@@ -250,12 +250,3 @@ def _print(text: str) -> int:
             return of_signal(_SIGPIPE)
         raise LaunchError(f"cannot write to stdout: {why_failed(error)}", status=NOT_WRITTEN) from None
     return OK
-
-
-def _write_stderr(text: str) -> None:
-    if sys.stderr is not None:
-        try:
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        except OSError:
-            pass  # stderr is closed; there is still the exit status

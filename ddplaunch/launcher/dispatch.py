@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 
 from ddplaunch.agent import front
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
-from ddplaunch.errors import below, visible
+from ddplaunch.errors import below, visible, write_stderr
 from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.record import replace
@@ -60,7 +59,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     if secret is not None:
         env = {**env, token.VARIABLE: secret}
         for weakness in token.weaknesses(spec, secret) if spec.verbosity >= 0 else ():
-            sys.stderr.write(visible(f"ddplaunch: warning: {below(weakness)}\n"))
+            write_stderr(visible(f"ddplaunch: warning: {below(weakness)}\n"))
     if allocation.starter == "srun" and allocation.is_here and _stays_here(env, to_caller=to_caller):
         from ddplaunch.cluster.slurm import without_step
 
@@ -70,7 +69,7 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
 
         return run_step(spec, env, allocation)
     if allocation.cluster == "slurm" and spec.requeue_on and (parent := _parent()) not in ("slurmstepd", ""):
-        sys.stderr.write(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
+        write_stderr(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
     if allocation.start:
         from ddplaunch.remote.start import run_over_ssh
 

@@ -16,7 +16,7 @@ gc.disable()  # imports make no garbage, and collecting takes a tenth of the sta
 import os  # noqa: E402 - as in __main__
 import sys  # noqa: E402
 
-from ddplaunch.errors import LaunchError  # noqa: E402
+from ddplaunch.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.argv import from_argv  # noqa: E402
@@ -31,7 +31,7 @@ def main() -> int:
         status = dispatch.run(spec, dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
-        sys.stderr.write(error.render())
+        write_stderr(error.render())
         return error.status
     except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())

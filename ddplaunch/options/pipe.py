@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import select
 import stat
-import sys
 
-from ddplaunch.errors import visible
+from ddplaunch.errors import visible, write_stderr
 
 _SLOW = 3.0  # seconds after which a line says what is waited for
 
@@ -24,9 +23,7 @@ def opener(path: str, flags: int) -> int:
         poll = select.poll()
         poll.register(fd, select.POLLIN)  # the end of those who write counts, too
         if not poll.poll(_SLOW * 1000):
-            sys.stderr.write(
-                visible(f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n")
-            )
+            write_stderr(visible(f"ddplaunch: waiting for {path}: it is a pipe, and nothing was written to it yet\n"))
             poll.poll()
     os.set_blocking(fd, True)
     return fd

@@ -16,7 +16,7 @@ from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
-from ddplaunch.errors import LaunchError, below, visible
+from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
@@ -55,7 +55,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
             hint=f"start it yourself: `srun --pty --ntasks-per-node=1 ddplaunch {asked} ...` gives the first node yours",
         )
     for note in allocation.notes:
-        sys.stderr.write(visible(f"ddplaunch: {below(note)}\n"))
+        write_stderr(visible(f"ddplaunch: {below(note)}\n"))
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()

@@ -62,6 +62,9 @@ def test_with_closed_streams_logs_and_status_are_as_ever(job, program, closed):
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
 def test_a_mistake_is_told_by_the_status_even_if_nobody_can_be_told(job, closed):
     assert job.run("--nproc-per-node", "none", "x.py", preexec_fn=closing(*closed)).status == 2
+    elsewhere = ("--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1", "--no-python", "true")
+    weak = {"DDPLAUNCH_TOKEN": "secret"}  # of which a warning is written first
+    assert job.run(*elsewhere, env=weak, preexec_fn=closing(*closed)).status == 2
     job.nothing_left()
 
 
