@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
 
@@ -30,6 +32,22 @@ class LaunchError(Exception):
         """The text for stderr."""
         text = f"error: {below(self.message)}\n"
         return visible(f"{text}\nhint: {below(self.hint)}\n" if self.hint else text)
+
+
+@contextmanager
+def own_imports() -> Iterator[None]:
+    """Make an error of whatever the imports of our own modules raise in this block, which does nothing else.
+
+    Raises:
+        LaunchError: one cannot be imported.
+        OSError: there are too many open files.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise not_imported(error) from None
 
 
 def not_imported(error: Exception) -> LaunchError:

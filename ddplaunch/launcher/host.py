@@ -14,9 +14,10 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.pipes import CONTROL
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.control.fields import Malformed
-from ddplaunch.errors import LaunchError, not_imported, why_failed
+from ddplaunch.errors import LaunchError, own_imports, why_failed
 from ddplaunch.exitcodes import BUG, NODE_LOST, of_signal
 from ddplaunch.record import replace
 from ddplaunch.remote import messages
@@ -47,13 +48,17 @@ def main() -> int:
         order = messages.order(frame[1])
     except Malformed:
         return NODE_LOST
-    from ddplaunch.remote.host_front import HostFront, refusal
-
+    try:
+        with own_imports():
+            from ddplaunch.remote.host_front import HostFront
+    except LaunchError as error:  # there is no front to send it; the pipe has room
+        output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
+        return error.status
     front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
     try:
         status = _run(order, front, input_pipe)
     except LaunchError as error:
-        front.finish(refusal(error))
+        front.finish(messages.refusal(error))
         return error.status
     except _JobEnded as ended:
         status = ended.status
@@ -62,7 +67,7 @@ def main() -> int:
 
 
 def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
-    try:
+    with own_imports():
         from ddplaunch.devices.node import inspect
         from ddplaunch.launcher.node import run
         from ddplaunch.options.argv import from_argv
@@ -72,8 +77,6 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
         from ddplaunch.process import program
         from ddplaunch.remote import environment
         from ddplaunch.remote import order as orders
-    except Exception as error:  # noqa: BLE001 - see begin.run
-        raise not_imported(error) from None
 
     env = environment.received(orders.variables(order), os.environ, os.path.isdir)
     _enter(os.fsdecode(order.cwd))

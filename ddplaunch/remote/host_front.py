@@ -27,7 +27,6 @@ from ddplaunch.agent.pipes import (
     watch,
 )
 from ddplaunch.agent.signals import passed_on
-from ddplaunch.control.fields import text
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
 from ddplaunch.process import clock
@@ -243,15 +242,9 @@ class HostFront:
             self._ask()
 
 
-def refusal(error: LaunchError) -> messages.OrderRefused:
-    """What the dispatcher is told of an error because of which nothing was started."""
-    hint = None if error.hint is None else text(error.hint)
-    return messages.OrderRefused(message=text(error.message), hint=hint, status=error.status)
-
-
 def _send_error(error: LaunchError, pipes: FrontPipes) -> None:
     """From the agent, send this as its last message: to the dispatcher, which names the host, unless the job has begun."""
     begun = not child.claim(pipes)
-    last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(refusal(error)))
+    last = (OURS, error.render().encode()) if begun else (CONTROL, messages.encode(messages.refusal(error)))
     with suppress(OSError):  # the front has ended, or does not read
         pipes.output[1].sendmsg(last)

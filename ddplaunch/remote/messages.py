@@ -12,7 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder
+from ddplaunch.control.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder, text
+from ddplaunch.errors import LaunchError
 
 _Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
@@ -127,3 +128,9 @@ encode = msgspec.json.Encoder().encode
 order: Callable[[bytes], Order] = decoder(Order)
 coordinator: Callable[[bytes], CoordinatorAddress] = decoder(CoordinatorAddress)
 report: Callable[[bytes], Report] = decoder(Report)
+
+
+def refusal(error: LaunchError) -> OrderRefused:
+    """What the dispatcher is told of an error because of which nothing was started."""
+    hint = None if error.hint is None else text(error.hint)
+    return OrderRefused(message=text(error.message), hint=hint, status=error.status)
