@@ -8,12 +8,11 @@ front kill the agent, see `child.claim`: nothing has been started.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Mapping
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
-from ddplaunch.errors import not_imported
+from ddplaunch.errors import own_imports
 from ddplaunch.process.linux import become_subreaper
 from ddplaunch.record import record
 from ddplaunch.report.writer_start import start_writer
@@ -64,7 +63,7 @@ class AgentJob:
 
     policy: Policy
     inputs: JobInputs
-    link: Callable[[], Connect]  # imports what is needed to reach the coordinator, or to be it
+    link: Callable[[], Connect]  # prepares to reach the coordinator, or to be it, and imports what that takes
     signals: frozenset[int]  # that the front passes on, and that are taken as such when they come to us directly
     sent_again: frozenset[int]  # of which a second one does not escalate
     signals_all: bool = False  # whether the cluster may signal all processes of the job, see `SignalSource`
@@ -75,18 +74,14 @@ def run(job: AgentJob, pipes: FrontPipes) -> int:
     """Carry the job out and give its exit status. Runs in a process of its own, in which signals are still blocked.
 
     Raises:
-        LaunchError: its modules cannot be imported.
+        LaunchError: its modules cannot be imported, or it cannot prepare to meet the others.
     """
     become_subreaper()
     files = start_writer()
     try:
-        try:
-            connect = job.link()
+        connect = job.link()
+        with own_imports():
             from ddplaunch.agent import loop  # from the claim on all is here
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise not_imported(error) from None
         if not child.claim(pipes):
             return exitcodes.BUG  # which nobody sees: the front ends this process
         return loop.run(job, connect, files, pipes)

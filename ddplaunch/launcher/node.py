@@ -12,7 +12,7 @@ from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.devices.node import Node, torch_build
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, own_imports
 from ddplaunch.net import port
 from ddplaunch.options import token
 from ddplaunch.output.streams import Screen
@@ -158,7 +158,8 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
 
 
 def _link_alone(spec: JobSpec, draft: Plan) -> Connect:
-    from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
+    with own_imports():
+        from ddplaunch.coordinator.local_link import coordinate_alone  # only the agent needs it
 
     return partial(coordinate_alone, spec, draft)
 
@@ -166,7 +167,8 @@ def _link_alone(spec: JobSpec, draft: Plan) -> Connect:
 def _link(spec: JobSpec, allocation: Allocation, draft: Plan, env: Mapping[str, str]) -> Connect:
     # the others find it there, and wait: to look again and again would take the time that the imports need
     listening = _listen_early(allocation.rendezvous)
-    from ddplaunch.coordinator import join  # only jobs of several nodes need it
+    with own_imports():
+        from ddplaunch.coordinator import join  # only jobs of several nodes need it
 
     build = torch_build(spec)
     torch = build.version if build else ""
@@ -177,7 +179,8 @@ def _listen_early(rendezvous: Rendezvous | None) -> socket | None:
     """Listen where the coordinator will, if it is certainly here; None too if that fails, which is reported later."""
     if rendezvous is None or not rendezvous.coordinator:
         return None
-    from ddplaunch.net.listen import listen
+    with own_imports():
+        from ddplaunch.net.listen import listen
 
     try:
         return listen(rendezvous.listen, rendezvous.ports)

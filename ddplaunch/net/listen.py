@@ -20,13 +20,15 @@ def listen(address: str | None, ports: Sequence[int]) -> socket.socket:
     """
     reasons: dict[int, str] = {}
     for port in ports:
-        sock, at = _socket(address)
+        sock = None
         try:
+            sock, at = _socket(address)
             bind(sock, at, port)
             sock.listen(_BACKLOG)
         except OSError as error:
-            sock.close()
-            if error.errno == errno.EADDRNOTAVAIL:
+            if sock is not None:
+                sock.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # the latter of a kernel without IPv6
                 raise LaunchError(
                     f"{address} is not an address of this node, which is to be node 0 and waits there for the others",
                     hint="`ip address` lists the addresses of this node; on any other node, give its own --node-rank",

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 from contextlib import suppress
@@ -334,11 +335,17 @@ def test_no_terminal_obeys_what_a_worker_has_us_say(job, where, colour):
 # --- a kernel or a sandbox that lacks something
 
 
-def without_pidfd_open() -> None:
-    """Have pidfd_open fail with ENOSYS in this process and all that it starts (seccomp(2), bpf of linux/filter.h)."""
+def failing(call: int, error: int, first: int | None = None):
+    """Start the command where this system call fails, with `first` as its first argument or any (seccomp(2), linux/filter.h)."""
     load, if_equal, give = 0x20, 0x15, 0x06
-    allow, fail = 0x7FFF0000, 0x00050000 | errno.ENOSYS
-    program = [(load, 0, 0, 0), (if_equal, 0, 1, 434), (give, 0, 0, fail), (give, 0, 0, allow)]
+    allow, fail = 0x7FFF0000, 0x00050000 | error
+    program = [(load, 0, 0, 0), (if_equal, 0, 1, call), (give, 0, 0, fail), (give, 0, 0, allow)]
+    if first is not None:
+        program[1:2] = [(if_equal, 0, 3, call), (load, 0, 0, 16), (if_equal, 0, 1, first)]
+    return lambda: _filter_calls(program)
+
+
+def _filter_calls(program: list[tuple[int, int, int, int]]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     filter_ = struct.pack("HP", len(program), ctypes.addressof(code))
     libc = ctypes.CDLL(None)
@@ -347,11 +354,22 @@ def without_pidfd_open() -> None:
 
 
 def test_a_kernel_without_process_descriptors_is_named(job, program):
-    result = job.run(program("writes"), "both", preexec_fn=without_pidfd_open)
+    result = job.run(program("writes"), "both", preexec_fn=failing(434, errno.ENOSYS))
     assert (result.status, result.out) == (126, "")
     assert "pidfd_open" in result.err
     assert f"hint: it takes Linux 5.3 or newer (this is {os.uname().release})" in result.err
     assert "seccomp" in result.err
+    job.nothing_left()
+
+
+def test_a_kernel_without_ipv6_has_no_such_address(job, program):
+    call = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+    result = job.run(
+        *("--nnodes", 2, "--node-rank", 0, "--master-addr", "::1", program("behave"), "all=default"),
+        preexec_fn=failing(call, errno.EAFNOSUPPORT, socket.AF_INET6),
+    )
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("error: ::1 is not an address of this node, which is to be node 0 and waits there")
     job.nothing_left()
 
 
