@@ -6,7 +6,7 @@ import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
 import selectors
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from ddplaunch.control.fields import host, line
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.control.mac import sha256
 from ddplaunch.coordinator.link import Link
+from ddplaunch.errors import own_imports, write_stderr
 from ddplaunch.options import token
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.plan import Plan
@@ -28,9 +29,6 @@ from ddplaunch.spec import JobSpec, ProgramKind
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import LinkHandler
-    from ddplaunch.coordinator.remote_link import RemoteLink
-
-    Listen = Callable[["JoinRequest", messages.Hello, LinkHandler, Reporter, selectors.BaseSelector], Link | None]
 
 _PIECE = 1 << 18  # bytes of the program that are read at once
 
@@ -47,8 +45,6 @@ class JoinRequest:
     facts: messages.NodeFacts
     has_front: bool  # a command has started all agents as a Slurm step
     listening: socket.socket | None  # what the others can reach already, if the coordinator is here
-    listen: Listen | None  # None: the coordinator is elsewhere
-    remote: type[RemoteLink] | None  # None: it is here
 
 
 def prepare(
@@ -71,6 +67,11 @@ def prepare(
     name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
     if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
         rendezvous = replace(rendezvous, coordinator=False)
+    with own_imports():  # from now on all is here, for `join` too
+        if rendezvous.coordinator is not False:
+            from ddplaunch.coordinator import listen  # noqa: F401
+        if not rendezvous.coordinator:
+            from ddplaunch.coordinator import remote_link  # noqa: F401
     return JoinRequest(
         spec=spec,
         allocation=allocation,
@@ -86,8 +87,6 @@ def prepare(
         ),
         has_front=token.RDZV_PORT in env,
         listening=listening,
-        listen=None if rendezvous.coordinator is False else _listen(),
-        remote=None if rendezvous.coordinator else _remote(),
     )
 
 
@@ -97,12 +96,15 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    if request.listen is not None:
+    if request.rendezvous.coordinator is not False:
+        from ddplaunch.coordinator.listen import coordinate_if_here
+
         hello = _hello(request, request.rendezvous.addresses[0])
-        if (own := request.listen(request, hello, handler, reporter, selector)) is not None:
+        if (own := coordinate_if_here(request, hello, handler, reporter, selector)) is not None:
             return own
-    assert request.remote is not None
-    link = request.remote(
+    from ddplaunch.coordinator.remote_link import RemoteLink
+
+    link = RemoteLink(
         handler,
         selector,
         key=request.key,
@@ -128,26 +130,15 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
     )
 
 
-def _listen() -> Listen:
-    from ddplaunch.coordinator.listen import listen
-
-    return listen
-
-
-def _remote() -> type[RemoteLink]:
-    from ddplaunch.coordinator.remote_link import RemoteLink
-
-    return RemoteLink
-
-
 def _is_here(address: str, *, quiet: bool) -> bool:
     """Whether a name or address is this host's own; one that does not resolve may resolve later."""
-    from ddplaunch.net.addresses import is_own  # where it is not known before
-    from ddplaunch.net.resolver import look_up
+    with own_imports():
+        from ddplaunch.net.addresses import is_own  # where it is not known before
+        from ddplaunch.net.resolver import look_up
 
     def notify() -> None:
         if not quiet:
-            sys.stderr.write(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
+            write_stderr(f"ddplaunch: looking up {address}, to see whether the rendezvous host is this one\n")
 
     return any(is_own(str(sockaddr[0])) for _, sockaddr in look_up(address, notify).targets)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.report.reporter import Reporter
 
 
-def listen(
+def coordinate_if_here(
     request: JoinRequest,
     hello: messages.Hello,
     handler: LinkHandler,
@@ -43,7 +43,7 @@ def listen(
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
     coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), handler.ask_apart)
-    agents = _listen(request, coordinator, reporter, selector)
+    agents = _listen_if_here(request, coordinator, reporter, selector)
     if agents is None:
         return None
     handler.listening(agents.port)
@@ -52,7 +52,7 @@ def listen(
     return own
 
 
-def _listen(
+def _listen_if_here(
     request: JoinRequest, coordinator: Coordinator, reporter: Reporter, selector: selectors.BaseSelector
 ) -> Agents | None:
     """Listen for the other agents, if this is the coordinator, or the first agent of the job on the rendezvous host.
@@ -65,11 +65,11 @@ def _listen(
     rendezvous = request.rendezvous
     ports, key = rendezvous.ports, request.key
 
-    def listen(ports: Sequence[int]) -> Agents:
+    def listen_at(ports: Sequence[int]) -> Agents:
         return Agents(_terms(request, ports), coordinator, reporter.print, selector)
 
     if rendezvous.coordinator:
-        agents = listen(ports)
+        agents = listen_at(ports)
         before = ports[: ports.index(agents.port)] if agents.port in ports else ()
         if before and answers(key, [_target(rendezvous, port) for port in before]):
             agents.connections.close()
@@ -82,10 +82,10 @@ def _listen(
         return None
     for port in ports:
         with suppress(LaunchError):
-            return listen((port,))
+            return listen_at((port,))
         if answers(key, [_target(rendezvous, port)]):
             return None
-    return listen(ports)  # or the error says which ports are taken
+    return listen_at(ports)  # or the error says which ports are taken
 
 
 def _target(rendezvous: Rendezvous, port: int) -> Target:
