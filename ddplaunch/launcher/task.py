@@ -39,6 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    ended = main()
-    sys.stderr.flush()
-    os._exit(ended)  # a normal exit of the interpreter takes longer than the start of a worker
+    os._exit(main())  # a normal exit of the interpreter takes longer than the start of a worker

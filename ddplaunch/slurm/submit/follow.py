@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from ddplaunch.errors import below, visible, why_failed
+from ddplaunch.errors import below, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import of_signal
 from ddplaunch.record import NOTHING, record
 from ddplaunch.slurm import scontrol
@@ -176,15 +175,11 @@ class _Watch:
     def print_below(self, text: str) -> None:
         """Print a message on a line of its own."""
         if self._mid_line and os.isatty(2) and os.isatty(1):
-            sys.stderr.write("\n")
+            write_stderr("\n")
         self._mid_line = False
         notify(f"ddplaunch: {below(text)}")
 
 
 def notify(text: str) -> None:
     """Print a line to stderr."""
-    try:
-        sys.stderr.write(visible(f"{text}\n"))
-        sys.stderr.flush()
-    except (OSError, AttributeError):
-        pass  # stderr is closed
+    write_stderr(visible(f"{text}\n"))
