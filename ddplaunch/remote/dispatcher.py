@@ -87,7 +87,8 @@ class Dispatcher:
         while not self._startup.all_closed:
             self._wait()
         verdict = self._statuses.verdict(signum=self._signum, front_lost=self._front_lost)
-        if not self._front_lost:
+        # of a job that cannot begin agents say that others were cut off: by that host's loss, or by us, because of its error
+        if not self._front_lost and not self._statuses.is_prevented:
             self._console.write(self._final_report)
         self._console.report(verdict.error)
         if verdict.note:
@@ -128,7 +129,7 @@ class Dispatcher:
         self._startup.expire(now, self._console.notify, is_read=not self._console.is_full)
         if self._loss_report_at is not None and now >= self._loss_report_at:
             self._loss_report_at = None
-            if not self._final_report and self._startup.only_first_connected:
+            if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
                 self._console.write(self._loss_report)
         self._chaos.expire(now)
 

@@ -33,6 +33,11 @@ class HostStatuses:
         self.errors: dict[int, HostError] = {}  # because of which the job cannot run
         self.has_begun = False  # workers were started
 
+    @property
+    def is_prevented(self) -> bool:
+        """Whether the job cannot begin because of a host."""
+        return bool(self.errors) and not self.has_begun
+
     def can_go_on_without(self, node_rank: int, left: int) -> bool:
         """Whether the job can begin without this host; `left` is the number of others."""
         return node_rank > 0 and left >= self._min_nodes and not self.errors

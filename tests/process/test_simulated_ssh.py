@@ -228,6 +228,19 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program
     job.nothing_left()
 
 
+def test_a_host_that_is_lost_before_all_have_come_is_one_error_whatever_the_agents_say_of_it(job, env, ssh, program):
+    said = job.home / "said"
+    with said.open("wb") as err:
+        start(job, env, program("behave"), hosts="127.0.0.1,127.0.0.2,hanging", stderr=err)
+    until(lambda: "2 of 3 nodes joined" in said.read_text(), "two agents")
+    os.kill(pids(ssh, "127.0.0.2")[0], SIGKILL)
+    result = job.wait()
+    assert result.status == 122
+    assert said.read_text().count("error: ") == 1
+    assert "error: 127.0.0.2: lost: ssh ended with status 137" in said.read_text()
+    job.nothing_left(patience=PATIENCE)
+
+
 @pytest.mark.parametrize("who", ["front", "loop"])
 def test_the_hosts_end_their_workers_when_what_was_typed_is_killed(job, env, program, who):
     process = start(job, env, "--grace-period", "0.2", program("behave"), "all=stubborn")

@@ -48,6 +48,14 @@ def test_a_host_on_which_the_job_cannot_run_decides(statuses):
     assert verdict(statuses).error == "error: b: down\n\nhint: up\n"
 
 
+def test_no_agent_reports_how_a_job_ended_that_a_host_prevents(statuses):
+    assert not statuses.is_prevented
+    statuses.errors[1] = HostError("down", "up")
+    assert statuses.is_prevented
+    statuses.has_begun = True
+    assert not statuses.is_prevented
+
+
 def test_a_signal_before_the_start_gives_its_status(statuses):
     assert verdict(statuses, signum=15).status == 143
     assert verdict(statuses, signum=15).note == "stopped by SIGTERM before the workers were started"
