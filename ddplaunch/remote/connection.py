@@ -142,10 +142,11 @@ class HostConnection:
         self.kill()
 
     def give_up(self) -> None:
-        """Stop waiting for an agent that still gets ready: it finds its stdin closed, and begins nothing."""
+        """Stop waiting for an agent that still gets ready; one that may have begun, as nothing is read from it, is spared."""
+        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None and not self._paused
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
-        elif self.phase is HostPhase.STARTING or (self.phase is HostPhase.CONNECTED and self._unanswered is None):
+        elif self.phase is HostPhase.STARTING or gets_ready:
             self.given_up = True
             self.kill()
 

@@ -45,3 +45,16 @@ def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
     told: list[str] = []
     startup(HostPhase.CONNECTED, HostPhase.CLOSED).expire(clock.now() + NOTICE_AFTER, told.append, is_read=True)
     assert told == []
+
+
+def test_an_agent_that_may_have_begun_while_nothing_is_read_from_it_is_left_to_its_signal() -> None:
+    made = hosts(HostPhase.CONNECTED, HostPhase.STARTING)
+    start = Startup(made, env={}, open_files=(0, 0), rdzv_timeout=60, quit_timeout=5, has_failed=lambda: False)
+    for host in made:
+        host.pause(True)
+    start.stop_starting()
+    assert [host.given_up for host in made] == [False, True], "the second has no order"
+    for host in made:
+        host.pause(False)
+    start.stop_starting()
+    assert [host.given_up for host in made] == [True, True]
