@@ -120,6 +120,12 @@ class Nodes(Job):
         # looked for, since to try the port would keep it from others
         until(lambda: _sockets(self.port + number, _LISTEN), "a coordinator")
 
+    def answers(self, number: int = 0) -> None:
+        """Wait until a coordinator says its first word at this port of the job's own: it listens before it is ready."""
+        self.listens(number)
+        with socket.create_connection(("127.0.0.1", self.port + number), ENOUGH) as probe:
+            assert probe.recv(1)
+
     def have_come(self, number: int, at: int = 1) -> None:
         """Wait until so many other agents are connected to the coordinator at this port of the job's own."""
         until(lambda: _sockets(self.port + at, _ESTABLISHED) == number, f"{number} other nodes")

@@ -21,6 +21,8 @@ STAGGER = 0.25  # seconds until the next target is tried while one has not answe
 SHORTEST_PAUSE = 0.01  # seconds between two rounds
 GROWTH = 1.25  # of the pause from round to round: delays a connection by at most a quarter of the time waited so far
 LONGEST_PAUSE = 1.0  # seconds
+_LOOK = 1.0  # seconds in which `answers` tries its targets again
+_PATIENCE = 5.0  # seconds in which one that accepts has to answer: a coordinator listens before it has imported all
 
 Target = tuple[int, Sockaddr]  # address family and socket address, as getaddrinfo gives them
 
@@ -62,6 +64,11 @@ class Dialer:
         """When to call `expire` at the latest."""
         soonest = min((attempt.deadline for attempt in self._attempts), default=inf)
         return None if (found := min(soonest, self._next)) == inf else found
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether somebody holds a connection of ours, or has sent nothing on an earlier one."""
+        return bool(self._timeouts) or any(attempt.is_accepted for attempt in self._attempts)
 
     def set_targets(self, targets: Sequence[Target]) -> None:
         """Try these targets, in this order, until one answers, in place of any before; `deadline` is at once."""
@@ -187,6 +194,11 @@ class _Attempt:
         return max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the other side has accepted the connection."""
+        return self._greeting is not None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the other side has accepted the connection, and sent nothing yet."""
         return self._greeting is not None and not self._greeting.received_any
@@ -199,7 +211,8 @@ class _Attempt:
         elif self._greeting.received_any:
             self._lost(self, f"handshake not completed in {self._handshake_timeout:g} s")
         else:
-            self._lost(self, f"accepted the connection, but sent nothing in {self.timeout:g} s")
+            silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
+            self._lost(self, f"{silent}; it may still be starting, or another program holds the port")
 
     def discard(self) -> None:
         """Close, without calling back."""
@@ -223,13 +236,16 @@ class _Attempt:
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:
-    """Whether a coordinator of this job answers at one of these addresses within a second."""
+    """Whether a coordinator of this job answers at one of these addresses: soon, or later where a connection is accepted."""
     found: list[Peer] = []
     with selectors.DefaultSelector() as selector:
         dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
         dialer.set_targets(targets)
-        deadline = time.monotonic() + 1.0
-        while not found and (now := time.monotonic()) < deadline:
+        began = time.monotonic()
+        while not found:
+            deadline = began + (_PATIENCE if dialer.is_accepted else _LOOK)
+            if (now := time.monotonic()) >= deadline:
+                break
             dialer.expire(now)
             until = min(dialer.deadline or deadline, deadline)
             for ready, _ in selector.select(max(0.0, until - time.monotonic())):

@@ -9,10 +9,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer
+from ddplaunch.control import dialer
+from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
 from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, Decoder, pack
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
 from ddplaunch.control.handshake import Client, Server, Session, key
@@ -20,6 +22,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import MAX_QUEUED, Peer
 from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
+from ddplaunch.net.listen import listen
 from ddplaunch.net.port import reserve
 
 KEY = key("a long secret", "job-1")
@@ -702,7 +705,13 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
 @pytest.mark.parametrize(
     ("words", "seconds", "then", "reason"),
     [
-        (b"", 2, 4, "accepted the connection, but sent nothing in 2 s"),
+        (
+            b"",
+            2,
+            4,
+            "accepted the connection, but sent nothing in 2 s; "
+            "it may still be starting, or another program holds the port",
+        ),
         (b"\0", 5, 5, "handshake not completed in 5 s"),
     ],
     ids=["nothing", "half a word"],
@@ -752,6 +761,24 @@ def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
         loop.stopped = 102.0
         loop.until(lambda: loop.failures)
         assert loop.failures == [(f"127.0.0.1:{port}", "no answer in 2 s")]
+
+
+def test_a_coordinator_that_accepts_long_before_it_answers_is_one(loop) -> None:
+    listening = listen("127.0.0.1", [0])
+    with ThreadPoolExecutor() as other:
+        asked = other.submit(answers, KEY, [at(listening.getsockname()[1])])
+        time.sleep(1.2)  # it imports
+        loop.listen([], listening=listening)
+        loop.until(asked.done)
+    assert asked.result()
+
+
+def test_who_refuses_is_no_coordinator_and_who_accepts_in_silence_is_none_in_the_end(service, monkeypatch) -> None:
+    monkeypatch.setattr(dialer, "_LOOK", 0.2)
+    monkeypatch.setattr(dialer, "_PATIENCE", 1e9)
+    assert not answers(KEY, [at(free_port())])
+    monkeypatch.setattr(dialer, "_PATIENCE", 0.4)
+    assert not answers(KEY, [at(service(b""))])
 
 
 def test_targets_that_cannot_even_be_tried_are_told(loop) -> None:

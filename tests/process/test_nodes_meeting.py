@@ -119,7 +119,7 @@ def test_a_second_node_of_one_rank_is_refused(program, going):
 
 def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
     first = nodes.node(*nodes.static(2, 0), program("place"))
-    nodes.listens(1)
+    nodes.answers(1)
     again = nodes.node(*nodes.static(2, 0), program("place"))
     assert nodes.statuses(again) == [2]
     assert "error: node rank 0 is taken: another ddplaunch on this host is the coordinator of this job\n" in again.err
