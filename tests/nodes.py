@@ -118,7 +118,7 @@ class Nodes(Job):
     def listens(self, number: int = 0) -> None:
         """Wait until somebody listens at this port of the job's own."""
         # looked for, since to try the port would keep it from others
-        until(lambda: _sockets(self.port + number, _LISTEN), "a coordinator")
+        until(lambda: _is_listened_at(self.port + number), "a coordinator")
 
     def answers(self, number: int = 0) -> None:
         """Wait until a coordinator says its first word at this port of the job's own: it listens before it is ready."""
@@ -126,9 +126,9 @@ class Nodes(Job):
         with socket.create_connection(("127.0.0.1", self.port + number), ENOUGH) as probe:
             assert probe.recv(1)
 
-    def have_come(self, number: int, at: int = 1) -> None:
-        """Wait until so many other agents are connected to the coordinator at this port of the job's own."""
-        until(lambda: _sockets(self.port + at, _ESTABLISHED) == number, f"{number} other nodes")
+    def have_joined(self, number: int) -> None:
+        """Wait until so many agents have joined the job, which has begun."""
+        until(lambda: len(self.events_of(0, "node_joined")) == number, f"{number} nodes")
 
     # --- the run folder
 
@@ -185,15 +185,15 @@ def free_ports(ports: Sequence[int]) -> bool:
     return True
 
 
-_ESTABLISHED, _LISTEN = "01", "0A"  # of proc_net_tcp in the kernel's documentation
+_LISTEN = "0A"  # of proc_net_tcp in the kernel's documentation
 
 
-def _sockets(port: int, state: str) -> int:
-    """How many sockets of ours have this port and this state, and belong to a process: it has accepted them."""
+def _is_listened_at(port: int) -> bool:
+    """Whether somebody listens at this port."""
     lines = [
         line.split() for family in ("tcp", "tcp6") for line in Path(f"/proc/net/{family}").read_text().splitlines()
     ]
-    return sum(words[1].endswith(f":{port:04X}") and words[3] == state and words[9] != "0" for words in lines)
+    return any(words[1].endswith(f":{port:04X}") and words[3] == _LISTEN for words in lines)
 
 
 def free_block() -> tuple[int, socket.socket]:

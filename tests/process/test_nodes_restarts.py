@@ -185,7 +185,7 @@ def test_nodes_that_come_late_wait_while_workers_finish(nodes, program):
     nodes.signs("ready", 2)
     until(lambda: nodes.events_of(0, "swept"), "the end of the first node's worker")
     interrupted, late = (nodes.node(*nodes.c10d("2:4"), *behaviour) for _ in range(2))
-    nodes.have_come(3, at=0)
+    nodes.have_joined(4)
     interrupted.process.send_signal(SIGINT)
     assert nodes.statuses(interrupted) == [130]
     finish(nodes)

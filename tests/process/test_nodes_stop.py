@@ -97,14 +97,14 @@ def test_ctrl_c_while_node_0_is_looked_for_ends_at_once(nodes, program):
 
 def test_a_stop_of_node_0_while_it_waits_ends_those_who_have_come(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in range(2)]
-    nodes.have_come(1)
+    started[0].says("2 of 3 nodes joined")
     started[0].process.send_signal(SIGTERM)
     assert nodes.statuses() == [143] * 2
 
 
 def test_a_node_that_leaves_while_others_are_waited_for_may_come_again(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in range(2)]
-    nodes.have_come(1)
+    started[0].says("2 of 3 nodes joined")
     started[1].process.send_signal(SIGINT)
     assert nodes.statuses(started[1]) == [130]
     again = [nodes.node(*nodes.static(3, place), program("place")) for place in (1, 2)]
