@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 from collections.abc import Collection, Mapping
@@ -142,8 +143,8 @@ class HostConnection:
         self.kill()
 
     def give_up(self) -> None:
-        """Stop waiting for an agent that still gets ready; one that may have begun, as nothing is read from it, is spared."""
-        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None and not self._paused
+        """Stop waiting for an agent that still gets ready; one that may have begun, as what it sent is unread, is spared."""
+        gets_ready = self.phase is HostPhase.CONNECTED and self._unanswered is None and not _can_read(self._stdout)
         if self.phase is HostPhase.WAITING:
             self.phase = HostPhase.CLOSED
         elif self.phase is HostPhase.STARTING or gets_ready:
@@ -252,6 +253,15 @@ class HostConnection:
             self._partial_lines[stream] = data
         else:
             self._handler.output_received(self, stream, data)
+
+
+def _can_read(fd: int) -> bool:
+    """Whether something is there to be read, or the end; False once it is closed."""
+    if fd < 0:
+        return False
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _read(fd: int) -> bytes | None:

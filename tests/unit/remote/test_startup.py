@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import selectors
+from contextlib import ExitStack
 from typing import cast
 
 from ddplaunch.process import clock
@@ -47,14 +49,15 @@ def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
     assert told == []
 
 
-def test_an_agent_that_may_have_begun_while_nothing_is_read_from_it_is_left_to_its_signal() -> None:
-    made = hosts(HostPhase.CONNECTED, HostPhase.STARTING)
+def test_an_agent_that_may_have_begun_as_it_has_sent_what_is_not_read_yet_is_left_to_its_signal() -> None:
+    made = hosts(HostPhase.CONNECTED, HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.CONNECTED)
     start = Startup(made, env={}, open_files=(0, 0), rdzv_timeout=60, quit_timeout=5, has_failed=lambda: False)
-    for host in made:
-        host.pause(True)
-    start.stop_starting()
-    assert [host.given_up for host in made] == [False, True], "the second has no order"
-    for host in made:
-        host.pause(False)
-    start.stop_starting()
-    assert [host.given_up for host in made] == [True, True]
+    with ExitStack() as files:
+        for host in made[:3]:  # the output of the last one is closed
+            host._stdout, writer = os.pipe()
+            files.callback(os.close, host._stdout)
+            files.callback(os.close, writer)
+            if host is not made[1]:
+                os.write(writer, b"frames")
+        start.stop_starting()
+        assert [host.given_up for host in made] == [False, True, True, True], "the third one has no order"
