@@ -5,11 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 
+from ddplaunch.report.state_folder import BEGAN
+
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
+
+_MANY = 5  # times as many as are kept
 
 
 def make(root: str, name: str) -> tuple[str, int]:
@@ -60,20 +65,45 @@ def keep_newest(root: str, number: int) -> Iterator[None]:
     paths = sorted(entry.path for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
     if len(paths) <= number:
         return
+    surely_old = _surely_old(paths, number)
     for path in paths:
-        newest.append((_last_written(path), path))
+        written = _last_written(path)
         yield
+        if time.strftime(BEGAN, time.localtime(written)) < surely_old:
+            yield from _remove(path)
+            continue
+        newest.append((written, path))
         # of thousands some are removed before all have been looked at
-        if path == paths[-1] or len(newest) == 2 * number:
-            newest.sort()
-            for _, old in newest[:-number]:
-                if not goes_on(old):
-                    yield from _remove(old)
-            newest = newest[-number:]
+        if len(newest) == 2 * number:
+            yield from _remove_oldest(newest, number)
+    yield from _remove_oldest(newest, number)
+
+
+def _surely_old(paths: Sequence[str], number: int) -> str:
+    """Give a time, as in names, by which a run has ended that cannot be one of the newest; "" if the names tell of none.
+
+    Only by this each of many short jobs, which all begin anew, removes some. Several times as many have begun since, as clocks
+    and time zones may differ between hosts.
+    """
+    now = time.strftime(BEGAN)
+    names = (os.path.basename(path)[: len(now)] for path in paths)
+    began = [name for name in names if name.replace("-", "", 1).isdecimal() and name[8:9] == "-" and name <= now]
+    return began[-_MANY * number] if len(began) >= _MANY * number else ""
+
+
+def _remove_oldest(runs: list[tuple[float, str]], number: int) -> Iterator[None]:
+    """Leave only so many in the list, the newest."""
+    runs.sort()
+    old = runs[:-number]
+    del runs[:-number]
+    for _, path in old:
+        yield from _remove(path)
 
 
 def _remove(folder: str) -> Iterator[None]:
-    """Remove a folder as far as it can be removed; as shutil does it, whose import takes longer than the work."""
+    """Remove a run that does not go on, as far as it can be; as shutil does it, whose import takes longer than the work."""
+    if goes_on(folder):
+        return
     with suppress(OSError):
         for _, folders, files, place in os.fwalk(folder, topdown=False):
             for name in (*files, *folders):

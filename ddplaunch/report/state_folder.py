@@ -6,7 +6,11 @@ import os
 import time
 from collections.abc import Mapping
 
-from ddplaunch.spec import JobSpec
+TYPE_CHECKING = False  # typing's own would be an import
+if TYPE_CHECKING:
+    from ddplaunch.spec import JobSpec
+
+BEGAN = "%Y%m%d-%H%M%S"  # the time with which the names of runs begin that were given none
 
 
 def state_folder(env: Mapping[str, str]) -> str | None:
@@ -34,4 +38,4 @@ def runs_folder(env: Mapping[str, str]) -> str | None:
 
 def run_id_of(spec: JobSpec) -> str:
     """Give the name of this run: as was asked, or one that no other run has."""
-    return spec.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    return spec.run_id or f"{time.strftime(BEGAN)}-{os.urandom(2).hex()}"

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from signal import Signals
 
@@ -14,6 +15,7 @@ import pytest
 from ddplaunch.output import log
 from ddplaunch.output.file_messages import CLOSE, END, EVENT, JSON, MAKE, OPEN, PROGRESS, REPLACE, WRITE, pack, replies
 from ddplaunch.report import file_writer, folders
+from ddplaunch.report.state_folder import BEGAN
 from tests.conftest import until
 
 
@@ -120,6 +122,24 @@ def test_of_thousands_of_runs_the_newest_are_kept_in_steps_that_grow_with_them_o
     assert keep_newest(tmp_path, 20) == 1000 + 2 * 980  # a look at each, and its files
     assert sorted(tmp_path.iterdir()) == sorted(runs[-20:])
     assert keep_newest(tmp_path, 20) == 0
+
+
+def test_of_very_many_runs_each_job_however_short_removes_some_that_the_names_of_others_show_to_be_old(tmp_path):
+    runs = [tmp_path / time.strftime(f"{BEGAN}-0000", time.localtime(at * 3600)) for at in range(1, 301)]
+    for at, run in enumerate(runs, 1):
+        run.mkdir()
+        (run / "events.jsonl").touch()
+        os.utime(run / "events.jsonl", (at * 3600 + 60, at * 3600 + 60))
+    os.utime(runs[0] / "events.jsonl")  # it has begun first, and ended just now
+    of_the_future = tmp_path / "99990101-000000-0000"
+    of_the_future.mkdir()
+    tidying = folders.keep_newest(str(tmp_path), 20)
+    for _ in range(8):  # looks at five, and the files of three of them
+        next(tidying)
+    assert [run for run in runs if not run.exists()] == runs[1:4]
+    for _ in tidying:
+        pass
+    assert sorted(tmp_path.iterdir()) == [runs[0], *runs[-18:], of_the_future]
 
 
 def test_a_run_that_goes_on_is_not_removed_and_a_pipe_in_the_place_of_its_events_not_waited_for(tmp_path: Path) -> None:
