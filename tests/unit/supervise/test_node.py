@@ -98,6 +98,17 @@ def test_what_follows_from_a_failure_only_the_coordinator_says():
     assert state.phase is Phase.ENDED
 
 
+OUTLIVES = {"abandoned", "front_lost", "halted", "signum", "status"}  # the end of a generation
+
+
+@pytest.mark.parametrize("field", [name for name in State.__annotations__ if name != "policy"])
+def test_a_generation_begins_with_nothing_of_the_last_but_what_is_not_of_one_alone(field):
+    of_the_last = object()
+    state, _ = node.step(replace(node.begin(POLICY), **{field: of_the_last}), GenerationBegun(4, SECOND, 1.0))
+    assert (getattr(state, field) is of_the_last) is (field in OUTLIVES)
+    assert state.policy == replace(POLICY, ranks=SECOND)
+
+
 def test_workers_that_finish_are_reported_and_the_end_of_the_others_is_waited_for():
     history = (*FIRST, ended(0), ended(1), ended(2), NOTHING_LEFT)
     state, actions = after(*history)
