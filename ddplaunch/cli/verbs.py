@@ -32,7 +32,11 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
         (("-r", "--ranks"), "LIST", "Of these ranks only, as 3 or 0-2,4."),
         (("-f", "--follow"), "", "Shows what is written from now on, too, until the run ends."),
         (("--grep",), "RE", "Lines only in which this is found, a regular expression of Python's."),
-        (("--since",), "TIME", "What was written in these 5m, since 14:05 or 2026-11-22T14:05; up to 10 s more."),
+        (
+            ("--since",),
+            "TIME",
+            "What was written since TIME: 5m ago, 14:05 or 2026-11-22T14:05; up to 10 s more, in long runs longer.",
+        ),
     ),
     "stacks": (
         (("-r", "--ranks"), "LIST", "Of these ranks only, as 3 or 0-2,4."),
