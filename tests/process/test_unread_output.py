@@ -111,6 +111,9 @@ def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state
     (ended,) = until(lambda: job.events("job_ended"), "the end of the job")
     assert ended["status"] == 3
     assert job.process.poll() is None  # it still has something to show
+    exited, stop, *_ = job.events("worker_exited", "stop_sent")
+    assert (exited["event"], exited["rank"], stop["event"]) == ("worker_exited", 1, "stop_sent")
+    assert stop["mono"] - exited["mono"] < 5  # seconds: the workers are held up for as long
     read_all(reader)
     result = job.wait()
     assert result.status == 3

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -152,3 +154,24 @@ def test_a_run_that_goes_on_is_not_removed_and_a_pipe_in_the_place_of_its_events
     keep_newest(tmp_path, 20)
     os.close(events)
     assert sorted(tmp_path.iterdir()) == sorted([goes_on, *others])
+
+
+LOCKS = """
+import os, sys
+from ddplaunch.report import folders
+folders.lock(os.open(sys.argv[1], os.O_WRONLY))
+print(flush=True)
+input()
+"""
+
+
+def test_a_run_goes_on_until_the_process_that_writes_it_has_ended_and_be_it_killed(tmp_path: Path) -> None:
+    (run,) = old_runs(tmp_path, 1)
+    command = [sys.executable, "-c", LOCKS, run / "events.jsonl"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        before = folders.goes_on(str(run))
+        writer.kill()
+    assert before
+    assert not folders.goes_on(str(run))
