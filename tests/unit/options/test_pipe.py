@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -30,12 +31,13 @@ def test_a_pipe_that_nobody_writes_to_is_named_and_waited_for(tmp_path: Path, mo
     path, said = tmp_path / "train.env", list[str]()
     os.mkfifo(path)
 
-    class Terminal:
+    class Terminal(io.StringIO):
         """Writes to the pipe when it is said that nobody does."""
 
-        def write(self, text: str) -> None:
+        def write(self, text: str) -> int:
             said.append(text)
             threading.Thread(target=path.write_text, args=("A=1\n",)).start()
+            return len(text)
 
     monkeypatch.setattr(pipe, "_SLOW", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())

@@ -167,7 +167,7 @@ input()
 
 def test_a_run_goes_on_until_the_process_that_writes_it_has_ended_and_be_it_killed(tmp_path: Path) -> None:
     (run,) = old_runs(tmp_path, 1)
-    command = [sys.executable, "-c", LOCKS, run / "events.jsonl"]
+    command = [sys.executable, "-c", LOCKS, str(run / "events.jsonl")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
