@@ -6,6 +6,7 @@ It has no thread, no signal handler and no child but the command. It returns whe
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import time
 from contextlib import ExitStack
 from typing import IO, Any
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import MORE_OPEN_FILES, LaunchError
 from ddplaunch.functions import exceptions, request
 from ddplaunch.functions.call_outcome import CallOutcome
 from ddplaunch.functions.connection import ERROR, RESULT, WorkerConnection, WorkerListener
@@ -202,7 +203,13 @@ class Caller:
     # --- workers
 
     def _accept(self) -> None:
-        if (connection := self._listener.accept()) is not None:
+        try:
+            connection = self._listener.accept()
+        except OSError as error:
+            self._selector.unregister(self._listener.socket)  # which stays readable while the job is ended
+            hint = f"; {MORE_OPEN_FILES}" if error.errno == errno.EMFILE else ""
+            raise exceptions.JobError(f"cannot take the connection of a worker: {error.strerror}{hint}") from None
+        if connection is not None:
             self._others.add(
                 WorkerConnection(connection, self._selector, self._call_for, self._listener.prove, self._result_limit)
             )

@@ -155,6 +155,29 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     caller.nothing_left()
 
 
+def test_a_caller_without_room_for_the_connection_of_a_worker_says_what_to_do(caller):
+    script = caller.write(
+        """
+        import ddplaunch, os, resource
+        from ddplaunch.functions.caller import Caller
+        from tests.programs import functions
+        if __name__ == "__main__":
+            start = Caller._start
+            def limited(self, collected):
+                start(self, collected)
+                free = os.dup(0)
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+            Caller._start = limited
+            ddplaunch.launch(functions.sleeps, nproc_per_node=2)
+        """
+    )
+    result = caller.run(script)
+    assert result.status == 1
+    assert "JobError: cannot take the connection of a worker: Too many open files; `ulimit -n 4096`" in result.err
+    caller.nothing_left()
+
+
 class Mischief:
     """What a pickle can do to who unpickles it."""
 
