@@ -48,7 +48,6 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
             raise _out_of_reach(node, worker)
     try:
         with client.connect(chosen.place) as sock:
-            sock.settimeout(_FIRST_REPLY)
             return _talk(sock, name, rank, env, write)
     except (TimeoutError, BlockingIOError):
         raise LaunchError(f"run {name} does not answer: its agent is stopped, or hangs", status=NODE_LOST) from None
@@ -69,7 +68,7 @@ def _out_of_reach(node: requests.NodeReply, worker: WorkerStatus) -> LaunchError
 
 def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
     try:
-        for reply in client.replies_of(sock, requests.Attach(rank)):
+        for reply in client.replies_of(sock, requests.Attach(rank), _FIRST_REPLY):
             match reply:
                 case requests.RequestRefused(reason):
                     raise LaunchError(f"run {name}: {below(reason)}")
@@ -80,7 +79,6 @@ def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], wri
                     return UNREACHED
                 case requests.Attached():
                     write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
-                    sock.settimeout(None)
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
                     import readline  # noqa: F401 - lines that are typed can be edited from now on
                 case requests.Said(text, asks, ends):

@@ -100,14 +100,22 @@ def connect(place: SocketPlace) -> socket.socket:
     return sock
 
 
-def replies_of(sock: socket.socket, asked: Question | requests.StopRun | requests.Attach) -> Iterator[requests.Reply]:
-    """Ask one run, and give each reply as it comes, until it ends the conversation.
+def replies_of(
+    sock: socket.socket, asked: Question | requests.StopRun | requests.Attach, within: float
+) -> Iterator[requests.Reply]:
+    """Ask one run, and give each reply as it comes, until it ends the conversation; the first has to come within this time.
 
     Raises:
-        OSError: it was lost, or is silent for longer than the time limit of the socket.
+        TimeoutError: it is silent for longer.
+        OSError: it was lost.
         Malformed: it does not speak as we do.
     """
+    until = clock.now() + within
     sock.sendall(pack(requests.encode(requests.Request(asked))))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        if not clock.wait(selector, until):
+            raise TimeoutError
     decoder = Decoder(LIMIT)
     while data := sock.recv(_CHUNK):
         decoder.feed(data)

@@ -27,12 +27,11 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
     try:
         with client.connect(chosen.place) as sock:
             # who has not answered just now is asked to stop all the same, and does so when it can
-            sock.settimeout(_FIRST_REPLY if chosen.run is not None else _SENT)
-            for reply in client.replies_of(sock, requests.StopRun()):
+            within = _FIRST_REPLY if chosen.run is not None else _SENT
+            for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
                     case requests.Run():
                         write(f"stopping {name}, as Ctrl-C does; Ctrl-C here only ends the waiting")
-                        sock.settimeout(None)  # they have the grace period of their job
                     case requests.RunEnded(status):
                         write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK
