@@ -19,8 +19,7 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
-_NOTIFY = "notify"  # the name of the FIFO
-# what a worker writes to it, see worker/around.py: it has an exception in its file, has a process group, or lacks torch's store
+# what a worker writes, see worker/around.py: it has an exception in its file, has a process group, or lacks torch's store
 RAISED, JOINED, STORE_WANTED = b"rjs"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
@@ -36,7 +35,7 @@ class ErrorFiles:
         self._place = f"{_SHM if _has_room(_SHM) else tmp}/{_NAME}{run_id[:_LONGEST]}-{os.urandom(4).hex()}"
         self._made: str | None = None
         self._lock = -1
-        self._fifo = -1
+        self._pipe: tuple[int, int] | None = None
 
     @property
     def folder(self) -> str:
@@ -52,34 +51,37 @@ class ErrorFiles:
                 self._made = self._place
             except OSError:
                 self._made = ""
-            else:
-                self._make_fifo()
         return self._made
 
-    def _make_fifo(self) -> None:
-        with suppress(OSError):  # a file system without them, or too many open files: what is written is found later
-            os.mkfifo(self.notify, 0o600)
-            # to write, too: it has no end when no worker has it open
-            self._fifo = os.open(self.notify, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    @property
+    def _ends(self) -> tuple[int, int]:
+        if self._pipe is None:
+            try:
+                # both for as long as this process lives: it has no end when no worker has it open
+                self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:  # too many open files: what is written is found later
+                self._pipe = -1, -1
+        return self._pipe
 
     @property
     def notify(self) -> str:
-        """The path of the FIFO by which workers say that there is something to look for.
+        """The path by which workers of this process open the pipe to say that there is something to look for.
 
-        Not inotify(7): to close its descriptor takes up to 15 ms, at the end of each job.
+        No name in a folder, which the program may remove or replace. Not inotify(7): to close its descriptor takes up to 15 ms,
+        at the end of each job.
         """
-        return f"{self._place}/{_NOTIFY}"
+        return f"/proc/{os.getpid()}/fd/{self._ends[1]}"
 
     @property
     def notified(self) -> int:
         """A descriptor that is readable while there are notifications; -1 if there can be none."""
-        return self._fifo if self.folder else -1
+        return self._ends[0]
 
     def notifications(self) -> set[int]:
         """Take what workers have written there: RAISED, JOINED, STORE_WANTED, or anything."""
         try:
-            return set(os.read(self._fifo, 1 << 16))
-        except OSError:  # nothing, or no FIFO
+            return set(os.read(self._ends[0], 1 << 16))
+        except OSError:  # nothing, or no pipe
             return set()
 
     def path(self, generation: int, rank: int) -> str:

@@ -1,6 +1,7 @@
 """What a worker does before its program runs, and once an exception has ended that. Runs nothing of the program itself."""
 
 import os
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ class Around:
         pinned = os.environ.pop("DDPLAUNCH_PIN_DEVICE", "")  # this process's own, not its children's
         stacks = os.environ.pop("DDPLAUNCH_STACKS", "")
         self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
-        self._fifo = os.environ.pop("DDPLAUNCH_NOTIFY", "")
+        self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
         self._debugger, attach_signal, self._how_debugged, *waits = debugger
         sharing = os.environ.get("DDPLAUNCH_SHARING_STRATEGY", "")
@@ -76,13 +77,14 @@ class Around:
             pass
 
     def _notify(self, what: bytes) -> None:
-        """Have the agent look at once; it may have ended, or have no such FIFO."""
+        """Have the agent look at once, by a pipe of its own; it may have ended, and another process may have its pid."""
         try:
-            fifo = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(fifo, what)
-            finally:
-                os.close(fifo)
+            if stat.S_ISFIFO(os.stat(self._pipe).st_mode):
+                pipe = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+                try:
+                    os.write(pipe, what)
+                finally:
+                    os.close(pipe)
         except OSError:
             pass
 

@@ -24,8 +24,8 @@ put(f"runs-{RANK}")
 wait("removed")
 with open("/proc/self/environ") as file:
     environ = dict(line.partition("=")[::2] for line in file.read().split(chr(0)))
-with open(environ["DDPLAUNCH_NOTIFY"], "w") as fifo:
-    fifo.write("j")  # as torch's first process group has it done
+with open(environ["DDPLAUNCH_NOTIFY"], "w") as pipe:
+    pipe.write("j")  # as torch's first process group has it done
 wait("enough" if RANK else "never")
 sys.exit(3)
 """

@@ -119,8 +119,13 @@ def raises_slowly_when_told():
 
 
 def raises_slowly():
-    """Raise, and take for ever to end of it."""
+    """Raise, and take for ever to end of it; what lies where exceptions are written is gone by then."""
     import atexit
+    import shutil
+
+    folder = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+    shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(folder, 0o700)
 
     def linger():
         put("raised")

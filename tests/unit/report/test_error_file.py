@@ -197,8 +197,8 @@ def test_files_of_earlier_generations_are_removed_and_those_that_have_written_ar
             Path(f"{files.recorder(generation, rank)}.groups").touch()
         Path(files.folder, "1-3.json.4711").touch()  # is just being written
         assert files.written(1) == {0, 12}
-        with open(files.notify, "w") as fifo:
-            fifo.write("r")
+        with open(files.notify, "w") as pipe:
+            pipe.write("r")
         files.forget_all_but(1)
         assert files.notifications() == set()
         assert files.written(0) == set()
@@ -224,7 +224,6 @@ def test_what_workers_notify_of_is_taken_whatever_they_write(tmp_path: Path) -> 
         os.close(worker)
         assert files.notifications() == {0}
         assert select.select([files.notified], [], [], 0)[0] == []
-        os.close(files.notified)
     finally:
         files.remove()
 
