@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -70,7 +71,7 @@ def keep_newest(root: str, number: int) -> Iterator[None]:
         written = _last_written(path)
         yield
         if time.strftime(BEGAN, time.localtime(written)) < surely_old:
-            yield from _remove(path)
+            yield from _remove_run(path)
             continue
         newest.append((written, path))
         # of thousands some are removed before all have been looked at
@@ -97,23 +98,38 @@ def _remove_oldest(runs: list[tuple[float, str]], number: int) -> Iterator[None]
     old = runs[:-number]
     del runs[:-number]
     for _, path in old:
-        yield from _remove(path)
+        yield from _remove_run(path)
 
 
-def _remove(folder: str) -> Iterator[None]:
-    """Remove a run that does not go on, as far as it can be; as shutil does it, whose import takes longer than the work."""
-    if goes_on(folder):
+def _remove_run(folder: str) -> Iterator[None]:
+    """Remove a run that does not go on, as far as it can be."""
+    if not goes_on(folder):
+        yield from _remove(folder)
+
+
+def _remove(folder: str, within: int | None = None) -> Iterator[None]:
+    """Remove a folder as far as it can be; but for mounts as shutil does it, whose import takes longer than the work."""
+    try:
+        os.rmdir(folder, dir_fd=within)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            return  # EBUSY: something is mounted there, and what lies in it is no part of the run
+    else:
         return
     with suppress(OSError):
-        for _, folders, files, place in os.fwalk(folder, topdown=False):
-            for name in (*files, *folders):
-                with suppress(OSError):
-                    try:
-                        os.unlink(name, dir_fd=place)
-                    except IsADirectoryError:
-                        os.rmdir(name, dir_fd=place)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+        try:
+            for name in os.listdir(fd):
+                try:
+                    os.unlink(name, dir_fd=fd)
+                except IsADirectoryError:
+                    yield from _remove(name, fd)
+                except OSError:
+                    pass
                 yield
-        os.rmdir(folder)
+        finally:
+            os.close(fd)
+        os.rmdir(folder, dir_fd=within)
 
 
 def _last_written(run: str) -> float:

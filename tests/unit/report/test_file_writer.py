@@ -156,6 +156,30 @@ def test_a_run_that_goes_on_is_not_removed_and_a_pipe_in_the_place_of_its_events
     assert sorted(tmp_path.iterdir()) == sorted([goes_on, *others])
 
 
+MOUNTS = """
+mount -t tmpfs none "$1/mounted" && mount --bind "$2" "$1/bound" || exit 77
+touch "$1/mounted/kept"
+"$3" -c "import sys; from ddplaunch.report import folders; [*folders.keep_newest(sys.argv[1], 20)]" "$(dirname "$1")"
+cd "$1" && find . -type f
+"""
+
+
+def test_what_is_mounted_below_an_old_run_stays(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    run = old_runs(runs, 21)[0]
+    others = tmp_path / "others"  # of the same file system
+    for folder in (run / "mounted", run / "bound", run / "a/b", others):
+        folder.mkdir(parents=True)
+    for file in (run / "a/b/file", others / "kept"):
+        file.touch()
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTS, "sh"]
+    done = subprocess.run([*inside, run, others, sys.executable], capture_output=True, text=True, check=False)
+    if "unshare: " in done.stderr or done.returncode == 77:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    assert sorted(done.stdout.split()) == ["./bound/kept", "./mounted/kept"], done.stderr
+
+
 LOCKS = """
 import os, sys
 from ddplaunch.report import folders
