@@ -15,6 +15,7 @@ from ddplaunch.control.fields import Malformed
 from ddplaunch.control.questions import WorkerStatus
 from ddplaunch.errors import LaunchError, below, count, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
+from ddplaunch.process import tree
 from ddplaunch.runs import client, find, stacks
 
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
@@ -45,7 +46,7 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise LaunchError(f"-r {rank}: run {name} has {has}", hint="ddplaunch attach -r 0")
     for node, worker in find.workers_of(chosen):
         if worker.rank == rank and node.node_rank:
-            raise _out_of_reach(node, worker)
+            raise _out_of_reach(name, node, worker)
     try:
         with client.connect(chosen.place) as sock:
             return _talk(sock, name, rank, env, write)
@@ -57,13 +58,23 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise LaunchError(f"run {name} has just ended", status=NODE_LOST) from None
 
 
-def _out_of_reach(node: requests.NodeReply, worker: WorkerStatus) -> LaunchError:
+def _out_of_reach(run_id: str, node: requests.NodeReply, worker: WorkerStatus) -> LaunchError:
     rank, pid = worker.rank, worker.pid
+    where = "here" if _is_here(run_id, worker) else f"on {node.host}"
     return LaunchError(
         f"rank {rank} runs on node {node.node_rank} ({node.host}), and a debugger gets only to the ranks of node 0",
-        hint=f"`ddplaunch stacks -r {rank}` shows from here where it is; on {node.host} type `py-spy dump --pid {pid}` "
+        hint=f"`ddplaunch stacks -r {rank}` shows from here where it is; {where} type `py-spy dump --pid {pid}` "
         f"or `gdb -p {pid}`",
     )
+
+
+def _is_here(run_id: str, worker: WorkerStatus) -> bool:
+    """Whether this worker of another node is a process of this machine: the node is a simulated one."""
+    try:
+        variables = tree.content(f"/proc/{worker.pid}/environ").split(b"\0")
+    except OSError:
+        return False
+    return f"RANK={worker.rank}".encode() in variables and f"DDPLAUNCH_RUN_ID={run_id}".encode() in variables
 
 
 def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:

@@ -172,7 +172,7 @@ def test_a_rank_of_another_node_is_named_with_what_reaches_it_and_ranks_are_comp
     def is_refused() -> bool:  # a node that has not answered within a second, as on a busy machine, has told no pid
         shown = " ".join(attach(run, 1).sees_the_end().split())
         assert "rank 1 runs on node 1 (node-1), and a debugger gets only to the ranks of node 0" in shown
-        return bool(re.search(r"on node-1 type `py-spy dump --pid (\d+)` or `gdb -p \1`", shown))
+        return bool(re.search(r"; here type `py-spy dump --pid (\d+)` or `gdb -p \1`", shown))
 
     def are_completed() -> bool:
         asked = {"_DDPLAUNCH_COMPLETE": "fish_complete", "COMP_WORDS": f"ddplaunch attach {run} -r ", "COMP_CWORD": ""}
