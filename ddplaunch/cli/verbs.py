@@ -35,7 +35,7 @@ RUN_OPTIONS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
         (
             ("--since",),
             "TIME",
-            "What was written since TIME: 5m ago, 14:05 or 2026-11-22T14:05; up to 10 s more, in long runs longer.",
+            "Since 5m ago, 14:05 (yesterday's if that is to come) or 2026-11-22T14:05; up to 10 s more, in long runs longer.",
         ),
     ),
     "stacks": (

@@ -22,6 +22,7 @@ from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
 
+_TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
 _INTERVAL = 0.2  # seconds between two looks for what is new
 
 
@@ -32,6 +33,7 @@ class Wanted:
     ranks: frozenset[int] | None = None
     pattern: re.Pattern[bytes] | None = None
     since: float | None = None  # seconds since 1970
+    yesterday: str = ""  # the time of day that was asked for, which is still to come today
     follow: bool = False
 
 
@@ -45,10 +47,15 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
         compiled = re.compile(os.fsencode(pattern)) if pattern is not None else None
     except re.error as error:
         raise LaunchError(f"--grep {pattern}: {error}", hint="a regular expression of Python's is expected") from None
+    begins = beginning(since, now) if since is not None else None
+    # of the spans and dates, which may lie long ago, the user knows
+    is_time = since is not None and begins is not None and _TIME_OF_DAY.fullmatch(since)
+    is_before = is_time and time.localtime(begins).tm_yday != time.localtime(now).tm_yday
     return Wanted(
         ranks=find.ranks_meant(ranks),
         pattern=compiled,
-        since=beginning(since, now) if since is not None else None,
+        since=begins,
+        yesterday=(since or "") if is_before else "",
         follow=follow,
     )
 
@@ -62,7 +69,7 @@ def beginning(since: str, now: float) -> float:
     from datetime import datetime, timedelta  # few commands need it
 
     try:
-        if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", since):
+        if _TIME_OF_DAY.fullmatch(since):
             today = datetime.fromtimestamp(now)  # noqa: DTZ006 - times are those of the time zone here, as its clocks show them
             at = datetime.fromisoformat(f"{today:%Y-%m-%d}T{since:0>{5 if since.count(':') == 1 else 8}}")
             return (at if at <= today else at - timedelta(days=1)).timestamp()
@@ -85,6 +92,8 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
         LaunchError: there is no such run, or it has no such logs.
         BrokenPipeError: the reader of stdout has gone.
     """
+    if want.yesterday:
+        say(f"since {want.yesterday} yesterday")
     folder = _folder(env, named)
     logs = _chosen(folder, logs_of(folder), want)
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
