@@ -37,8 +37,9 @@ class Imported:
         gc.set_threshold(*_ONCE)
         ours = gc.get_threshold()  # Python 3.14 has only two of them
         self._notes, self._why = _import_all(modules, kind, target)
-        if gc.get_threshold() == ours:  # else an import has set its own
-            gc.set_threshold(*thresholds)
+        # an import may have set its own, and of the three only the first
+        found = zip(gc.get_threshold(), ours, thresholds)  # noqa: B905 - Python 3.8 has no `strict`
+        gc.set_threshold(*(old if now == our else now for now, our, old in found))
         self._limits = {which: now for which in _LIMITS if (now := resource.getrlimit(which)) != limits[which]}
         for which in self._limits:
             try:
