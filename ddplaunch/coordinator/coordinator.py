@@ -6,6 +6,7 @@ It knows its own agent; the others, if there are any, are reached through `agent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ddplaunch import exitcodes
@@ -222,9 +223,10 @@ class Coordinator:
         hang: str = ""
         places: list[str] = []
         if self._samples:
-            from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
+            with suppress(Exception):  # its files may be gone, or of another version: the rest is reported without
+                from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
 
-            hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
+                hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
         self._reporter.hang, self._reporter.places = hang, places
 
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:

@@ -91,6 +91,18 @@ def with_reason(reason: str, text: str) -> str:
     return f"{reason}: {text}" if reason else text
 
 
+def render_short(first: WorkerExit, why: str) -> str:
+    """Write what can be said of a failure where the full report cannot be made; `why` is what that has raised."""
+    ended = f"ended with status {first.status}" if first.signal is None else f"was {first.how}"
+    lines = [f"error: rank {first.rank} (pid {first.pid} on {first.host}) {ended}"]
+    if first.error is not None:
+        lines.append(f"  {first.error.type}: {first.error.message}")
+    if first.log is not None:
+        lines.append(f"  logs {first.log}")
+    lines.append(f"  this report is short, since what writes the full one has failed: {why}")
+    return "\n".join(map(below, lines)) + "\n"
+
+
 def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
     """Say that --timeout was reached: "stopped: --timeout of 2 h was reached; 4 workers ended in 0.2 s"."""
     return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"

@@ -12,6 +12,7 @@ from ddplaunch.report.closing import (
     render_finished,
     render_hang,
     render_left,
+    render_short,
     render_start_failure,
     render_stopped,
     render_timeout,
@@ -24,7 +25,7 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, State
 from ddplaunch.supervise.job.step import OWN_END
-from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why
+from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why, WorkerExit
 
 _NO_TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
@@ -96,8 +97,7 @@ class JobReporter:
         """Import what reports a failure while the workers are ending: 5 ms of tables and patterns, which only that needs."""
         if state.why is Why.FAILED and not self._prepared:
             self._prepared = True
-            # its files may be gone, or of another version: what uses them raises that again, once no worker saves any more
-            with suppress(Exception):
+            with suppress(Exception):  # what uses it raises that again, and makes do without
                 from ddplaunch.report import failure  # noqa: F401
 
     def failed(self, state: State, traces: Mapping[int, Traces], wait: float, ending: ClusterEnding) -> None:
@@ -179,6 +179,14 @@ class JobReporter:
             return _node_lost(state)
         if first is None:
             return "error: the ddplaunch that had started the job was killed\n"
+        try:
+            return self._full_report(first, state, traces, ending, restarts)
+        except Exception as error:  # noqa: BLE001 - its files may be gone, or of another version: the job ends as ever
+            return render_short(first, f"{type(error).__name__}: {error}")
+
+    def _full_report(
+        self, first: WorkerExit, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int
+    ) -> str:
         from ddplaunch.report.failure import failure_report
 
         plan = self._reporter.plan

@@ -31,7 +31,9 @@ sys.exit(3)
 """
 
 
-def test_a_job_goes_on_without_what_is_no_longer_found_and_saves_when_it_fails(job, program, tmp_path):
+def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_ends_with_its_status(
+    job, program, tmp_path
+):
     installed = tmp_path / "installed"
     # what first looks at the workers is gone already: without --hang-timeout that would be a minute and a half after the start
     package = Path(ddplaunch.__file__).parent
@@ -41,18 +43,26 @@ def test_a_job_goes_on_without_what_is_no_longer_found_and_saves_when_it_fails(j
     printed = tmp_path / "printed"
     with printed.open("wb") as stderr:
         job.start(
-            *("--nproc-per-node", 2, "--straggler-check", "1s", "--hang-timeout", "1s", script),
+            *("--nproc-per-node", 2, "--straggler-check", "1s", "--hang-timeout", "1s", "--max-restarts", 1, script),
             env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
             stderr=stderr,
         )
         job.signs("runs", 2)
-        shutil.rmtree(installed)
+        for folder in (installed / "ddplaunch").iterdir():
+            if folder.is_dir() and folder.name != "worker":  # which a restarted worker runs
+                shutil.rmtree(folder)
         (job.home / "signs" / "removed").touch()
         for without in ("stragglers are no longer looked for", "a job in which nothing moves is no longer noticed"):
             until(lambda text=without: f"warning: {text}: ModuleNotFoundError: " in printed.read_text(), without)
         (job.home / "signs" / "enough").touch()
         ended = job.wait()
         assert job.has_sign("saved"), printed.read_text()
-        assert ended.status == 125  # what would report the failure is gone too
-    assert printed.read_text().count("warning: ") == 2
+    assert ended.status == 3
+    text = printed.read_text()
+    assert f"error: rank 1 (pid {job.pids()[1]} on " in text
+    assert text.count(") ended with status 3\n") == 2
+    assert text.count("ModuleNotFoundError: No module named 'ddplaunch.report.failure'\n") == 2
+    assert "ddplaunch: starting all workers again (restart 1 of 1)\n" in text
+    assert text.count("warning: ") == 2
+    assert "Traceback" not in text
     job.nothing_left()

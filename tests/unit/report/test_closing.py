@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
-from ddplaunch.report.closing import render_finished, render_stopped, render_timeout
-from ddplaunch.supervise.outcome import WorkerExit
+from ddplaunch.record import replace
+from ddplaunch.report.closing import render_finished, render_short, render_stopped, render_timeout
+from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 
 def end(rank: int, stopped_with: int | None = None, took: float = 0.2) -> WorkerExit:
@@ -48,3 +49,18 @@ def test_workers_that_had_finished_before_are_not_counted() -> None:
     assert render_timeout(7200.0, [end(0), end(1, SIGTERM)]) == (
         "stopped: --timeout of 2 h was reached; 1 worker ended in 0.2 s"
     )
+
+
+def test_a_short_report_of_a_failure_says_who_failed_how_and_why_it_is_short() -> None:
+    failed = replace(
+        end(1), code=3, log="/run/1.err", error=WorkerError(type="RuntimeError", message="boom\ntwice", traceback="")
+    )
+    assert render_short(failed, "ImportError: gone") == (
+        "error: rank 1 (pid 101 on node) ended with status 3\n"
+        "  RuntimeError: boom\n"
+        "  twice\n"
+        "  logs /run/1.err\n"
+        "  this report is short, since what writes the full one has failed: ImportError: gone\n"
+    )
+    killed = replace(end(1), code=None, signal=SIGKILL)
+    assert render_short(killed, "").startswith("error: rank 1 (pid 101 on node) was killed by SIGKILL\n")
