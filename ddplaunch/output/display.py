@@ -7,6 +7,7 @@ beyond `deadline`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from ddplaunch.output.lines import Lines, LoneLines
 from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
@@ -136,9 +137,10 @@ class Display:
     def interrupted(self) -> None:
         """Note that the workers get Ctrl-C: of the tracebacks that this brings about, several of them, one line is shown."""
         if self._interrupts is None and not self._alone and not self._bare:
-            from ddplaunch.output.interrupts import Interrupts  # most jobs end by themselves
+            with suppress(Exception):  # its file may be gone, or of another version: then each traceback is shown
+                from ddplaunch.output.interrupts import Interrupts  # most jobs end by themselves
 
-            self._interrupts = Interrupts()
+                self._interrupts = Interrupts()
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import ddplaunch
@@ -19,8 +20,7 @@ def save(signum, frame):
     sys.exit(0)
 
 if RANK == 0:
-    signal.signal(signal.SIGTERM, save)
-put(f"runs-{RANK}")
+    put(f"runs-{RANK}")
 wait("removed")
 with open("/proc/self/environ") as file:
     environ = dict(line.partition("=")[::2] for line in file.read().split(chr(0)))
@@ -65,4 +65,36 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     assert "ddplaunch: starting all workers again (restart 1 of 1)\n" in text
     assert text.count("warning: ") == 2
     assert "Traceback" not in text
+    job.nothing_left()
+
+
+STOPPED = """
+import signal, sys
+from signs import RANK, put, wait
+
+def save(signum, frame):
+    put(f"saved-{RANK}", signum)
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, save)
+put(f"runs-{RANK}")
+wait("never")
+"""
+
+
+def test_workers_may_save_where_what_would_tell_of_their_end_is_gone(job, program, tmp_path):
+    package, installed = Path(ddplaunch.__file__).parent, tmp_path / "installed"
+    gone = shutil.ignore_patterns("interrupts*")
+    shutil.copytree(package, installed / "ddplaunch", ignore=gone)
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED)
+    started = job.start(
+        *("--nproc-per-node", 2, script),
+        env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
+    )
+    job.signs("runs", 2)
+    started.send_signal(signal.SIGINT)
+    ended = job.wait()
+    assert [job.sign(f"saved-{rank}", patience=1.0) for rank in range(2)] == [str(int(signal.SIGINT))] * 2
+    assert (ended.status, "Traceback" in ended.err) == (130, False), ended.err
     job.nothing_left()
