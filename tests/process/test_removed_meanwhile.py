@@ -20,7 +20,8 @@ def save(signum, frame):
     sys.exit(0)
 
 if RANK == 0:
-    put(f"runs-{RANK}")
+    signal.signal(signal.SIGTERM, save)
+put(f"runs-{RANK}")
 wait("removed")
 with open("/proc/self/environ") as file:
     environ = dict(line.partition("=")[::2] for line in file.read().split(chr(0)))
