@@ -26,8 +26,9 @@ from ddplaunch.functions.connection import ERROR, RESULT, WorkerConnection, Work
 from ddplaunch.functions.main_module import import_path
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
+from ddplaunch.functions.stack_files import StackFiles
 from ddplaunch.options.option import Given
-from ddplaunch.process.linux import check_kernel, memory_file
+from ddplaunch.process.linux import check_kernel
 from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
@@ -53,7 +54,7 @@ class Caller:
         self._resources.callback(self._close_connections)
         self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
         self._others: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
-        self._stacks: dict[int, int] = {}  # descriptors of the files for them, by rank
+        self._stacks = StackFiles()
         self._open = 0  # pipes from the command that are not at their end
         self._world_size = 0
         self._cannot_send: CannotSend | None = None
@@ -231,14 +232,8 @@ class Caller:
         if self._spec.timeout is not None:
             left = self._spec.timeout - min(_BEFORE_TIMEOUT, self._spec.timeout / 10)
             more["stacks_after"] = max(0.01, left - (time.monotonic() - self._began))
-            payload = self._with_file_for_stacks(payload, rank)
+            payload = replace(payload, descriptors=(*payload.descriptors, self._stacks.renew(rank)))
         return payload, more
-
-    def _with_file_for_stacks(self, payload: Payload, rank: int) -> Payload:
-        if (old := self._stacks.pop(rank, None)) is not None:
-            os.close(old)
-        self._stacks[rank] = memory_file(f"ddplaunch-stacks-{rank}")
-        return replace(payload, descriptors=(*payload.descriptors, os.dup(self._stacks[rank])))
 
     # --- the end
 
@@ -248,7 +243,7 @@ class Caller:
         if status != 0:
             replies = ((rank, worker.reply) for rank, worker in self._workers.items())
             returned = sorted(rank for rank, reply in replies if reply and reply[0] == RESULT)
-            raise outcome.failure(status, self._exception_of, self._read_stacks, returned)
+            raise outcome.failure(status, self._exception_of, self._stacks.read, returned)
         results = []
         for rank in range(self._world_size):
             reply = self._workers[rank].reply if rank in self._workers else None
@@ -283,18 +278,10 @@ class Caller:
             during=sent["during"],
         )
 
-    def _read_stacks(self) -> list[tuple[int, str]]:
-        found = []
-        for rank, descriptor in sorted(self._stacks.items()):
-            if text := os.pread(descriptor, _CHUNK, 0).decode(errors="replace"):
-                found.append((rank, text))
-        return found
-
     def _close_connections(self) -> None:
         for worker in (*self._workers.values(), *self._others):
             worker.close()
-        for descriptor in self._stacks.values():
-            os.close(descriptor)
+        self._stacks.close()
 
     def _close_command(self) -> None:
         """Kill the command if it still runs, and close its pipes."""
