@@ -90,7 +90,7 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     until(lambda: not status_of(place).problem, "the end of those that were too many")
     with client.connect(place) as sock:
         sock.settimeout(30)
-        run, ended = client.replies_of(sock, requests.StopRun())
+        run, ended = client.replies_of(sock, requests.StopRun(), 30)
     assert isinstance(run, requests.Run)
     assert isinstance(ended, requests.RunEnded)
     result = job.wait()
