@@ -98,14 +98,18 @@ def is_orphaned_group() -> bool:
 
 def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
     """Give every process below `pid`, but for these and what is below them; dead ones that wait to be reaped are left out."""
-    below = children(pid)[::-1]  # no recursion: a chain of processes may be deeper than Python's stack is
-    while below:
-        child = below.pop()
-        if child in but_for or (process := look(child)) is None:
-            continue
-        if process.state not in "ZX":
-            yield process
-        below += reversed(children(child))
+    seen: set[int] = set()
+    # no recursion: a chain of processes may be deeper than Python's stack is. A parent that ends before its children are read
+    # leaves them to `pid`, if that is a subreaper: so the children of this one are read until there is no new one
+    while below := [child for child in reversed(children(pid)) if child not in seen]:
+        while below:
+            child = below.pop()
+            seen.add(child)
+            if child in but_for or (process := look(child)) is None:
+                continue
+            if process.state not in "ZX":
+                yield process
+            below += reversed(children(child))
 
 
 def has_ended(child: int) -> bool:

@@ -131,6 +131,6 @@ report: Callable[[bytes], Report] = decoder(Report)
 
 
 def refusal(error: LaunchError) -> OrderRefused:
-    """What the dispatcher is told of an error because of which nothing was started."""
+    """The answer to the dispatcher by an error because of which nothing was started."""
     hint = None if error.hint is None else text(error.hint)
     return OrderRefused(message=text(error.message), hint=hint, status=error.status)

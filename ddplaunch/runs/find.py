@@ -99,7 +99,7 @@ def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, 
 
 
 def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
-    """Give the workers that the nodes of a run have told of, each with its node."""
+    """Give the workers that the nodes of a run have named, each with its node."""
     for node in replies.nodes:
         if isinstance(node.answer, NodeStatus):
             yield from ((node, worker) for worker in node.answer.workers)

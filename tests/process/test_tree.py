@@ -1,10 +1,11 @@
-"""The processes below this one: found however deep they are."""
+"""The processes below this one: found however deep they are, and whichever of them end meanwhile."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -46,3 +47,30 @@ def test_a_chain_of_processes_that_is_deeper_than_pythons_stack_is_found(chain):
         sys.setrecursionlimit(before)
     assert len(found) >= DEPTH
     assert chain in found
+
+
+PARENT_ENDS = """
+import os, signal
+from ddplaunch.process.linux import become_subreaper
+from ddplaunch.process.tree import descendants
+become_subreaper()
+ready, done = os.pipe()
+parent = os.fork()
+if parent == 0:
+    if os.fork() == 0:
+        os.write(done, str(os.getpid()).encode())
+    signal.pause()
+child = int(os.read(ready, 20))
+found = descendants(os.getpid())
+first = next(found).pid
+os.kill(parent, signal.SIGKILL)
+os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
+others = [process.pid for process in found]
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+assert (first, others) == (parent, [child])
+"""
+
+
+def test_a_process_whose_parent_ends_while_it_is_looked_for_is_found():
+    subprocess.run([sys.executable, "-c", PARENT_ENDS], check=True)
