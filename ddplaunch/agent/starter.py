@@ -116,22 +116,6 @@ class Starter:
         Raises:
             StartError: the machine cannot create another process, or what it is given.
         """
-        try:
-            return self._start(workers, setup, pipes, output, of_mps)
-        except StartError as error:
-            if len(workers) == 1 or error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        # those to come hold more files while they are made ready together than once they run
-        return self._start(workers[:1], setup, pipes, output, of_mps)
-
-    def _start(
-        self,
-        workers: Sequence[WorkerPlan],
-        setup: WorkerSetup,
-        pipes: WorkerPipes,
-        output: Output,
-        of_mps: Mapping[str, str],
-    ) -> list[RunningWorker]:
         starts: list[WorkerStart] = []
         children: Sequence[Child | GuardedChild] = ()
         devnull = -1
