@@ -130,10 +130,9 @@ class Workers:
             plans = [self._plans[rank] for rank in ranks]
             started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
         except StartError as error:
+            # those to come hold more files while they are made ready together than once they run
             if len(ranks) > 1 and error.errno in (errno.EMFILE, errno.ENFILE):
-                return self.start(
-                    1
-                )  # those to come hold more files while they are made ready together than once they run
+                return self.start(1)
             raise CannotStart.of(error, ranks[error.place]) from None
         for running in started:
             self.waiting.popleft()
