@@ -8,7 +8,7 @@ from signs import RANK, put
 
 def arguments(pid):
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))  # any bytes
     except OSError:  # it has ended
         return ""
 
