@@ -6,20 +6,18 @@
 import os
 import signal
 import sys
-import threading
+import time
 
-from signs import RANK, all_ready, put
+from signs import RANK, all_ready, put, put_all
 
 AGAIN = os.environ["TORCHELASTIC_RESTART_COUNT"]
 behaviour = dict(argument.split("=") for argument in sys.argv[1:]).get(str(RANK), "saves")
-told = threading.Event()
-got = []
+got = []  # as in saves.py
 
 
 def heard(signum, _frame):
     got.append(signal.Signals(signum).name)
-    put(f"got-{RANK}", " ".join(got))
-    told.set()
+    put_all(f"got-{RANK}", got)
 
 
 if AGAIN != "0":
@@ -29,9 +27,9 @@ if behaviour != "dies":
     signal.signal(signal.SIGUSR1, heard)
     signal.signal(signal.SIGTERM, heard)
 all_ready()
-while not told.wait(0.05):
-    pass
-threading.Event().wait(0.2)  # a second signal does not shorten it
+while not got:
+    time.sleep(0.05)
+time.sleep(0.2)  # a second signal does not shorten it
 if behaviour == "fails":
     raise RuntimeError("the checkpoint cannot be written")
 put(f"saved-{RANK}")
