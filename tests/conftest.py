@@ -238,9 +238,9 @@ class Job:
         return runs[-1]
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """The events of the latest run, all or those of these names."""
-        lines = (self.folder / "events.jsonl").read_text().splitlines()
-        events = [json.loads(line) for line in lines]
+        """The events of the latest run, all or those of these names; of one that is being written, nothing is there yet."""
+        whole = (self.folder / "events.jsonl").read_text().rpartition("\n")[0]
+        events = [json.loads(line) for line in whole.splitlines()]
         return [event for event in events if not names or event["event"] in names]
 
     def ports(self) -> list[int]:

@@ -137,8 +137,9 @@ class Nodes(Job):
         return self.folder / f"node-{node_rank}"
 
     def events_of(self, node_rank: int, *names: str) -> list[dict[str, Any]]:
-        """The events of a node, all or those of these names."""
-        events = map(json.loads, (self.folder_of(node_rank) / "events.jsonl").read_text().splitlines())
+        """The events of a node, all or those of these names; of one that is being written, nothing is there yet."""
+        whole = (self.folder_of(node_rank) / "events.jsonl").read_text().rpartition("\n")[0]
+        events = map(json.loads, whole.splitlines())
         return [event for event in events if not names or event["event"] in names]
 
     def ports(self) -> list[int]:

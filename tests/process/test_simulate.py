@@ -38,8 +38,8 @@ def got(job, rank: int) -> list[str]:
 
 def events(job, node: int, *names: str) -> list[dict[str, object]]:
     """The events of a node, all or those of these names."""
-    lines = (job.folder / f"node-{node}" / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] in names or not names]
+    whole = (job.folder / f"node-{node}" / "events.jsonl").read_text().rpartition("\n")[0]
+    return [event for event in map(json.loads, whole.splitlines()) if event["event"] in names or not names]
 
 
 def processes(job) -> dict[str, list[psutil.Process]]:
