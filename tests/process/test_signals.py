@@ -10,7 +10,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, 
 import pytest
 
 from tests.conftest import PATIENCE, send_again, until
-from tests.process.terminal import child
+from tests.process.terminal import child, held
 
 # of the only task of a step, as Slurm sets them: outside of a step the command would start one
 SLURM_STEP = {
@@ -238,13 +238,6 @@ def test_a_stopped_worker_can_be_stopped_for_good(job, start):
 # --- the command's own processes are killed
 
 
-def agent_of(job) -> int:
-    """The pid of the agent."""
-    import json
-
-    return int(json.loads((job.folder / "plan.json").read_text())["agent_pid"])
-
-
 KINDS = ("0=stubborn_setsid_child", "1=daemon", "2=stubborn")
 
 
@@ -265,7 +258,7 @@ def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
 
 def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, start):
     start(*KINDS)
-    os.kill(agent_of(job), SIGKILL)
+    os.kill(child(job.process.pid), SIGKILL)
     result = job.wait()
     assert result.status == 122
     assert "was killed by SIGKILL" in result.err
@@ -281,7 +274,7 @@ def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_th
     process = start("all=chatter", stdout=writer, stderr=-3)
     os.close(writer)
     until(lambda: "pipe_w" in wchan(process.pid), "the front to block")
-    os.kill(agent_of(job), SIGKILL)
+    os.kill(child(job.process.pid), SIGKILL)
     until(lambda: [pid for pid in job.left() if pid != process.pid] == [], "the workers' end")
     os.close(reader)
     assert process.wait(PATIENCE) == 122
@@ -296,17 +289,25 @@ def wchan(pid: int) -> str:
 
 def test_when_both_are_killed_at_once_the_workers_are_gone(job, start):
     process = start("all=stubborn", stdout=-3, stderr=-3)
-    for pid in (agent_of(job), process.pid):
+    for pid in (child(job.process.pid), process.pid):
         os.kill(pid, SIGKILL)
     process.wait()
     job.nothing_left(patience=PATIENCE)
 
 
+def is_pending(pid: int, signum: int) -> bool:
+    """Whether a process has yet to take this signal (proc_pid_status(5))."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(fields["ShdPnd"], 16) >> (signum - 1) & 1)
+
+
 def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):
     """timeout(1) signals the command, then its whole process group; pkill -f front and agent."""
     process = start("all=polite", options=("--grace-period", "600"))
-    process.send_signal(SIGTERM)
-    process.send_signal(SIGTERM)
+    with held(child(process.pid)):  # a busy machine may need longer from one to the other than those who mean it
+        for _ in range(2):
+            process.send_signal(SIGTERM)
+            until(lambda: not is_pending(process.pid, SIGTERM), "the front to pass it on")
     result = job.wait()
     assert result.status == 143
     assert "killing" not in result.err
