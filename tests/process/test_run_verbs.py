@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from subprocess import PIPE
 
 import pytest
@@ -17,7 +16,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPlace, connect
 from tests.conftest import Job, Result, until
-from tests.process.terminal import stopped
+from tests.process.terminal import stat, stopped
 
 
 @pytest.fixture
@@ -42,6 +41,7 @@ def socket_of(job: Job) -> str:
 def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, verb, tmp_path):
     job.start("--nproc-per-node", 2, program("behave"))
     job.signs("ready", 2)
+    until(lambda: len(job.pids()) == 2, "both starts")
     name = socket_of(job)
     following = subprocess.Popen(job.argv("logs", "-f", "-r", "1", name), env=job.env, stdout=PIPE, stderr=PIPE)
     other = Job(tmp_path / "other")
@@ -86,9 +86,9 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
 
 def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others(job, program, verb):
     job.start("--nproc-per-node", 1, program("behave"))
-    job.signs("ready", 1)
+    worker = int(job.sign("ready-0"))
     name = socket_of(job)
-    agent = int(Path(f"/proc/{job.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    agent = int(stat(worker)[1])
     os.kill(agent, signal.SIGSTOP)
     until(lambda: stopped([agent]), "the agent to stop")
     assert f"{name}: does not answer" in verb("ps").out
