@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from ddplaunch.process.usage import Footprint, footprint
+from tests.conftest import until
+from tests.process.terminal import stat
 
 CHILD = """
 import subprocess, sys
@@ -45,6 +47,8 @@ class Child:
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
+        # only then what it has written counts
+        until(lambda: stat(self.process.pid)[0] == "S", "it to wait for the next line")
         return footprint(self.process.pid)
 
 

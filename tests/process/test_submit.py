@@ -43,11 +43,15 @@ class Slurm:
         """Let scontrol tell this from now on."""
         known = {"JobId": 7, "JobState": state, "Reason": "None", "NodeList": "n1", "StdOut": self.output, **fields}
         text = " ".join(f"{name}={value}" for name, value in known.items())
-        self._put("slurm-says", f"{text} StdErr={self.output}\n")
+        self._put("slurm-says", f"{text} StdErr={self.output}\n".encode())
+
+    def writes(self, output: bytes) -> None:
+        """Let the output of the job be there, all at once."""
+        self._put(self.output.name, output)
 
     def fails(self, text: str) -> None:
         """Let scontrol end with this error from now on."""
-        self._put("slurm-fails", f"{text}\n")
+        self._put("slurm-fails", f"{text}\n".encode())
         (self.home / "slurm-says").unlink()
 
     def start(self, *words: str, **popen: Any) -> subprocess.Popen[bytes]:
@@ -55,9 +59,9 @@ class Slurm:
         env = {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}"}
         return self._job.start("submit", *words, "--", "train.py", env=env, **popen)
 
-    def _put(self, name: str, text: str) -> None:
+    def _put(self, name: str, content: bytes) -> None:
         new = self.home / f"{name}.new"
-        new.write_text(text)
+        new.write_bytes(content)
         new.rename(self.home / name)
 
 
@@ -89,7 +93,7 @@ def test_output_that_a_file_server_shows_late_is_shown_all_the_same(job: Job, sl
     slurm.says("COMPLETED")
     slurm.start("--follow")
     until((slurm.home / "scontrol-words").exists, "the question how the job is")
-    slurm.output.write_bytes(b"one\n\xe2\x82")
+    slurm.writes(b"one\n\xe2\x82")
     result = job.wait()
     assert (result.status, result.out) == (0, "one\n\N{REPLACEMENT CHARACTER}")
     assert result.err.endswith("ddplaunch: job 7 completed\n")
@@ -119,16 +123,15 @@ def test_a_reader_that_goes_away_ends_the_looking_on_and_not_the_job(job: Job, s
     assert said.read_text().endswith("ddplaunch: job 7 goes on; `scancel 7` ends it\n")
 
 
-def test_output_that_cannot_be_written_is_dropped_with_a_word(job: Job, slurm: Slurm) -> None:
-    slurm.output.write_text("")
-    slurm.says("COMPLETED")
-    with open("/dev/full", "wb") as full:
-        process = slurm.start("--follow", stdout=full)
+def test_output_that_cannot_be_written_is_dropped_with_a_word(job: Job, slurm: Slurm, said: Path) -> None:
+    slurm.says("RUNNING")
+    with open("/dev/full", "wb") as full, said.open("wb") as err:
+        slurm.start("--follow", stdout=full, stderr=err)
+        until(lambda: b"is running" in said.read_bytes(), "the state")
         slurm.output.write_text("one\n")
-        _, err = process.communicate(timeout=60)
-    lines = err.decode().splitlines()
-    assert process.returncode == 0
-    assert lines[1:] == [
+        slurm.says("COMPLETED")
+        assert job.wait().status == 0
+    assert said.read_text().splitlines()[2:] == [
         "ddplaunch: cannot write to stdout: no space left on device; the output is in its file",
         "ddplaunch: job 7 completed",
     ]
