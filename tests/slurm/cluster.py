@@ -190,7 +190,7 @@ class Cluster:
             found[host] = [*map(str, self.bed.processes(host)), *map(str, listeners)]
         return {where: what for where, what in found.items() if what}
 
-    def nothing_left(self, patience: float = 10.0) -> None:
+    def nothing_left(self, patience: float = PATIENCE) -> None:
         """Prove that jobs have left nothing, or soon will have: Slurm takes a moment to forget one that has ended."""
         left = left_after(patience, self.left)
         assert not left, left

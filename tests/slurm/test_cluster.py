@@ -336,5 +336,5 @@ def test_nothing_of_a_cluster_outlives_its_maker() -> None:
         folder, *pids = maker.stdout.readline().decode().split()
         assert len(pids) > 3 * 4
         maker.kill()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to be gone", 10)
-    until(lambda: not Path(folder).exists(), "the files to be gone", 10)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to be gone")
+    until(lambda: not Path(folder).exists(), "the files to be gone")

@@ -53,10 +53,10 @@ def test_a_node_that_is_lost_ends_the_others_and_is_named(job: SlurmJob, way: st
     running = batch(job, way, BEHAVE, "all=polite", flags="--heartbeat-timeout 2", options=("--no-kill",))
     ready(job, running)
     job.cluster.bed.power_cut("node2")
-    until(lambda: "is lost" in running.output(), "the loss to be told", 20)
+    until(lambda: "is lost" in running.output(), "the loss to be told")
     assert "node2" in running.output()
     until(lambda: not [p for p in job.cluster.bed.processes("node1") if p.command.endswith("all=polite")
-                       and "bootstrap" in p.command], "the workers to be gone", 20)  # fmt: skip
+                       and "bootstrap" in p.command], "the workers to be gone")  # fmt: skip
     if way == "a step of its own":
         # the job itself has not ended before Slurm has missed the node
         running.wait("COMPLETING", "FAILED")

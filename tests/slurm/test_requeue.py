@@ -117,7 +117,7 @@ def test_a_command_that_is_killed_is_no_notice(job: SlurmJob) -> None:
     )
     ready(job, running)
     os.kill(front(job, "node1"), SIGKILL)
-    until(lambda: "was killed" in running.output(), "the end of the step to be told", 20)
+    until(lambda: "was killed" in running.output(), "the end of the step to be told")
     (job.home / "signs" / "go").touch()
     assert (running.wait(), running.restarts(), about_the_queue(running)) == ("COMPLETED", 0, [])
     assert signs(job, "saved", RANKS) == [""] * RANKS
