@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's functions make enums of all numbers, in each child anew
 import errno
 import os
 import resource
@@ -67,7 +68,7 @@ def start(
     us = os.getpid()
     fds: list[int] = []
     # until exec the child has our handlers, and would handle a signal in our place
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, handled)
     try:
         fds += os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid = os.fork()
@@ -85,12 +86,12 @@ def start(
             os.close(fd)
         raise StartError(error.errno or errno.EAGAIN, "cannot create a process") from None
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def handled_signals() -> tuple[int, ...]:
     """Give the signals that this process has a handler for."""
-    return tuple(signum for signum in signal.valid_signals() if callable(signal.getsignal(signum)))
+    return tuple(signum for signum in _signal.valid_signals() if callable(_signal.getsignal(signum)))
 
 
 def why_not_started(child: Child | GuardedChild, program: str) -> StartError | None:
@@ -148,7 +149,7 @@ def _place(fd: int, target: int, kept: int) -> int:
 
 def _reset_signals(handled: Iterable[int]) -> None:
     """Give these signals their default action, but leave ignored what the caller ignores (nohup); then unblock them."""
-    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # and exec keeps a signal ignored
+    ignored_by_python = (_signal.SIGPIPE, _signal.SIGXFSZ)  # and exec keeps a signal ignored
     for signum in (*handled, *ignored_by_python):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _signal.signal(signum, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
