@@ -160,7 +160,9 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 def test_an_agent_that_meets_others_imports_nothing_heavy_but_the_decoder_of_messages(joined):
-    heavy = {"_hashlib", "asyncio", "dataclasses", "hmac", "inspect", "json", "psutil", "socket", "subprocess"}
+    heavy = {
+        "_hashlib", "asyncio", "dataclasses", "hmac", "inspect", "json", "pickle", "psutil", "socket", "subprocess",
+    }  # fmt: skip
     for modules in joined:
         assert "msgspec" in modules
         assert not heavy & {*modules}
