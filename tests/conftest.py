@@ -233,15 +233,14 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The folder of the latest run."""
-        runs = sorted((self.home / "state" / "ddplaunch" / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
-        return runs[-1]
+        """The folder of the latest run, as soon as it is there: it is made by a process of its own, maybe after workers."""
+        runs = self.home / "state" / "ddplaunch" / "runs"
+        found: list[Path] = until(lambda: list(runs.glob("*")), "a run folder")
+        return max(found, key=lambda path: path.stat().st_mtime)
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """The events of the latest run, all or those of these names; of one that is being written, nothing is there yet."""
-        whole = (self.folder / "events.jsonl").read_text().rpartition("\n")[0]
-        events = [json.loads(line) for line in whole.splitlines()]
-        return [event for event in events if not names or event["event"] in names]
+        """The events of the latest run that have been written, all or those of these names."""
+        return events_in(self.folder, *names)
 
     def ports(self) -> list[int]:
         """The MASTER_PORTs of every run below this home."""
@@ -253,8 +252,24 @@ class Job:
         ]
 
     def pids(self) -> dict[int, int]:
-        """The pid of each rank, latest generation."""
-        return {event["rank"]: event["pid"] for event in self.events("worker_started")}
+        """The pid of each rank, latest generation, once all of them have been written."""
+
+        def started() -> dict[int, int]:
+            last: list[dict[str, Any]] = []
+            for event in self.events("generation_started", "worker_started"):
+                last = [] if event["event"] == "generation_started" else [*last, event]
+            return {event["rank"]: event["pid"] for event in last}
+
+        size = until(lambda: self.events("job_started"), "the first event")[0]["world_size"]
+        return dict(until(lambda: len(pids := started()) == size and pids, "the start of all workers"))
+
+
+def events_in(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """The events of a node that have been written, all or those of these names; of one in the making, nothing is there."""
+    file = folder / "events.jsonl"
+    until(file.exists, "the file of events")
+    events = map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
+    return [event for event in events if not names or event["event"] in names]
 
 
 def _is_torchs(path: Path) -> bool:

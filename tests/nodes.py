@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Job, Result, until
+from tests.conftest import Job, Result, events_in, until
 
 BLOCK = 10  # ports of one job: MASTER_PORT, and those where the agents may meet
 ENOUGH = 30.0  # seconds, on a machine that has other things to do
@@ -137,10 +137,8 @@ class Nodes(Job):
         return self.folder / f"node-{node_rank}"
 
     def events_of(self, node_rank: int, *names: str) -> list[dict[str, Any]]:
-        """The events of a node, all or those of these names; of one that is being written, nothing is there yet."""
-        whole = (self.folder_of(node_rank) / "events.jsonl").read_text().rpartition("\n")[0]
-        events = map(json.loads, whole.splitlines())
-        return [event for event in events if not names or event["event"] in names]
+        """The events of a node that have been written, all or those of these names."""
+        return events_in(self.folder_of(node_rank), *names)
 
     def ports(self) -> list[int]:
         """Every port that the job may have listened on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, Job, Result, left_after, until
+from tests.conftest import PATIENCE, Job, Result, events_in, left_after, until
 from tests.hosts.bed import Bed
 from tests.hosts.host import Command
 
@@ -109,9 +109,8 @@ class HostsJob(Job):
         return self.folder / f"node-{self.bed.number(host)}"
 
     def events_of(self, host: str, *names: str) -> list[dict[str, Any]]:
-        """The events of a host, all or those of these names."""
-        events = map(json.loads, (self.folder_of(host) / "events.jsonl").read_text().splitlines())
-        return [event for event in events if not names or event["event"] in names]
+        """The events of a host that have been written, all or those of these names."""
+        return events_in(self.folder_of(host), *names)
 
     def summary_of(self, host: str) -> dict[str, Any]:
         """How the job ended, as a host has it."""

@@ -12,7 +12,7 @@ from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 import psutil
 import pytest
 
-from tests.conftest import PATIENCE, send_again, until
+from tests.conftest import PATIENCE, events_in, send_again, until
 from tests.process.terminal import CTRL_C, CTRL_Z, Shell, running, stopped
 
 TWO = ("--nnodes", 2, "--nproc-per-node", 2, "--simulate")
@@ -37,9 +37,8 @@ def got(job, rank: int) -> list[str]:
 
 
 def events(job, node: int, *names: str) -> list[dict[str, object]]:
-    """The events of a node, all or those of these names."""
-    whole = (job.folder / f"node-{node}" / "events.jsonl").read_text().rpartition("\n")[0]
-    return [event for event in map(json.loads, whole.splitlines()) if event["event"] in names or not names]
+    """The events of a node that have been written, all or those of these names."""
+    return events_in(job.folder / f"node-{node}", *names)
 
 
 def processes(job) -> dict[str, list[psutil.Process]]:
