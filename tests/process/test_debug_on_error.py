@@ -26,8 +26,12 @@ def debug(job, program):
 
 
 def test_the_debugger_is_where_the_first_rank_failed_and_holds_the_others_until_it_is_left(job, debug):
-    terminal = debug("wait", "raise", "later", options=("--timeout", 3, "--hang-timeout", 1))
-    terminal.sees("ValueError: boom of rank 1", PDB)
+    for limit in (3, 30):  # on a busy machine the job may need more for its start alone
+        terminal = debug("wait", "raise", "later", options=("--timeout", limit, "--hang-timeout", 1))
+        if terminal.child.expect_exact([PDB, "--timeout of"]) == 0:
+            break
+        terminal.sees_the_end()
+    assert "ValueError: boom of rank 1" in terminal.child.before
     since = time.monotonic()
     assert enter(terminal, "p value") == "42"
     (job.home / "signs" / "fail").touch()
@@ -36,7 +40,7 @@ def test_the_debugger_is_where_the_first_rank_failed_and_holds_the_others_until_
     terminal.sees(PDB)
     terminal.press("up", ENTER)
     terminal.sees("fail(41 + RANK)", PDB)
-    until(lambda: time.monotonic() - since > 3.5, "more time to pass than the job may take, and be still")
+    until(lambda: time.monotonic() - since > limit + 0.5, "more time to pass than the job may take, and be still")
     assert enter(terminal, "p os.isatty(0), os.isatty(1), os.isatty(2)") == "(True, True, True)"
     terminal.press(CTRL_D)
     shown = terminal.sees("error: rank 1 failed: ValueError: boom of rank 1", "ranks 1-2 failed with the same error")
