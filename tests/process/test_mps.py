@@ -16,6 +16,7 @@ import pytest
 from ddplaunch.process.mps import START_TIMEOUT
 from tests.conftest import PROGRAMS, Job, until
 from tests.fake_nvml import made_up
+from tests.process.terminal import child
 
 STAND_IN = PROGRAMS / "mps"
 PATH = f"{STAND_IN}{os.pathsep}{os.environ['PATH']}"
@@ -89,7 +90,7 @@ def test_its_folder_goes_with_an_agent_that_is_killed(job, machine, program):
     job.signs("ready", 2)
     [folder] = Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*")
     assert (folder / "mps-0" / "pipe").is_dir()
-    os.kill(int(json.loads((job.folder / "plan.json").read_text())["agent_pid"]), signal.SIGKILL)
+    os.kill(child(job.process.pid), signal.SIGKILL)
     job.wait()
     assert not folder.exists()
     job.nothing_left()
