@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT
 
@@ -170,7 +171,7 @@ def test_nodes_with_one_token_meet_and_it_is_shown_to_nobody(nodes, program):
 
 def test_a_node_with_another_token_is_told_so_and_the_job_does_not_mind(nodes, program):
     first = nodes.node(*nodes.static(2, 0), program("place"), env=token(0))
-    nodes.listens(1)
+    nodes.answers(1)
     stranger = nodes.node(*nodes.static(2, 1), "--rdzv-timeout", "3s", program("place"), env=token(1))
     assert nodes.statuses(stranger) == [121]
     assert "(127.0.0.1:" in stranger.err
@@ -214,9 +215,10 @@ def listening(pid: int) -> list[str]:
     """The addresses where a process listens (proc_net_tcp in the kernel's documentation), numeric with the port in hex."""
     own = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        link = os.readlink(fd)
-        if link.startswith("socket:["):
-            own.add(link[8:-1])
+        with suppress(FileNotFoundError):  # it has been closed meanwhile
+            link = os.readlink(fd)
+            if link.startswith("socket:["):
+                own.add(link[8:-1])
     lines = [
         line.split() for family in ("tcp", "tcp6") for line in Path(f"/proc/net/{family}").read_text().splitlines()
     ]
