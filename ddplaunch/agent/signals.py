@@ -44,7 +44,9 @@ if TYPE_CHECKING:  # few jobs need it
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 # mean something to the front alone: its child, this process, and its timer
 _OF_FRONT = (signal.SIGCHLD, signal.SIGALRM)
-REPEAT_WINDOW = 0.02  # seconds in which the same signal to stop is no second one: timeout(1) sends it twice
+# seconds in which the same signal to stop is no second one: timeout(1) sends it twice at once, which a busy machine may let us
+# see only so much later; who presses Ctrl-C twice on purpose takes longer
+REPEAT_WINDOW = 0.1
 COPY_WINDOW = 1.0  # seconds that the front may take to pass on what came to both processes at once, as from pkill -f
 END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends after its front
 
