@@ -14,7 +14,7 @@ _NAMES = [
     (r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN"),
     (r"_[0-9a-f]{8}\b", "_RUN"),
     (r"\b\d+(\.\d+)? (ms|s|min)\b( \d+ s)?", "TIME"),
-    (r"\b\d+\.\d\ds\b", "TIME"),  # pytest's
+    (r"\b\d+\.\d\ds\b( \(\d+:\d\d:\d\d\))?", "TIME"),  # pytest's, of more than a minute too
     (r"\bpid \d+", "pid PID"),
     (r"\b0x[0-9a-f]+\b", "ADDRESS"),
     (r"/home/ann/", "~/"),
