@@ -32,6 +32,10 @@ class NoSuchOption(Exception):
         self.name = name
 
 
+class GivenTwice(NoSuchOption):
+    """The option has one value, and is there twice: that the last one counts is known of the options of a job only."""
+
+
 class WrongValue(NoSuchOption):
     """The option lacks its value, or has one and takes none."""
 
@@ -44,6 +48,7 @@ def parse(verb: str, argv: Sequence[str]) -> dict[str, Any]:
     Raises:
         LaunchError: it is an option of another launcher.
         NoSuchOption: it is no option.
+        GivenTwice: one of a verb that looks into runs is there twice.
         WrongValue: an option lacks its value, or takes none.
     """
     of_run = verb in RUN_OPTIONS
@@ -67,6 +72,8 @@ def parse(verb: str, argv: Sequence[str]) -> dict[str, Any]:
                 continue
             if attached is None and not words:
                 raise WrongValue(name)
+            if of_run and key in values:
+                raise GivenTwice(name)
             value = words.pop(0) if attached is None else attached
             if kind == _REPEATABLE:
                 values.setdefault(key, []).append(value)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddplaunch.cli.parser import NoSuchOption, WrongValue
+from ddplaunch.cli.parser import GivenTwice, NoSuchOption, WrongValue
 from ddplaunch.cli.verbs import NAMES_NO_RUN, RUN_OPTIONS
 from ddplaunch.errors import LaunchError, did_you_mean, visible
 from ddplaunch.exitcodes import of_signal
@@ -69,11 +69,20 @@ def wrong(verb: str, error: NoSuchOption) -> LaunchError:
     name = error.name
     if isinstance(error, WrongValue):
         return LaunchError(f"{name} {_lacks(verb, name)}", hint=f"ddplaunch {verb} --help")
+    if isinstance(error, GivenTwice):
+        is_list = _metavar(verb, name) == "LIST"
+        return LaunchError(
+            f"{name} is given twice", hint=f"give all in one list: `{name} 0,4`" if is_list else "give it once"
+        )
     meant = did_you_mean(name, [*(name for names, _, _ in RUN_OPTIONS[verb] for name in names), "--help"])
     hint = f"did you mean `{meant}`?" if meant else f"ddplaunch {verb} --help"
     return LaunchError(f"{name} is not an option of ddplaunch {verb}", hint=hint)
 
 
 def _lacks(verb: str, name: str) -> str:
-    metavar = next((metavar for names, metavar, _ in RUN_OPTIONS[verb] if name in names), "")
+    metavar = _metavar(verb, name)
     return f"needs a value ({metavar})" if metavar else "takes no value"
+
+
+def _metavar(verb: str, name: str) -> str:
+    return next((metavar for names, metavar, _ in RUN_OPTIONS[verb] if name in names), "")

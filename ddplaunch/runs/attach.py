@@ -42,8 +42,7 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise LaunchError(f"run {name} has {count(size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
     rank = int(asked or 0)
     if size and rank >= size:
-        has = f"ranks 0 to {size - 1}" if size > 1 else "rank 0 alone"
-        raise LaunchError(f"-r {rank}: run {name} has {has}", hint="ddplaunch attach -r 0")
+        raise find.no_such_ranks(name, [rank], size)
     for node, worker in find.workers_of(chosen):
         if worker.rank == rank and node.node_rank:
             raise _out_of_reach(name, node, worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
@@ -14,6 +14,7 @@ from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.state_folder import runs_folder
+from ddplaunch.report.words import these_ranks
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
@@ -170,6 +171,12 @@ def ranks_meant(text: str | None) -> frozenset[int] | None:
         return parse_ranks(text) if text is not None else None
     except BadValue as error:
         raise LaunchError(f"-r {text}: {error}", hint="type for example `-r 3` or `-r 0-2,4`") from None
+
+
+def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchError:
+    """Say that a run of so many workers has none of these ranks."""
+    has = "rank 0 only" if world_size == 1 else f"ranks 0-{world_size - 1}"
+    return LaunchError(f"there is no {these_ranks(ranks)} in {run}: it has {has}", hint="type for example `-r 0`")
 
 
 def _none(

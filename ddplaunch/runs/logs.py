@@ -154,11 +154,8 @@ _WHY_NONE = "one worker has the command's own stdout and stderr, and no logs, un
 def _check_ranks(folder: str, ranks: Collection[int]) -> None:
     world_size = _read(folder, "plan.json", "world_size")
     if isinstance(world_size, int) and max(ranks) >= world_size:
-        what = these_ranks([rank for rank in ranks if rank >= world_size])
-        has = "rank 0 only" if world_size == 1 else f"ranks 0-{world_size - 1}"
-        raise LaunchError(
-            f"there is no {what} in {os.path.basename(folder)}: it has {has}", hint="type for example `-r 0`"
-        )
+        unknown = [rank for rank in ranks if rank >= world_size]
+        raise find.no_such_ranks(os.path.basename(folder), unknown, world_size)
 
 
 def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> LaunchError:

@@ -9,9 +9,8 @@ from typing import Any
 from ddplaunch.control.questions import NoAnswer
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.control.stack_answers import AskStacks, NodeStacks
-from ddplaunch.errors import LaunchError, below, count
+from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
-from ddplaunch.plan.ranks import compress
 from ddplaunch.process.program import working_directory
 from ddplaunch.record import fields_of
 from ddplaunch.runs import client, find
@@ -56,10 +55,7 @@ def show(
     known = {sample.rank for sample in samples}
     size = replies.run.world_size if replies.run is not None else 0
     if wanted is not None and (unknown := sorted(wanted - known - set(range(size)))):
-        raise LaunchError(
-            f"run {name} has no rank {compress(unknown)}",
-            hint=f"it has {count(size, 'worker')}: `-r 0-{size - 1}`" if size > 1 else "it has one worker, rank 0",
-        )
+        raise find.no_such_ranks(name, unknown, size)
     shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""

@@ -148,7 +148,7 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     run = runs("own", "held")
     assert "rank 0 handles signal 58 (SIGRTMAX-6) itself" in attach(run, 0).sees_the_end()
     assert not job.has_sign("own")
-    assert "has ranks 0 to 1" in attach(run, 9).sees_the_end()
+    assert f"there is no rank 9 in {run}: it has ranks 0-1" in attach(run, 9).sees_the_end()
     assert "no run nosuch" in attach("nosuch", 0).sees_the_end()
     shown = attach(run, 1).sees_the_end()
     assert "rank 1 runs no Python just now" in shown
