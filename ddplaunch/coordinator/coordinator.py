@@ -164,8 +164,8 @@ class Coordinator:
                 self._order(ids, node.StopOrdered(signum, clock.now(), time_is_up, by_cluster))
             case job.KillNodes(ids):
                 self._order(ids, node.KillOrdered(clock.now()))
-            case job.Refuse(id, reason, status) if self._agents is not None:
-                text = f"error: the coordinator refused this node: {reason}\n"
+            case job.Refuse(id, reason, status, hint) if self._agents is not None:
+                text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
                 self._agents.refused(id, reason)
             case job.Release(id, signum):

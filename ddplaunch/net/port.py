@@ -45,7 +45,7 @@ def reserve(port: int = 0) -> Reservation:
             ) from None
         raise LaunchError(
             f"--master-port {port} is taken{_holder(port)}",
-            hint="leave --master-port out: ddplaunch then reserves a free one",
+            hint="leave --master-port out, on each node that you start: ddplaunch then reserves a free one",
         ) from None
     return Reservation(bound)
 

@@ -103,7 +103,9 @@ def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
     late = nodes.node(*nodes.c10d(2), program("behave"), "all=done_when_told")
     assert nodes.statuses(late) == [2]
     host = socket.gethostname()
-    assert late.err == (f"error: the coordinator refused this node: the job has its 2 nodes already: {host}, {host}\n")
+    refusal, _, hint = late.err.partition("\n\n")
+    assert refusal == f"error: the coordinator refused this node: the job has its 2 nodes already: {host}, {host}"
+    assert hint.startswith("hint: is it of another job? "), hint
     first = next(node for node in started if "refused" in node.err)
     assert first.err.count("refused") == 1
     (nodes.home / "signs" / "go").touch()

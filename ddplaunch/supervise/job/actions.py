@@ -37,6 +37,7 @@ class Refuse:
     id: int
     reason: str
     status: int
+    hint: str = ""
 
 
 @record

@@ -20,6 +20,14 @@ def why_refused(state: State, member: Member) -> str | None:
     return None
 
 
+def hint_to_refused(state: State) -> str:
+    """Give what to type on a node that cannot take part."""
+    if len(state.members) == state.policy.max_nodes:
+        return "is it of another job? give all nodes of that another `--master-port`, or `--rdzv-endpoint` with another port"
+    free = next(place for place in range(1, state.policy.max_nodes) if state.members.at(place) is None)
+    return f"give each node a rank of its own: `--node-rank {free}` is free"
+
+
 def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
     """Give the agents by place: the coordinator's own first, each at its wanted place, the others in between.
 

@@ -8,7 +8,7 @@ from ddplaunch import exitcodes
 from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events, hanging
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
-from ddplaunch.supervise.job.seating import disagreements, joined, missing, order, waiting, why_refused
+from ddplaunch.supervise.job.seating import disagreements, hint_to_refused, joined, missing, order, waiting, why_refused
 from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
@@ -89,7 +89,7 @@ def _is_awaited(state: State, who: int) -> bool:
 
 def _joined(state: State, member: Member, at: float) -> Result:
     if (reason := why_refused(state, member)) is not None:
-        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE),)
+        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint_to_refused(state)),)
     state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return _start_if_complete(state, at, regrouping=state.generation >= 0)

@@ -55,6 +55,9 @@ from tests.unit.supervise.job_histories import (
 
 FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
 
+FREE = "give each node a rank of its own: `--node-rank {}` is free"
+FULL = "is it of another job? give all nodes of that another `--master-port`, or `--rdzv-endpoint` with another port"
+
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
     "all start together in order of arrival": (THREE, met(), [BeginGeneration(0, (0, 1, 2), 0)]),
@@ -71,22 +74,22 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "a rank that is taken is refused, and the others go on waiting": (
         THREE,
         [Joined(member(0, 0), 0), Joined(member(1, 1), 1), Joined(member(2, 1), 2), Joined(member(3, 2), 3)],
-        [Refuse(2, "node rank 1 is taken by b", 2), BeginGeneration(0, (0, 1, 3), 0)],
+        [Refuse(2, "node rank 1 is taken by b", 2, FREE.format(2)), BeginGeneration(0, (0, 1, 3), 0)],
     ),
     "rank 0 is the coordinator's, with or without asking for it": (
         THREE,
         [Joined(member(0), 0), Joined(member(1, 0), 1)],
-        [Refuse(1, "node rank 0 is taken by a", 2)],
+        [Refuse(1, "node rank 0 is taken by a", 2, FREE.format(1))],
     ),
     "a rank beyond the job is refused": (
         THREE,
         [Joined(member(0, 0), 0), Joined(member(1, 3), 1)],
-        [Refuse(1, "node rank 3: the job has 3 nodes, node ranks 0 to 2", 2)],
+        [Refuse(1, "node rank 3: the job has 3 nodes, node ranks 0 to 2", 2, FREE.format(1))],
     ),
     "one node too many is refused": (
         THREE,
         [*met(), Joined(member(3), 1)],
-        [BeginGeneration(0, (0, 1, 2), 0), Refuse(3, "the job has its 3 nodes already: a, b, c", 2)],
+        [BeginGeneration(0, (0, 1, 2), 0), Refuse(3, "the job has its 3 nodes already: a, b, c", 2, FULL)],
     ),
     "when all have finished the job has": (
         THREE,
