@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli import main
@@ -203,9 +203,12 @@ def test_a_script_that_is_shown_is_one_that_bash_understands(job: Job) -> None:
 # what a command line can hold
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 VALUES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
+NO_CLOCK = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # on a busy machine bash takes any time
 
 
-@settings(max_examples=60)
+@settings(NO_CLOCK, max_examples=60)
 @given(st.lists(WORDS, max_size=12), st.integers(0, 60))
 def test_words_come_out_of_bash_as_they_went_in(job: list[str], filler: int) -> None:
     words = [*job, *("--filler-word",) * filler]
@@ -215,7 +218,7 @@ def test_words_come_out_of_bash_as_they_went_in(job: list[str], filler: int) -> 
     assert shown.stdout.decode().split("\0")[:-1] == (words or [""])
 
 
-@settings(max_examples=30)
+@settings(NO_CLOCK, max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(VALUED - _REFUSED.keys())), VALUES.filter(len)), max_size=6),
     st.lists(st.sampled_from(sorted(FLAGS - set(_OURS) - _REFUSED.keys())), max_size=3),

@@ -154,14 +154,14 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(content=JSON)
 def test_no_content_does_harm(content: object, file: Path) -> None:
     error = told(file, content)
     assert error is None or f"{error}".encode()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(message=JSON, ours=JSON)
 def test_no_content_of_our_form_does_harm(message: object, ours: object, file: Path) -> None:
     content = {"message": {"message": message, "extraInfo": {"py_callstack": ours, "ddplaunch": ours}}}
