@@ -186,36 +186,36 @@ class Generations:
 
     def do(self, action: node.Action) -> None:
         """Send the workers the signal that this action asks for, if it is one of those that do."""
-        if self.workers is None:
+        if (workers := self.workers) is None:
             return
         match action:
             case node.ForwardSignal(signum, ranks):
-                self.workers.forward(signum, ranks)
+                workers.forward(signum, ranks)
                 if signum == signal.SIGWINCH:
                     self.output.show_bars_again(clock.now())
             case node.StopWorkers(signum, ranks, by_cluster):
                 if self._inspection is not None:
                     self._inspection.detach_debuggers()
-                self.workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
-            case node.TakeStacks(if_joined=True) if not self.workers.may_have_joined:
+                workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.TakeStacks(if_joined=True) if not workers.may_have_joined:
                 self._feed(node.StacksTaken(clock.now()))
             case node.TakeStacks(within, _, ras):
-                self.inspection.take_stacks(self.workers, within, ras=ras)
+                if not self._guard("stacks are missing", lambda: self.inspection.take_stacks(workers, within, ras=ras)):
+                    self._feed(node.StacksTaken(clock.now()))  # else they would be stopped late
             case node.Observe(asks):
-                workers = self.workers
                 without = "a job in which nothing moves is no longer noticed"
                 self._guard(without, lambda: self.inspection.observe(workers, asks=asks))
             case node.NameRunning(ranks, left):
-                self._reporter.still_running(self.workers.written_since_stop(ranks), left)
+                self._reporter.still_running(workers.written_since_stop(ranks), left)
             case node.KillWorkers(ranks):
-                self.workers.end(signal.SIGKILL, ranks, time.monotonic())
+                workers.end(signal.SIGKILL, ranks, time.monotonic())
             case node.LookForRaised():
-                for rank, error in self.workers.lingering():
+                for rank, error in workers.lingering():
                     self._feed(node.WorkerRaised(rank, error, clock.now(), lingers=True))
             case node.HostStore():
-                self.workers.host_store()
+                self._guard("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
             case node.LendTerminal(rank):
-                self.workers.drain(rank)
+                workers.drain(rank)
                 self.output.hide(True)
                 self.inspection.debuggers.lend_terminal(rank)
             case node.ShowOutput():
@@ -223,7 +223,7 @@ class Generations:
             case node.RefuseTerminal(rank):
                 self.inspection.debuggers.refuse_terminal(rank)
             case node.Suspend() | node.Resume():
-                self.workers.suspend(isinstance(action, node.Suspend))
+                workers.suspend(isinstance(action, node.Suspend))
                 self.output.show_bars_again(clock.now())  # when the job goes on, the shell has written to the screen
 
     @property
@@ -243,10 +243,11 @@ class Generations:
             lambda: self.inspection.answer(question, reply), partial(self._warn, "a question could not be answered")
         )
 
-    def _guard(self, without: str, call: Callable[[], None]) -> None:
-        """Call this unless it has failed before."""
+    def _guard(self, without: str, call: Callable[[], None]) -> bool:
+        """Call this unless it has failed before; give whether it never has."""
         if without not in self._given_up:
             expendable(call, partial(self._give_up, without))
+        return without not in self._given_up
 
     def _give_up(self, without: str, why: str) -> None:
         self._given_up.add(without)
@@ -288,7 +289,7 @@ class Generations:
         """Release all that the generation held, and give the ends of its workers."""
         workers, self.workers = self.workers, None
         if workers is not None and self._inspection is not None:
-            self._inspection.keep_stacks(workers)
+            self._guard("the stacks of the workers are not kept", partial(self._inspection.keep_stacks, workers))
         return workers.reap(state.exits, now) if workers is not None else []
 
     def close(self) -> None:

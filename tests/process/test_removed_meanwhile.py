@@ -99,3 +99,30 @@ def test_workers_may_save_where_what_would_tell_of_their_end_is_gone(job, progra
     assert [job.sign(f"saved-{rank}", patience=1.0) for rank in range(2)] == [str(int(signal.SIGINT))] * 2
     assert (ended.status, "Traceback" in ended.err) == (130, False), ended.err
     job.nothing_left()
+
+
+TIMED_OUT = """
+import signal, sys
+from signs import put, wait
+
+def save(signum, frame):
+    put("saved")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+wait("never")
+"""
+
+
+def test_at_the_timeout_workers_are_stopped_at_once_where_what_takes_their_stacks_is_gone(job, program, tmp_path):
+    package, installed = Path(ddplaunch.__file__).parent, tmp_path / "installed"
+    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("inspection*"))
+    script = tmp_path / "script.py"
+    script.write_text(TIMED_OUT)
+    ended = job.run(
+        *("--timeout", "1s", "--grace-period", "10m", script),
+        env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
+    )
+    assert (ended.status, job.has_sign("saved"), "Traceback" in ended.err) == (124, True, False), ended.err
+    assert ended.err.count("warning: stacks are missing: ModuleNotFoundError: ") == 1
+    job.nothing_left()
