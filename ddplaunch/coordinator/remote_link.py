@@ -11,7 +11,7 @@ from ddplaunch import exitcodes
 from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.fields import Malformed
-from ddplaunch.control.handshake import Key
+from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
@@ -29,6 +29,13 @@ CONNECTION_REFUSED = "connection refused"
 FIRST_NOTICE = 3.0  # seconds until it is first reported where node 0 is looked for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
 RESOLVE_AGAIN = 1.0  # seconds until a name that was not known is looked up again
+
+
+def telling(reason: str) -> int:
+    """How much this tells of why node 0 is not reached: most what an agent there finds wrong, least that nobody listens."""
+    if reason in (WRONG_KEY, UNPROVEN) or reason.startswith("protocol "):
+        return 2
+    return 0 if reason == CONNECTION_REFUSED else 1
 
 
 class RemoteLink(Link):
@@ -63,7 +70,7 @@ class RemoteLink(Link):
         self._queries: tuple[tuple[str, int], ...] = ()
         self._resolver: Resolver | None = None
         self._resolve_at: float | None = None
-        self._problem = NO_ANSWER
+        self._problem, self._tells = NO_ANSWER, -1
         self._began = clock()
         self._rdzv_timeout = rdzv_timeout
         self._lost_at: float = self._began + rdzv_timeout
@@ -98,14 +105,19 @@ class RemoteLink(Link):
                 self._names.setdefault(str(sockaddr[0]), answer.host)
                 targets.append((family, sockaddr))
             if answer.error:
-                self._problem = f"{answer.host}: {answer.error}"
+                self._failed(f"{answer.host}: {answer.error}", telling(answer.error))
                 self._resolve_at = self._clock() + RESOLVE_AGAIN
         if targets:
             self._dialer.set_targets(targets)
 
     def _refused(self, endpoint: str, reason: str) -> None:
-        if reason != CONNECTION_REFUSED or self._problem == NO_ANSWER:  # the most specific one is kept
-            self._problem = f"{endpoint}: {reason}"
+        self._failed(f"{endpoint}: {reason}", telling(reason))
+
+    def _failed(self, problem: str, tells: int) -> None:
+        if (
+            tells > self._tells or tells == self._tells > 0
+        ):  # the latest of those that tell most; of refusals, the first
+            self._problem, self._tells = problem, tells
 
     def _opened(self, peer: Peer) -> None:
         self._dialer.stop()
