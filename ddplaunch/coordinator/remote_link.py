@@ -114,9 +114,8 @@ class RemoteLink(Link):
         self._failed(f"{endpoint}: {reason}", telling(reason))
 
     def _failed(self, problem: str, tells: int) -> None:
-        if (
-            tells > self._tells or tells == self._tells > 0
-        ):  # the latest of those that tell most; of refusals, the first
+        # the latest of those that tell most; of refusals, the first
+        if tells > self._tells or tells == self._tells > 0:
             self._problem, self._tells = problem, tells
 
     def _opened(self, peer: Peer) -> None:
