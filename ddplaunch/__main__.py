@@ -13,7 +13,14 @@ gc.disable()  # nothing that is imported is garbage, and looking for it takes a 
 import os  # noqa: E402 - the handler comes first
 import sys  # noqa: E402
 
-from ddplaunch.cli import main as cli  # noqa: E402
+from ddplaunch.errors import LaunchError, own_imports, write_stderr  # noqa: E402
+
+try:
+    with own_imports():
+        from ddplaunch.cli import main as cli
+except LaunchError as error:
+    write_stderr(error.render())
+    sys.exit(error.status)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

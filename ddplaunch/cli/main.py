@@ -10,7 +10,7 @@ from ddplaunch import __version__
 from ddplaunch.cli import parser
 from ddplaunch.cli.parser import FLAGS, NoSuchOption, WrongValue
 from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
-from ddplaunch.errors import LaunchError, below, visible, why_failed, write_stderr
+from ddplaunch.errors import LaunchError, below, not_imported, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -34,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         write_stderr(error.render())
         return error.status
-    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a bug of ours, or a file of ours that is not there
+        if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "ddplaunch":
+            incomplete = not_imported(error)
+            write_stderr(incomplete.render())
+            return incomplete.status
         sys.excepthook(*sys.exc_info())
         write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
         return BUG
