@@ -54,7 +54,8 @@ def main() -> int:
     except LaunchError as error:  # there is no front to send it; the pipe has room
         output_pipe.put(CONTROL, messages.encode(messages.refusal(error)))
         return error.status
-    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, order.hosts[order.node_rank])
+    host, is_first = order.hosts[order.node_rank], order.node_rank == 0
+    front = HostFront(input_pipe, output_pipe, order.heartbeat_timeout, host, reports_job=is_first)
     try:
         status = _run(order, front, input_pipe)
     except LaunchError as error:

@@ -43,16 +43,19 @@ _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not
 class HostFront:
     """Serves one agent."""
 
-    def __init__(self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str) -> None:
+    def __init__(
+        self, input_pipe: InputPipe, output_pipe: OutputPipe, heartbeat_timeout: float, host: str, *, reports_job: bool
+    ) -> None:
         """Prepare to serve; after `heartbeat_timeout` seconds without a frame the dispatcher is lost.
 
-        `host` is the name of this host in the job.
+        `host` is the name of this host in the job; one of the hosts reports how all of it ended.
         """
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
         clock.OWN.protect(heartbeat_timeout)
         self._host = host
+        self._reports_job = reports_job
         self._lost_at = clock.now() + heartbeat_timeout
         self._selector = selectors.DefaultSelector()
         self._selector.register(input_pipe, selectors.EVENT_READ, self._read_frames)
@@ -205,7 +208,7 @@ class HostFront:
             if self._stopped and tag == SIGNAL and data[0] in self._stops:
                 self._ask()
             self._stopped = self._stopped or data[0] in self._stops
-            self._prevent_start(data[0])
+            self._prevent_start(data[0], is_printed=self._reports_job)  # all hosts get it
             if tag == PLAIN_SIGNAL:
                 self._request(pipes.PLAIN_SIGNAL, data[0])
             elif self._pipes is not None:
@@ -213,12 +216,13 @@ class HostFront:
         elif tag == FEWER:
             self._request(ONE_FEWER)
 
-    def _prevent_start(self, signum: int) -> None:
+    def _prevent_start(self, signum: int, *, is_printed: bool = True) -> None:
         """End an agent that has not begun if this signal asks for the end, or, if it is 0, for the loss of the dispatcher."""
         if self._agent is None or self._pipes is None or (signum and signum not in self._stops):
             return
         if child.prevent_start(self._agent, self._pipes):
-            self._prevented = (of_signal(signum), child.prevented_by(signum)) if signum else (NODE_LOST, "")
+            text = child.prevented_by(signum) if signum and is_printed else ""
+            self._prevented = (of_signal(signum) if signum else NODE_LOST, text)
 
     def _signalled(self, signum: int, _frame: object) -> None:
         self._prevent_start(signum)

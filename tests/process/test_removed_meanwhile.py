@@ -38,7 +38,7 @@ def test_a_job_goes_on_without_what_is_no_longer_found_saves_when_it_fails_and_e
     installed = tmp_path / "installed"
     # what first looks at the workers is gone already: without --hang-timeout that would be a minute and a half after the start
     package = Path(ddplaunch.__file__).parent
-    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("observer*"))
+    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("observer*", "*.pyc.*"))
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     printed = tmp_path / "printed"
@@ -85,7 +85,7 @@ wait("never")
 
 def test_workers_may_save_where_what_would_tell_of_their_end_is_gone(job, program, tmp_path):
     package, installed = Path(ddplaunch.__file__).parent, tmp_path / "installed"
-    gone = shutil.ignore_patterns("interrupts*")
+    gone = shutil.ignore_patterns("interrupts*", "*.pyc.*")
     shutil.copytree(package, installed / "ddplaunch", ignore=gone)
     script = tmp_path / "script.py"
     script.write_text(STOPPED)
@@ -116,7 +116,7 @@ wait("never")
 
 def test_at_the_timeout_workers_are_stopped_at_once_where_what_takes_their_stacks_is_gone(job, program, tmp_path):
     package, installed = Path(ddplaunch.__file__).parent, tmp_path / "installed"
-    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("inspection*"))
+    shutil.copytree(package, installed / "ddplaunch", ignore=shutil.ignore_patterns("inspection*", "*.pyc.*"))
     script = tmp_path / "script.py"
     script.write_text(TIMED_OUT)
     ended = job.run(
