@@ -344,12 +344,12 @@ def test_a_full_disk_is_said(job: Job) -> None:
 
 
 def test_a_bug_of_ours_shows_where_it_is(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A module of ours that cannot be imported stands for any bug."""
+    """A function of ours that is none stands for any bug."""
     script = tmp_path / "train.py"
     script.write_text("pass\n")
     code = (
-        "import sys; from ddplaunch.cli import main as cli\n"
-        "sys.modules['ddplaunch.launcher.dispatch'] = None\n"
+        "import sys; from ddplaunch.cli import main as cli; from ddplaunch.launcher import dispatch\n"
+        "dispatch.show_plan = None\n"
         f"sys.exit(cli.main(['plan', {str(script)!r}]))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 125
