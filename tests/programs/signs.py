@@ -36,8 +36,11 @@ def wait(name: str) -> None:
 def all_ready() -> None:
     """Say that this rank is ready, and wait until every rank is."""
     put(f"ready-{RANK}", os.getpid())
+    # after a restart the signs of those before it are still up
+    name = f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    put(f"{name}-{RANK}")
     for rank in range(WORLD_SIZE):
-        wait(f"ready-{rank}")
+        wait(f"{name}-{rank}")
 
 
 def wait_for_ever() -> None:
