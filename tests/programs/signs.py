@@ -36,9 +36,10 @@ def wait(name: str) -> None:
 def all_ready() -> None:
     """Say that this rank is ready, and wait until every rank is."""
     put(f"ready-{RANK}", os.getpid())
-    # after a restart the signs of those before it are still up
-    name = f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
-    put(f"{name}-{RANK}")
+    name = "ready"
+    if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":  # signs of those before are still up
+        name = f"restart-{restarts}"
+        put(f"{name}-{RANK}")
     for rank in range(WORLD_SIZE):
         wait(f"{name}-{rank}")
 
