@@ -29,8 +29,6 @@ class AskApart:
         descriptors: Sequence[int] = (),
     ) -> Asked[T]:
         """Ask."""
-        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
-
         from ddplaunch.process.ask import Asked  # few jobs need it
 
         asked = Asked(question, otherwise, self._selector, answered, descriptors)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import selectors
 import signal
@@ -20,7 +19,6 @@ from ddplaunch.process.tree import ends_within
 T = TypeVar("T")
 FIRST = 4  # the number that the first descriptor of a question has in the child
 _SIZE = 8  # bytes before the answer: how long that is
-_PLAIN = b"="  # before what marshal has written; pickle begins with another
 _KILL_TIMEOUT = 1.0  # seconds that a child has to end which is asked by a loop; it waits for no disk itself
 
 
@@ -63,9 +61,10 @@ class Asked(Generic[T]):
     ) -> None:
         """`answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
 
-        The child has no descriptors but these, from FIRST on. An answer with values of ours is taken apart by pickle, which the
-        caller has imported then.
+        The child has no descriptors but these, from FIRST on.
         """
+        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
+
         self._selector = selector
         self._answered = answered
         self.answer = otherwise  # until there is another
@@ -123,26 +122,12 @@ def _fork(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tu
 def _taken_apart(received: bytes) -> Any:
     if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded
-    answer = received[_SIZE:]
-    if answer[:1] == _PLAIN:
-        found, error = marshal.loads(answer[1:])
-    else:
-        import pickle  # few jobs need it
+    import pickle  # few jobs ask anything
 
-        found, error = pickle.loads(answer)
+    found, error = pickle.loads(received[_SIZE:])
     if error is not None:
         raise error
     return found
-
-
-def _put_together(answer: tuple[object, BaseException | None]) -> bytes:
-    try:
-        # needs no import, where pickle's takes 2 ms of a start
-        return _PLAIN + marshal.dumps(answer)  # type: ignore[arg-type]  # it says itself what it does not take
-    except ValueError:  # there is more in it than numbers and texts
-        import pickle
-
-        return pickle.dumps(answer)
 
 
 def _read(pipe: int, until: float) -> bytes | None:
@@ -165,8 +150,10 @@ def _answer(parent: int, question: Callable[[], object], kept: Sequence[int]) ->
             answer: tuple[object, BaseException | None] = (question(), None)
         except Exception as error:  # noqa: BLE001 - it is raised in the parent
             answer = (None, error)
+        import pickle
+
         with open(3, "wb") as file:
-            data = _put_together(answer)
+            data = pickle.dumps(answer)
             file.write(len(data).to_bytes(_SIZE, "little") + data)
     finally:
         os._exit(0)

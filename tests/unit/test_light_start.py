@@ -160,9 +160,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 def test_an_agent_that_meets_others_imports_nothing_heavy_but_the_decoder_of_messages(joined):
-    heavy = {
-        "_hashlib", "asyncio", "dataclasses", "hmac", "inspect", "json", "pickle", "psutil", "socket", "subprocess",
-    }  # fmt: skip
+    heavy = {"_hashlib", "asyncio", "dataclasses", "hmac", "inspect", "json", "psutil", "socket", "subprocess"}
     for modules in joined:
         assert "msgspec" in modules
         assert not heavy & {*modules}
