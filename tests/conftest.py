@@ -265,10 +265,11 @@ class Job:
 
 
 def events_in(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """The events of a node that have been written, all or those of these names; of one in the making, nothing is there."""
+    """The events of a node that have been written, all or those of these names; one that is just being written is waited for."""
     file = folder / "events.jsonl"
     until(file.exists, "the file of events")
-    events = map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
+    text = until(lambda: (text := file.read_text()).endswith("\n") and text, "whole lines in the file of events")
+    events = map(json.loads, text.splitlines())
     return [event for event in events if not names or event["event"] in names]
 
 

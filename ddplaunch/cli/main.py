@@ -31,14 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return _main(argv, dict(os.environ))
-    except LaunchError as error:
-        write_stderr(error.render())
-        return error.status
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a bug of ours, or a file of ours that is not there
-        if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "ddplaunch":
-            incomplete = not_imported(error)
-            write_stderr(incomplete.render())
-            return incomplete.status
+    except (LaunchError, ImportError) as error:  # what is not needed in each run is imported where it is
+        failure = error if isinstance(error, LaunchError) else not_imported(error)
+        write_stderr(failure.render())
+        return failure.status
+    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
         sys.excepthook(*sys.exc_info())
         write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
         return BUG
@@ -171,7 +168,7 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iter
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
-    if spec.simulate and spec.nnodes == (1, 1):
+    if spec.simulate and "nnodes" not in spec.origins:
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
     if any(word.startswith("--") and word.partition("=")[0].replace("_", "-") in FLAGS for word in spec.program.args):
         from ddplaunch.cli import mistakes

@@ -33,7 +33,7 @@ class NoSuchOption(Exception):
 
 
 class GivenTwice(NoSuchOption):
-    """The option has one value, and is there twice: that the last one counts is known of the options of a job only."""
+    """The option takes one value, and is there twice; only of the options of a job does the last one count."""
 
 
 class WrongValue(NoSuchOption):

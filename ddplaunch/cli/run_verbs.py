@@ -71,8 +71,9 @@ def wrong(verb: str, error: NoSuchOption) -> LaunchError:
         return LaunchError(f"{name} {_lacks(verb, name)}", hint=f"ddplaunch {verb} --help")
     if isinstance(error, GivenTwice):
         is_list = _metavar(verb, name) == "LIST"
+        names = ", ".join(next(names for names, _, _ in RUN_OPTIONS[verb] if name in names))
         return LaunchError(
-            f"{name} is given twice", hint=f"give all in one list: `{name} 0,4`" if is_list else "give it once"
+            f"{names} is given twice", hint=f"give all in one list: `{name} 0,4`" if is_list else "give it once"
         )
     meant = did_you_mean(name, [*(name for names, _, _ in RUN_OPTIONS[verb] for name in names), "--help"])
     hint = f"did you mean `{meant}`?" if meant else f"ddplaunch {verb} --help"

@@ -114,7 +114,7 @@ class RemoteLink(Link):
         self._failed(f"{endpoint}: {reason}", telling(reason))
 
     def _failed(self, problem: str, tells: int) -> None:
-        # the latest of those that tell most; of refusals, the first
+        # of all attempts; the latest of those that tell as much, but the first of refused connections
         if tells > self._tells or tells == self._tells > 0:
             self._problem, self._tells = problem, tells
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from ddplaunch.errors import LaunchError, why_failed
 
-# seconds to find who holds a port: a busy machine needs one; the command ends for it, and other nodes wait for its word
+# seconds to find who holds a port: a busy machine needs more than one; the command ends for it, and other nodes wait for its word
 _LOOK_TIMEOUT = 5.0
 
 

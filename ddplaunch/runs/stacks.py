@@ -54,7 +54,8 @@ def show(
     ]
     known = {sample.rank for sample in samples}
     size = replies.run.world_size if replies.run is not None else 0
-    if wanted is not None and (unknown := sorted(wanted - known - set(range(size)))):
+    # before all nodes have met there is none yet, and no number of them
+    if wanted is not None and size and (unknown := sorted(wanted - known - set(range(size)))):
         raise find.no_such_ranks(name, unknown, size)
     shown = [sample for sample in samples if wanted is None or sample.rank in wanted]
     # the program's paths are shown as its own report shows them, where both have the same working directory

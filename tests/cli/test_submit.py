@@ -203,9 +203,8 @@ def test_a_script_that_is_shown_is_one_that_bash_understands(job: Job) -> None:
 # what a command line can hold
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 VALUES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
-NO_CLOCK = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # on a busy machine bash takes any time
+# on a busy machine bash takes any time
+NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @settings(NO_CLOCK, max_examples=60)

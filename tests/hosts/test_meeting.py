@@ -56,7 +56,6 @@ def test_hosts_that_do_not_reach_the_first_one_say_why(job, program, state):
 
 def test_who_has_another_token_is_kept_out_and_disturbs_nobody(job, program):
     told = [program("behave"), "all=done_when_told"]
-    # node 0 is there for longer: the error of node 1 is what its last attempt has met
     job.by_hand("--rdzv-timeout", "6s", *told, hosts=["node0"], env={"DDPLAUNCH_TOKEN": "one"})
     until(lambda: job.bed.listeners("node0"), "node 0 to listen")
     job.by_hand("--rdzv-timeout", "2s", *told, hosts=["node1"], env={"DDPLAUNCH_TOKEN": "another"})

@@ -40,7 +40,7 @@ def refused(job, program) -> Callable[..., Result]:
         print(f"{result.seconds:.1f} s\n{result.err}")
         assert result.status == 121
         lines = result.err.splitlines(keepends=True)
-        while re.match(r"ddplaunch: (waiting for node[\d, node]+: ssh |\d of \d nodes joined )", lines[0]):
+        while re.match(r"ddplaunch: (waiting for node\d(, node\d)*: ssh |\d of \d nodes joined )", lines[0]):
             del lines[0]  # a host that is down, or all on a busy machine, may take longer than it takes to say so
         error = "".join(lines)
         assert error.startswith("error: ")

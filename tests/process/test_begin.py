@@ -112,15 +112,21 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["cli/main.py", "options/resolve.py", "launcher/dispatch.py", "agent/begin.py", "supervise/node/__init__.py"],
+    ("module", "named"),
+    [
+        ("cli/main.py", "cannot import name 'main' from 'ddplaunch.cli'"),
+        ("options/resolve.py", "No module named 'ddplaunch.options.resolve'"),
+        ("launcher/dispatch.py", "cannot import name 'dispatch' from 'ddplaunch.launcher'"),
+        ("agent/begin.py", "cannot import name 'begin' from 'ddplaunch.agent'"),
+        ("supervise/node", "cannot import name 'node' from 'ddplaunch.supervise'"),
+    ],
 )
-def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, module):
+def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, module, named):
     Path(slow_files["PYTHONPATH"], "sitecustomize.py").unlink()
     missing = Path(slow_files["PYTHONPATH"], "ddplaunch", module)
-    shutil.rmtree(missing.parent) if missing.name == "__init__.py" else missing.unlink()
+    shutil.rmtree(missing) if missing.is_dir() else missing.unlink()
     ended = job.run("--no-python", "true", env=slow_files)
     assert (ended.status, ended.out) == (126, "")
     assert ended.err.startswith("error: ddplaunch cannot import its modules: ")
-    assert (missing.parent if missing.name == "__init__.py" else missing).stem in ended.err.splitlines()[0]
+    assert named in ended.err.splitlines()[0]
     job.nothing_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,8 @@ from signal import SIGINT
 
 import pytest
 
-from tests.conftest import PROGRAMS
+from ddplaunch.runs import find
+from tests.conftest import PROGRAMS, until
 from tests.nodes import Nodes, several
 
 SOON = ("--rdzv-timeout", "1s")
@@ -105,7 +107,7 @@ def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
     host = socket.gethostname()
     refusal, _, hint = late.err.partition("\n\n")
     assert refusal == f"error: the coordinator refused this node: the job has its 2 nodes already: {host}, {host}"
-    assert hint.startswith("hint: is it of another job? "), hint
+    assert hint.startswith("hint: for more nodes type a greater `--nnodes` on each; "), hint
     first = next(node for node in started if "refused" in node.err)
     assert first.err.count("refused") == 1
     (nodes.home / "signs" / "go").touch()
@@ -284,3 +286,12 @@ def test_where_every_port_is_taken_node_0_says_so(nodes, program):
         service.close()
     assert f"error: no free port at 127.0.0.1 for the agents: {nodes.port + 1} is taken, " in node.err
     assert node.err.count("error: ") == 1
+
+
+def test_before_all_have_met_a_rank_is_neither_there_nor_missing(nodes, program):
+    nodes.node(*nodes.static(2, 0), "--run-id", nodes.mark, program("place"))
+    until(lambda: [place for place in find.places(nodes.env) if nodes.mark in place.name], "a socket")
+    asked = subprocess.run(nodes.argv("stacks", "-r", "0", nodes.mark), env=nodes.env, capture_output=True, check=False)
+    assert (asked.returncode, asked.stdout, asked.stderr) == (0, f"run {nodes.mark} has no worker now\n".encode(), b"")
+    nodes.started[0].process.send_signal(SIGINT)
+    assert nodes.statuses() == [130]

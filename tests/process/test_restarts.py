@@ -53,7 +53,7 @@ def test_after_a_failure_all_workers_start_again_with_the_same_ranks(restarted):
     assert len(pids) == 9
 
 
-def test_each_generation_meets_at_a_port_of_its_own_and_writes_errors_to_files_of_its_own(restarted):
+def test_each_generation_reserves_a_port_and_writes_errors_to_files_of_its_own(restarted):
     _, job = restarted
     ports = [{place["MASTER_PORT"] for place in places(job, generation)} for generation in range(3)]
     assert [len(ports_) for ports_ in ports] == [1, 1, 1]

@@ -20,10 +20,13 @@ def why_refused(state: State, member: Member) -> str | None:
     return None
 
 
-def hint_to_refused(state: State) -> str:
+def hint_to_refused(state: State, member: Member) -> str:
     """Give what to type on a node that cannot take part."""
+    other = None if member.wanted is None else state.members.at(member.wanted)
+    if other is not None and other.host == member.host:
+        return "an agent on this host has that rank: if it has just ended, try again once the job has noticed"
     if len(state.members) == state.policy.max_nodes:
-        return "is it of another job? give all nodes of that another `--master-port`, or `--rdzv-endpoint` with another port"
+        return "for more nodes type a greater `--nnodes` on each; another job needs another `--master-port` on each of its nodes"
     free = next(place for place in range(1, state.policy.max_nodes) if state.members.at(place) is None)
     return f"give each node a rank of its own: `--node-rank {free}` is free"
 

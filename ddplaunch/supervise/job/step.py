@@ -89,7 +89,7 @@ def _is_awaited(state: State, who: int) -> bool:
 
 def _joined(state: State, member: Member, at: float) -> Result:
     if (reason := why_refused(state, member)) is not None:
-        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint_to_refused(state)),)
+        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint_to_refused(state, member)),)
     state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
         return _start_if_complete(state, at, regrouping=state.generation >= 0)
