@@ -115,17 +115,17 @@ def sweep(agent: int, pipes: FrontPipes) -> None:
     """Kill and reap every process that the agent, which has ended, left, but for that which it has named.
 
     One that was not killed has done so itself. What it has not named may be the writer of a simulated node that was killed
-    itself: in uninterruptible sleep, it is spared too.
+    itself: in uninterruptible sleep, it is waited for, but not killed.
     """
     info = os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     killed = info is not None and info.si_code != os.CLD_EXITED
-    _kill_below(os.getpid(), (agent,), lambda found: pipes.is_left(found) or (not killed and found.state == "D"))
+    _kill_below(os.getpid(), (agent,), pipes.is_left, with_sleeping=killed)
 
 
 def kill(agent: int) -> None:
     """Kill the agent, which does not respond, and every process below it."""
     os.kill(agent, signal.SIGKILL)
-    _kill_below(agent, (agent,), lambda _: False)
+    _kill_below(agent, (agent,), lambda _: False, with_sleeping=True)
 
 
 class Question:
@@ -166,15 +166,16 @@ class Question:
             os.kill(self._agent, ASKS)
 
 
-def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool]) -> None:
-    """Kill what descends from `root`, but for what only another user may end.
+def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bool], *, with_sleeping: bool) -> None:
+    """Kill what descends from `root`, but for what only another user may end; in uninterruptible sleep too, or only wait for it.
 
-    Uninterruptible sleep is mostly over in an instant, as of what gives its memory back. Else it dies whenever its disk answers.
+    That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers.
     """
     refused: set[int] = set(keep)
     until = clock.now() + _SLEEP_TIMEOUT
     while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
-        refused.update(found.pid for found in below if not signal_process(found, signal.SIGKILL))
+        killed = [found for found in below if with_sleeping or found.state != "D"]
+        refused.update(found.pid for found in killed if not signal_process(found, signal.SIGKILL))
         reap(keep)
         if all(found.state == "D" for found in below):
             if clock.now() >= until:

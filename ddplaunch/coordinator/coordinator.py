@@ -215,7 +215,7 @@ class Coordinator:
         self._release()
         if self._agents is None and 0 not in self._draft.ranks:
             return self._draft.master_port or 0
-        self._reservation = reserve(self._draft.master_port or 0)
+        self._reservation = reserve(self._draft.master_port or 0, self._draft.reasons["master_port"])
         return self._reservation.port
 
     def _explain(self) -> None:

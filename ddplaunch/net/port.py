@@ -28,8 +28,8 @@ class Reservation:
         self._bound.close()
 
 
-def reserve(port: int = 0) -> Reservation:
-    """Reserve this port, or with 0 any free one.
+def reserve(port: int = 0, origin: str = "") -> Reservation:
+    """Reserve this port, or with 0 any free one; `origin` is what gave it, if that was not --master-port.
 
     Raises:
         LaunchError: the port is taken, or may not be bound by this user.
@@ -40,14 +40,22 @@ def reserve(port: int = 0) -> Reservation:
     except OSError as error:
         bound.close()
         if error.errno == errno.EACCES:
-            raise LaunchError(
-                f"--master-port {port}: this user may not bind it", hint="a port above 1023, or no --master-port at all"
-            ) from None
-        raise LaunchError(
-            f"--master-port {port} is taken{_holder(port)}",
-            hint="leave --master-port out, on each node that you start: ddplaunch then reserves a free one",
-        ) from None
+            hint = "a port above 1023, or none at all: ddplaunch then reserves a free one"
+            raise LaunchError(f"{_written(port, origin)}: this user may not bind it", hint=hint) from None
+        hint = "leave --master-port out, on each node that you start: ddplaunch then reserves a free one"
+        if _is_elsewhere(origin):
+            hint = "name another one there, the same for each node"
+        raise LaunchError(f"{_written(port, origin)} is taken{_holder(port)}", hint=hint) from None
     return Reservation(bound)
+
+
+def _is_elsewhere(origin: str) -> bool:
+    """Whether it stands in an endpoint, as with torchrun's static rendezvous, or in a pod's variable."""
+    return origin == "MASTER_PORT" or "rdzv" in origin.lower()
+
+
+def _written(port: int, origin: str) -> str:
+    return f"port {port} of {origin}" if _is_elsewhere(origin) else f"--master-port {port}"
 
 
 def _holder(port: int) -> str:

@@ -129,7 +129,9 @@ def _exec_program(
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
         _reset_signals(handled)
-        os.execvpe(argv[0], tuple(argv), env)
+        # looked for only where it has to be: in a fork each step touches pages anew
+        execute = os.execve if "/" in argv[0] else os.execvpe
+        execute(argv[0], tuple(argv), env)
     except OSError as error:
         os.write(failure, str(error.errno).encode())
     finally:

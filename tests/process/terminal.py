@@ -107,7 +107,7 @@ class Shell(Terminal):
 
 
 def child(pid: int) -> int:
-    """The agent of a front, as soon as that is there: its last child, after what writes the files of the run."""
+    """The agent of a front, as soon as that is there: its last child."""
     return int(until(Path(f"/proc/{pid}/task/{pid}/children").read_text, "a child").split()[-1])
 
 

@@ -23,6 +23,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
+from tests.process.terminal import child
 from tests.process.test_fork_server import LIMITED, few_files, limited_files
 
 PTRACE_SEIZE = 0x4206  # linux/ptrace.h
@@ -251,7 +252,7 @@ def test_whatever_is_killed_only_what_is_kept_is_left(keep, job):
         keep.start(WAITS)
         guard, interpreter = keep.parents()
         front = job.process.pid
-        agent = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        agent = child(front)
         if who != "front":
             os.kill(guard, signal.SIGSTOP)
         for pid in [front] * ("front" in who) + [agent] * ("agent" in who):

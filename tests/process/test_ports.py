@@ -61,6 +61,16 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, li
     job.nothing_left()
 
 
+def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listening):
+    port = listening.getsockname()[1]
+    result = job.run("--rdzv-endpoint", f"localhost:{port}", program("behave"), "all=done")
+    assert result.status == 2
+    assert result.err.startswith(f"error: port {port} of --rdzv-endpoint is taken by pid {os.getpid()} (")
+    assert "hint: name another one there, the same for each node\n" in result.err
+    assert "--master-port" not in result.err
+    job.nothing_left()
+
+
 def test_a_port_that_another_job_has_only_reserved_is_taken(job, another, program):
     port = waiting_job(job, program)
     result = another.run("--master-port", port, program("behave"), "all=done")
