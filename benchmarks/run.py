@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "hello": starts.hello,
     "torch": starts.torch_import,
     "steps": starts.steps,
+    "warm": starts.kept_warm,
     "many": starts.many,
     "crash": ends.crash,
     "restart": ends.restart,
@@ -48,7 +49,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "differences": differences.differences,
     "threads": throughput.threads,
 }
-_EMPTY = 9.0  # milliseconds of `python -c pass` on the machine for which targets in milliseconds were set
+_EMPTY = 9.0  # milliseconds of `python -c pass` on the machine for which targets in times and rates were set
 
 
 def main() -> None:
@@ -94,10 +95,15 @@ def main() -> None:
 
 
 def _for_pace(figure: Figure, slower: float) -> Figure:
-    """Stretch a target in milliseconds by how much slower than the first machine this one starts a Python."""
-    if figure.unit != "ms" or figure.target is None:
+    """Stretch a target in a time or a rate by how much slower than the first machine this one starts a Python."""
+    if figure.target is None:
         return figure
-    return replace(figure, target=round(figure.target * slower))
+    match figure.unit:
+        case "ms" | "s":
+            return replace(figure, target=round(figure.target * slower, 0 if figure.unit == "ms" else 1))
+        case "MB/s":
+            return replace(figure, target=round(figure.target / slower))
+    return figure
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bed import Bed, Figure, Rounds, program
+from bed import Bed, Figure, Measured, Rounds, program
 
 _USED_BEFORE = 21  # runs; from then on each start also removes the oldest run
 _HANGS = 40.0  # seconds; ten steps take half of that at most
@@ -125,6 +125,26 @@ def _marks(bed: Bed, way: Callable[[list[str]], Sequence[str] | None]) -> list[f
             return None
         steps = [[float(at) for at in path.read_text().split()] for path in Path(folder).iterdir()]
         return [max(step) - began for step in zip(*steps, strict=True)] + [took]
+
+
+def kept_warm(bed: Bed) -> Iterator[Figure]:
+    """Four workers train again and again, forked from the interpreter that the first run has left."""
+    command = [*bed.ddplaunch, "--keep-warm", "5", "--nproc-per-node", "4"]
+    rounds = bed.rounds(9)
+    try:
+        cold, *warm = (_marks(bed, lambda script: [*command, *script]) for _ in range(1 + rounds))
+    finally:
+        bed.end_left()
+    assert cold is not None
+    took = [mark[0] * 1e3 for mark in warm if mark is not None]
+    assert len(took) == rounds, "a run that was kept warm fails"
+    yield Figure(
+        name="first DDP step, 4 workers, a run after the first with --keep-warm",
+        value=Measured.of(took),
+        unit="ms",
+        target=500,
+        how=f"the first run {cold[0]:.2f} s; {rounds} rounds",
+    )
 
 
 def many(bed: Bed) -> Iterator[Figure]:

@@ -74,6 +74,12 @@ class Emulator:
 
     def _put(self, char: str) -> None:
         assert unicodedata.category(char) != "Cc", f"{char!r} on the terminal"
+        if unicodedata.category(char) in ("Mn", "Me"):  # joins the character before it
+            cells = self._rows[self._row][: self._column]
+            at = next((at for at in reversed(range(len(cells))) if cells[at][0]), None)
+            if at is not None:
+                self._rows[self._row][at] = cells[at][0] + char, cells[at][1]
+            return
         width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if self._column + width > self._columns:
             self._take("\n")

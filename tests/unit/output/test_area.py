@@ -6,7 +6,7 @@ import re
 from os import terminal_size
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.output.area import StatusArea, cut, render
@@ -53,6 +53,7 @@ def test_it_never_takes_more_than_a_third_of_the_screen_and_keeps_the_slowest(li
     st.lists(st.text(st.characters() | st.sampled_from("訓練█\x1b[m31;\t%/1"), max_size=120), max_size=9),
     st.integers(2, 140),
 )
+@example(["0000000000\u094d\u094d"], 15)  # marks that take no cell
 def test_no_row_is_as_wide_as_the_screen_and_none_moves_the_cursor(texts: list[str], columns: int) -> None:
     for row in rows(drawn(*texts), terminal_size((columns, 24))):
         emulator = Emulator(columns=columns)
