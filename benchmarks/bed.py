@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -114,7 +115,8 @@ class Bed:
     def end_left(self) -> None:
         """End what a command has left."""
         for pid in self.left():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one of them may be what had ended it
+                os.kill(pid, signal.SIGKILL)
 
     def rounds(self, number: int) -> int:
         """How often to measure: so often, or less if it is to be quick."""

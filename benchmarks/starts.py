@@ -130,20 +130,26 @@ def _marks(bed: Bed, way: Callable[[list[str]], Sequence[str] | None]) -> list[f
 def kept_warm(bed: Bed) -> Iterator[Figure]:
     """Four workers train again and again, forked from the interpreter that the first run has left."""
     command = [*bed.ddplaunch, "--keep-warm", "5", "--nproc-per-node", "4"]
-    rounds = bed.rounds(9)
+    rounds, failed = bed.rounds(9), 0
+    took: list[float] = []  # milliseconds
     try:
-        cold, *warm = (_marks(bed, lambda script: [*command, *script]) for _ in range(1 + rounds))
+        while len(took) <= rounds:
+            if (mark := _marks(bed, lambda script: [*command, *script])) is not None:
+                took.append(mark[0] * 1e3)
+                continue
+            failed += 1
+            assert failed <= _MOST_FAILED, "--keep-warm fails"
+            took.clear()  # what was kept has ended with that run
     finally:
         bed.end_left()
-    assert cold is not None
-    took = [mark[0] * 1e3 for mark in warm if mark is not None]
-    assert len(took) == rounds, "a run that was kept warm fails"
+    cold, *warm = took
     yield Figure(
         name="first DDP step, 4 workers, a run after the first with --keep-warm",
-        value=Measured.of(took),
+        value=Measured.of(warm),
         unit="ms",
         target=500,
-        how=f"the first run {cold[0]:.2f} s; {rounds} rounds",
+        how=f"the first run {cold / 1e3:.2f} s; {rounds} rounds"
+        + (f"; without {failed} that failed" if failed else ""),
     )
 
 

@@ -172,12 +172,15 @@ def _kill_below(root: int, keep: Collection[int], spares: Callable[[Process], bo
     That sleep is mostly over in an instant, as of what gives its memory back. Else it ends whenever its disk answers.
     """
     refused: set[int] = set(keep)
+    spared: set[int] = set()
     until = clock.now() + _SLEEP_TIMEOUT
     while below := [found for found in descendants(root) if found.pid not in refused and not spares(found)]:
-        killed = [found for found in below if with_sleeping or found.state != "D"]
+        if not with_sleeping:  # it may sleep again and again, for each line that it writes
+            spared.update(found.pid for found in below if found.state == "D")
+        killed = [found for found in below if found.pid not in spared]
         refused.update(found.pid for found in killed if not signal_process(found, signal.SIGKILL))
         reap(keep)
-        if all(found.state == "D" for found in below):
+        if all(found.state == "D" or found.pid in spared for found in below):
             if clock.now() >= until:
                 return
             time.sleep(_LOOK_AGAIN)

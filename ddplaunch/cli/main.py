@@ -31,14 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         return _main(argv, dict(os.environ))
-    except (LaunchError, ImportError) as error:  # what is not needed in each run is imported where it is
-        failure = error if isinstance(error, LaunchError) else not_imported(error)
-        write_stderr(failure.render())
-        return failure.status
-    except Exception:  # noqa: BLE001 - whatever it is, it is a bug of ours
-        sys.excepthook(*sys.exc_info())
-        write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
-        return BUG
+    except LaunchError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001 - whatever else it is, it is a bug of ours
+        # what is not needed in each run is imported where it is; what Python itself lacks is no matter of our files
+        if not isinstance(error, ImportError) or (error.name or "").partition(".")[0] in sys.stdlib_module_names:
+            sys.excepthook(*sys.exc_info())
+            write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
+            return BUG
+        failure = not_imported(error)
+    write_stderr(failure.render())
+    return failure.status
 
 
 def parse(verb: str, argv: Sequence[str]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import errno
 from functools import partial
 
 from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.process.linux import of_open_files
 
 # seconds to find who holds a port: a busy machine needs more than one; the command ends for it, and other nodes wait for its word
 _LOOK_TIMEOUT = 5.0
@@ -29,43 +30,47 @@ class Reservation:
 
 
 def reserve(port: int = 0, origin: str = "") -> Reservation:
-    """Reserve this port, or with 0 any free one; `origin` is what gave it, if that was not --master-port.
+    """Reserve this port, or with 0 any free one; `origin` is the reason why it is this one, or the option that says so.
 
     Raises:
         LaunchError: the port is taken, or may not be bound by this user.
     """
-    bound = for_all_addresses()
+    bound: socket.socket | None = None
     try:
+        bound = for_all_addresses()
         bind(bound, "", port)
     except OSError as error:
-        bound.close()
-        if error.errno == errno.EACCES:
-            hint = "a port above 1023, or none at all: ddplaunch then reserves a free one"
-            raise LaunchError(f"{_written(port, origin)}: this user may not bind it", hint=hint) from None
-        hint = "leave --master-port out, on each node that you start: ddplaunch then reserves a free one"
-        if _is_elsewhere(origin):
-            hint = "name another one there, the same for each node"
-        raise LaunchError(f"{_written(port, origin)} is taken{_holder(port)}", hint=hint) from None
+        if bound is not None:
+            bound.close()
+        raise _not_reserved(port, origin, error) from None
     return Reservation(bound)
 
 
-def _is_elsewhere(origin: str) -> bool:
-    """Whether it stands in an endpoint, as with torchrun's static rendezvous, or in a pod's variable."""
-    return origin == "MASTER_PORT" or "rdzv" in origin.lower()
-
-
-def _written(port: int, origin: str) -> str:
-    return f"port {port} of {origin}" if _is_elsewhere(origin) else f"--master-port {port}"
+def _not_reserved(port: int, origin: str, error: OSError) -> LaunchError:
+    is_ours = origin in ("", "--master-port", "launch()")
+    written = f"--master-port {port}" if is_ours else f"port {port} ({origin})"
+    if not port or error.errno not in (errno.EACCES, errno.EADDRINUSE):
+        what = written if port else "a free port"
+        return LaunchError(f"{what} cannot be reserved: {why_failed(error)}{of_open_files(error.errno)}")
+    if error.errno == errno.EACCES:
+        hint = "`--master-port` with a port above 1023, or leave it out: ddplaunch then reserves a free one"
+        return LaunchError(f"{written}: this user may not bind it", hint=hint)
+    hint = "leave --master-port out, on each node that you start: ddplaunch then reserves a free one"
+    if not is_ours:
+        hint = (
+            "name another one there, or, where that is not yours, `--master-port` with another; the same for each node"
+        )
+    return LaunchError(f"{written} is taken{_holder(port)}", hint=hint)
 
 
 def _holder(port: int) -> str:
     """Name the process that holds a port, as far as this user may see it."""
-    from ddplaunch.process.ask import AskedEnded, ask  # only an error needs it
+    from ddplaunch.process.ask import ask  # only an error needs it
 
     try:
         # it reads the memory of a process, which may wait for that process's disk
         return ask(partial(_look_for_holder, port), _LOOK_TIMEOUT)
-    except (OSError, AskedEnded):
+    except Exception:  # noqa: BLE001 - psutil's own, or it is missing: that the port is taken is to be said all the same
         return ""
 
 

@@ -130,3 +130,28 @@ def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, modul
     assert ended.err.startswith("error: ddplaunch cannot import its modules: ")
     assert named in ended.err.splitlines()[0]
     job.nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "status", "said"),
+    [
+        (
+            "msgspec",
+            ("--nnodes", 2, "--simulate", "--no-python", "true"),
+            126,
+            "error: ddplaunch cannot import its modules: ",
+        ),
+        ("socket", ("ps",), 125, "error: this is a bug in ddplaunch "),
+    ],
+)
+def test_a_module_of_others_that_cannot_be_imported_is_named_and_one_of_python_is_our_bug(
+    job, slow_files, module, argv, status, said
+):
+    folder = Path(slow_files["PYTHONPATH"])
+    (folder / "sitecustomize.py").unlink()
+    (folder / f"{module}.py").write_text(f"raise ImportError('not here', name={module!r})\n")
+    ended = job.run(*argv, env=slow_files)
+    assert (ended.status, ended.out) == (status, "")
+    assert said in ended.err
+    assert "ImportError: not here" in ended.err
+    job.nothing_left()

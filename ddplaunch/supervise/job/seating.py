@@ -22,13 +22,15 @@ def why_refused(state: State, member: Member) -> str | None:
 
 def hint_to_refused(state: State, member: Member) -> str:
     """Give what to type on a node that cannot take part."""
+    if len(state.members) == state.policy.max_nodes:
+        hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
+    else:
+        free = next(place for place in range(1, state.policy.max_nodes) if state.members.at(place) is None)
+        hint = f"give each node a rank of its own: `--node-rank {free}` is free"
     other = None if member.wanted is None else state.members.at(member.wanted)
     if other is not None and other.host == member.host:
-        return "an agent on this host has that rank: if it has just ended, try again once the job has noticed"
-    if len(state.members) == state.policy.max_nodes:
-        return "for more nodes type a greater `--nnodes` on each; another job needs another `--master-port` on each of its nodes"
-    free = next(place for place in range(1, state.policy.max_nodes) if state.members.at(place) is None)
-    return f"give each node a rank of its own: `--node-rank {free}` is free"
+        hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
+    return hint
 
 
 def order(members: Mapping[int, Member]) -> tuple[Member, ...]:

@@ -56,10 +56,8 @@ from tests.unit.supervise.job_histories import (
 FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
 
 FREE = "give each node a rank of its own: `--node-rank {}` is free"
-FULL = (
-    "for more nodes type a greater `--nnodes` on each; another job needs another `--master-port` on each of its nodes"
-)
-HAS_ENDED = "an agent on this host has that rank: if it has just ended, try again once the job has noticed"
+FULL = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
+HAS_ENDED = "; or, if the agent with that rank has just ended, try again once the job has noticed"
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
@@ -82,7 +80,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "an agent that is started again before its end was noticed waits for that": (
         THREE,
         [Joined(member(0, 0), 0), Joined(member(1, 1), 1), Joined(replace(member(2, 1), host="b"), 2)],
-        [Refuse(2, "node rank 1 is taken by b", 2, HAS_ENDED)],
+        [Refuse(2, "node rank 1 is taken by b", 2, FREE.format(2) + HAS_ENDED)],
     ),
     "rank 0 is the coordinator's, with or without asking for it": (
         THREE,
