@@ -49,7 +49,7 @@ BENCHMARKS: dict[str, Callable[[Bed], Iterator[Figure]]] = {
     "differences": differences.differences,
     "threads": throughput.threads,
 }
-_EMPTY = 9.0  # milliseconds of `python -c pass` on the machine for which targets in times and rates were set
+_EMPTY = 9.0  # milliseconds of `python -c pass` on the machine for which targets in milliseconds were set
 
 
 def main() -> None:
@@ -95,15 +95,10 @@ def main() -> None:
 
 
 def _for_pace(figure: Figure, slower: float) -> Figure:
-    """Stretch a target in a time or a rate by how much slower than the first machine this one starts a Python."""
-    if figure.target is None:
+    """Stretch a target in milliseconds by how much slower than the first machine this one starts a Python."""
+    if figure.unit != "ms" or figure.target is None:
         return figure
-    match figure.unit:
-        case "ms" | "s":
-            return replace(figure, target=round(figure.target * slower, 0 if figure.unit == "ms" else 1))
-        case "MB/s":
-            return replace(figure, target=round(figure.target / slower))
-    return figure
+    return replace(figure, target=round(figure.target * slower))
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

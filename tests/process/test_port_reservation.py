@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 
 import pytest
@@ -65,6 +66,22 @@ def test_a_reserved_port_is_not_reserved_again_until_it_is_released(reserved):
     )
     first.release()
     assert reserved(first.port).port == first.port
+
+
+def test_without_a_descriptor_left_it_is_said_why_none_can_be_reserved():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))  # it is the lowest: none below it is free
+    try:
+        with pytest.raises(LaunchError) as refused:
+            reserve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (
+        refused.value.message
+        == f"a free port cannot be reserved: too many open files, and no more than {free} are allowed"
+    )
 
 
 no_ipv6 = pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")

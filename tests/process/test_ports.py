@@ -70,6 +70,15 @@ def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listen
     job.nothing_left()
 
 
+def test_a_taken_port_is_an_error_also_where_its_holder_cannot_be_looked_for(job, program, listening):
+    port = listening.getsockname()[1]
+    (job.home / "psutil.py").write_text("raise ImportError('not here', name='psutil')\n")
+    result = job.run("--master-port", port, program("behave"), "all=done", env={"PYTHONPATH": str(job.home)})
+    assert result.status == 2
+    assert result.err.startswith(f"error: --master-port {port} is taken\n")
+    job.nothing_left()
+
+
 def test_a_port_that_another_job_has_only_reserved_is_taken(job, another, program):
     port = waiting_job(job, program)
     result = another.run("--master-port", port, program("behave"), "all=done")

@@ -251,6 +251,36 @@ def test_a_host_that_is_cut_off_waits_for_no_agent_that_does_not_run():
             front.kill()
 
 
+LEFT_ASLEEP = """
+import os, sys
+from pathlib import Path
+from ddplaunch.agent import front
+
+def agent(pipes):
+    pid = os.fork()
+    if pid == 0:
+        # until the child has opened its stdin, which it never has, its parent is in the sleep of vfork(2)
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+        sum(range(5_000_000))
+        open(sys.argv[2], "w").close()
+        os._exit(0)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "D":
+        pass
+    return 0
+
+sys.exit(front.run(agent, (), ()))
+"""
+
+
+def test_what_sleeps_when_the_agent_has_ended_is_waited_for_and_not_killed(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    ended = run(
+        [sys.executable, "-c", LEFT_ASLEEP, tmp_path / "fifo", tmp_path / "done"], timeout=PATIENCE, check=False
+    )
+    assert ended.returncode == 0
+    assert (tmp_path / "done").exists()
+
+
 def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job, program):
     """The agent ends before the front would give it up."""
     reader, writer = os.pipe()
