@@ -269,7 +269,8 @@ def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
     ours: list[RecordingHandler] = []
     dialer = loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
     loop.until(lambda: theirs and ours)
-    assert loop.failures == [(f"127.0.0.1:{listener.port}", "connection refused")]
+    # on a busy machine more than once
+    assert {*loop.failures} == {(f"127.0.0.1:{listener.port}", "connection refused")}
     assert dialer.deadline is None
 
 
@@ -786,7 +787,7 @@ def test_targets_that_cannot_even_be_tried_are_told(loop) -> None:
     ours: list[RecordingHandler] = []
     loop.dial(ours, at(listener.port, "::1"), at(listener.port), source="127.0.0.2")
     loop.until(lambda: ours)
-    assert [endpoint for endpoint, _ in loop.failures] == [f"[::1]:{listener.port}"]
+    assert {endpoint for endpoint, _ in loop.failures} == {f"[::1]:{listener.port}"}
 
 
 def test_new_targets_take_the_place_of_the_old(loop) -> None:
