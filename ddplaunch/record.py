@@ -42,7 +42,13 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
 
 def replace(old: T, /, **changes: Any) -> T:
     """Give a record like `old` with some fields changed."""
-    return type(old)(**{**vars(old), **changes})
+    new = object.__new__(type(old))
+    fields = vars(new)
+    fields.update(vars(old))
+    fields.update(changes)
+    if len(fields) > len(vars(old)):
+        _refuse_unknown(type(old), changes)
+    return new
 
 
 def fields_of(cls: Any) -> Mapping[str, Any]:
@@ -74,11 +80,16 @@ def _init(self: Any, *args: Any, **given: Any) -> None:
         given.update(zip(cls.__match_args__, args, strict=False))
     fields = {**cls._fields, **given}
     if len(fields) > len(cls._fields):
-        raise TypeError(f"{cls.__name__} has no field {next(name for name in given if name not in cls._fields)}")
-    for name, value in fields.items():
-        if value is _REQUIRED:
-            raise TypeError(f"{cls.__name__} needs {name}")
+        _refuse_unknown(cls, given)
+    if len(given) < len(fields):
+        for name, value in fields.items():
+            if value is _REQUIRED:
+                raise TypeError(f"{cls.__name__} needs {name}")
     self.__dict__.update(fields)
+
+
+def _refuse_unknown(cls: Any, given: Mapping[str, Any]) -> None:
+    raise TypeError(f"{cls.__name__} has no field {next(name for name in given if name not in cls._fields)}")
 
 
 def _refuse(self: Any, name: str, value: object = None) -> None:

@@ -25,6 +25,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
+from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.process.tree import Leftovers
 from ddplaunch.record import replace
 from ddplaunch.supervise import node
@@ -45,6 +46,7 @@ def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) ->
     # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
     gc.freeze()
     gc.enable()
+    keep_freed_memory()
     return Agent(job, AgentSetup(job.inputs, files), pipes).run(connect)
 
 

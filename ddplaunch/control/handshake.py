@@ -45,7 +45,7 @@ class Key(bytes):
 def key(token: str | None, job: str) -> Key:
     """Make the job's key; without a token it follows from the job's name."""
     secret = b"no token" if token is None else b"token " + token.encode("utf-8", "surrogateescape")
-    return Key(_mac(secret, b"ddplaunch", job.encode("utf-8", "surrogateescape")))
+    return Key(Mac(secret).of(_join(b"ddplaunch", job.encode("utf-8", "surrogateescape"))))
 
 
 class Refused(Exception):
@@ -165,19 +165,19 @@ class _Proofs:
     """All that can be computed from the key and both nonces."""
 
     def __init__(self, key: Key, protocol: int, server_nonce: bytes, client_nonce: bytes) -> None:
-        self._key = key
-        self._shared = (b"%d" % protocol, server_nonce, client_nonce)
+        self._mac = Mac(key)
+        self._shared = _join(b"%d" % protocol, server_nonce, client_nonce)
 
     def of(self, role: bytes) -> bytes:
-        return _mac(self._key, b"proof", role, *self._shared)
+        return self._mac.of(_join(b"proof", role), self._shared)
 
     def session_key(self, sender: bytes) -> bytes:
-        return _mac(self._key, b"session", sender, *self._shared)
+        return self._mac.of(_join(b"session", sender), self._shared)
 
 
-def _mac(secret: bytes, *parts: bytes) -> bytes:
+def _join(*parts: bytes) -> bytes:
     # with their lengths, so that no two lists of parts give the same bytes
-    return Mac(secret).of(b"".join(len(part).to_bytes(4) + part for part in parts))
+    return b"".join([len(part).to_bytes(4) + part for part in parts])
 
 
 class _Version(msgspec.Struct):

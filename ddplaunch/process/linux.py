@@ -20,7 +20,10 @@ _MFD_CLOEXEC, _MFD_ALLOW_SEALING = 1, 2  # linux/memfd.h
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 2, 4  # linux/fcntl.h
 _F_SETPIPE_SZ = 1031  # fcntl.h; in the fcntl module since Python 3.10
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
 OPEN_FILES = 1 << 20
+_KEPT_MEMORY = 1 << 21  # bytes
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -71,6 +74,16 @@ def detach(*fds: int) -> None:
         os.dup2(fd, target)
     # another process may wait for the end of a pipe, or for a port
     os.closerange(len(high), os.sysconf("SC_OPEN_MAX"))
+
+
+def keep_freed_memory() -> None:
+    """Keep some memory that is freed, for what passes through soon takes as much again: glibc gives 128 KiB back at once.
+
+    See mallopt(3). Other C libraries have no such call, and keep what they keep.
+    """
+    if (mallopt := getattr(_libc, "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_MEMORY // 2)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_MEMORY)
 
 
 def grow_pipe(fd: int, size: int) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from ddplaunch.process.linux import grow_pipe, unread
 
-# malloc returns larger pieces to the system each time, and allocating them again costs more than all the rest
-CHUNK = 1 << 15  # bytes read at once
+CHUNK = 1 << 16  # bytes read at once
 PIPE = 1 << 18  # bytes that a worker can write before it blocks
 PIPES = 1 << 25  # bytes of all pipes; above 64 MiB a user's further pipes are tiny (pipe-user-pages-soft, pipe(7))
 
