@@ -171,7 +171,7 @@ def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iter
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
-    if spec.simulate and "nnodes" not in spec.origins:
+    if spec.simulate and spec.nnodes[1] == 1 and not spec.origin("nnodes").startswith("-"):
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
     if any(word.startswith("--") and word.partition("=")[0].replace("_", "-") in FLAGS for word in spec.program.args):
         from ddplaunch.cli import mistakes

@@ -66,7 +66,7 @@ def run(
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
     if draft.master_port and 0 in draft.ranks:
-        port.reserve(draft.master_port, draft.reasons["master_port"]).release()
+        port.reserve(draft.master_port, draft.reasons["master_port"], named=spec.no_control).release()
     if draft.world_size > 1 and draft.master_addr == LOOPBACK:
         port.check_loopback()
     is_here = spec.debug_rank is None or spec.debug_rank in draft.ranks

@@ -29,8 +29,10 @@ class Reservation:
         self._bound.close()
 
 
-def reserve(port: int = 0, origin: str = "") -> Reservation:
+def reserve(port: int = 0, origin: str = "", *, named: bool = False) -> Reservation:
     """Reserve this port, or with 0 any free one; `origin` is the reason why it is this one, or the option that says so.
+
+    `named`: it has to be named, since nothing else tells it to the other nodes.
 
     Raises:
         LaunchError: the port is taken, or may not be bound by this user.
@@ -42,11 +44,11 @@ def reserve(port: int = 0, origin: str = "") -> Reservation:
     except OSError as error:
         if bound is not None:
             bound.close()
-        raise _not_reserved(port, origin, error) from None
+        raise _not_reserved(port, origin, named, error) from None
     return Reservation(bound)
 
 
-def _not_reserved(port: int, origin: str, error: OSError) -> LaunchError:
+def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> LaunchError:
     is_ours = origin in ("", "--master-port", "launch()")
     written = f"--master-port {port}" if is_ours else f"port {port} ({origin})"
     if not port or error.errno not in (errno.EACCES, errno.EADDRINUSE):
@@ -60,6 +62,8 @@ def _not_reserved(port: int, origin: str, error: OSError) -> LaunchError:
         hint = (
             "name another one there, or, where that is not yours, `--master-port` with another; the same for each node"
         )
+    elif named:
+        hint = "`--master-port` with another one, the same on each node"
     return LaunchError(f"{written} is taken{_holder(port)}", hint=hint)
 
 

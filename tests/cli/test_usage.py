@@ -243,6 +243,7 @@ NOTED = [
      "DDPLAUNCH_NPROC_PER_NODE?"),
     ("train.py", {"DDPLAUNCH_\x1bcccccccc": "2"}, "DDPLAUNCH_\\x1bcccccccc has no effect: ddplaunch has no such variable"),
     ("--simulate train.py", {}, "--simulate has one node; for two type `--nnodes 2` as well"),
+    ("--simulate train.py", {"PET_NNODES": "1"}, "--simulate has one node; for two type `--nnodes 2` as well"),
     ("--simulate --nnodes 1 train.py", {}, ""),
     ("-q train.py --nnodes 2", {"DDPLAUNCH_NPROC": "2"}, ""),
     ("train.py --backend gloo", {"DDPLAUNCH_TOKEN": "secret"}, ""),  # scripts have a --backend, too

@@ -61,6 +61,16 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, li
     job.nothing_left()
 
 
+def test_without_a_control_channel_another_port_has_to_be_named(job, program, listening):
+    port = listening.getsockname()[1]
+    words = ["--no-control", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
+    result = job.run(*words, program("behave"), "all=done")
+    assert result.status == 2
+    assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
+    assert "hint: `--master-port` with another one, the same on each node" in result.err
+    job.nothing_left()
+
+
 def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listening):
     port = listening.getsockname()[1]
     result = job.run("--rdzv-endpoint", f"localhost:{port}", program("behave"), "all=done")
