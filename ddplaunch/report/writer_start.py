@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 
+from ddplaunch.errors import not_imported
 from ddplaunch.output.file_messages import PROGRESS, reply
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process.linux import detach, memory_file, of_open_files, signal_at_end_of
@@ -37,6 +38,8 @@ def start_writer() -> FileQueue:
             gc.freeze()  # the start went without a collector; a job of weeks needs one, here too
             gc.enable()
             file_writer.run(3, 4, 5)
+        except ImportError as error:
+            os.write(3, reply(none=f"no logs are kept: {not_imported(error).message}"))
         except OSError as error:  # it has not come so far as to be out of reach
             its.send(reply(none=f"no logs are kept: {error.strerror}{of_open_files(error.errno)}"))
         finally:

@@ -132,6 +132,17 @@ def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, modul
     job.nothing_left()
 
 
+@pytest.mark.parametrize("module", ["report/file_writer.py", "output/log.py"])
+def test_without_a_module_that_writes_logs_it_is_said_why_there_are_none(job, slow_files, module):
+    Path(slow_files["PYTHONPATH"], "sitecustomize.py").unlink()
+    Path(slow_files["PYTHONPATH"], "ddplaunch", module).unlink()
+    ended = job.run("--no-python", "true", env=slow_files)
+    assert (ended.status, ended.out) == (0, "")
+    assert "ddplaunch: warning: no logs are kept: ddplaunch cannot import its modules: " in ended.err
+    assert Path(module).stem in ended.err.splitlines()[0]
+    job.nothing_left()
+
+
 @pytest.mark.parametrize(
     ("module", "argv", "status", "said"),
     [
