@@ -30,4 +30,4 @@ def test_freed_memory_is_taken_again_without_the_kernel() -> None:
         argv = [sys.executable, "-c", _FAULTS, which]
         return int(subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout)
 
-    assert faults("kept") < 100 < 1000 < faults("not kept")
+    assert 5 * faults("kept") < faults("not kept")
