@@ -100,7 +100,7 @@ def _state(running: RunningWorker | None, kernel: str, debugged: bool) -> tuple[
     if running is None:
         return "waiting", ""
     if (end := running.look()) is not None:
-        return "ended", str(end)
+        return "ended", line(str(end))
     if kernel in _STATES:
         return _STATES[kernel], ""
     if running.stopped_with is not None:

@@ -9,11 +9,12 @@ from msgspec import Meta, Struct
 from ddplaunch.control.fields import Duration, Number, Piece, Size
 
 MAX_MEMBERS = 4096  # characters of the ranks of a group: each node sends them with each reading
-_MAX_CALLS = 100_000
+MAX_CALLS = 100_000
+MAX_SETS = 4096  # of ranks
+MAX_SERIES = 100_000  # workers and groups
 _MAX_RANKS = 65536
-_MAX_SERIES = 100_000  # workers and groups
 
-Gaps = Annotated[tuple[Size, ...], Meta(max_length=_MAX_CALLS)]  # each from the one before, the first one from zero
+Gaps = Annotated[tuple[Size, ...], Meta(max_length=MAX_CALLS)]  # each from the one before, the first one from zero
 Members = Annotated[str, Meta(max_length=MAX_MEMBERS, pattern=r"\A[0-9,-]*\Z")]  # ranks as ranges: "0-8191"
 
 
@@ -43,5 +44,5 @@ class NodeArrivals(Struct, frozen=True, tag="arrivals"):
 
     # nanoseconds that the time of day is ahead of CLOCK_MONOTONIC
     wall: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    members: Annotated[tuple[Members, ...], Meta(max_length=4096)]
-    series: Annotated[tuple[SentArrivals, ...], Meta(max_length=_MAX_SERIES)]
+    members: Annotated[tuple[Members, ...], Meta(max_length=MAX_SETS)]
+    series: Annotated[tuple[SentArrivals, ...], Meta(max_length=MAX_SERIES)]

@@ -5,6 +5,7 @@ Names and hosts are those that the options take. Texts of programs are bounded o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -17,14 +18,16 @@ from ddplaunch.options.parsers import NAME, UNPRINTABLE
 from ddplaunch.options.table import BACKENDS
 
 _LARGEST = 2**31 - 1
+_LARGEST_SIZE = 2**63 - 1
+_LONGEST_DURATION = 1e12
 _LINE = 1000  # characters
 _TEXT = 200_000
 _HOST = 255
 
 Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
-Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # bytes
+Size = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # bytes
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # of a clock
-Duration = Annotated[float, Meta(ge=0, le=1e12)]  # seconds
+Duration = Annotated[float, Meta(ge=0, le=_LONGEST_DURATION)]  # seconds
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Signal = Annotated[int, Meta(ge=1, le=64)]
 Status = Annotated[int, Meta(ge=0, le=255)]
@@ -84,3 +87,13 @@ def host(name: str) -> str:
 def number(value: int) -> int:
     """Make a number that a program wrote fit for a `Number`."""
     return max(0, min(value, _LARGEST))
+
+
+def size(value: int) -> int:
+    """Make a number that a program wrote fit for a `Size`."""
+    return max(0, min(value, _LARGEST_SIZE))
+
+
+def duration(seconds: float) -> float:
+    """Make seconds that follow from what a program wrote fit for a `Duration`; 0 for no number."""
+    return 0.0 if math.isnan(seconds) else max(0.0, min(seconds, _LONGEST_DURATION))

@@ -31,7 +31,7 @@ from ddplaunch.control.fields import (
     Workers,
     decoder,
 )
-from ddplaunch.control.questions import Answer, Question
+from ddplaunch.control.questions import Answer, NoAnswer, Question
 from ddplaunch.control.stack_answers import NodeStacks
 
 _MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
@@ -214,9 +214,7 @@ class StartFailure(Struct, frozen=True):
     errno: Number
 
 
-class Ended(Struct, frozen=True, tag="ended"):
-    """An agent to the coordinator: nothing of this generation is left here."""
-
+class _Ended(Struct, frozen=True, tag="ended"):
     generation: Number
     exits: tuple[Exit, ...]
     start_failure: StartFailure | None
@@ -224,8 +222,13 @@ class Ended(Struct, frozen=True, tag="ended"):
     oom_kills: Number  # while the job ran
     shm: tuple[Size, Size] | None  # bytes of /dev/shm, and how many of them are free
     log_folder: Line | None
-    stacks: NodeStacks | None = None  # where the workers were when they had to end
     oom_kills_of_machine: bool = False  # not of the node's cgroup alone
+
+
+class Ended(_Ended, frozen=True, tag="ended"):
+    """An agent to the coordinator: nothing of this generation is left here."""
+
+    stacks: NodeStacks | None = None  # where the workers were when they had to end
 
 
 class Quit(Struct, frozen=True, tag="quit"):
@@ -245,10 +248,13 @@ class Ask(Struct, frozen=True, tag="ask"):
     question: Question
 
 
-class Answered(Struct, frozen=True, tag="answered"):
+class _Answered(Struct, frozen=True, tag="answered"):
+    number: Number
+
+
+class Answered(_Answered, frozen=True, tag="answered"):
     """An agent to the coordinator: the answer to the question of this number."""
 
-    number: Number
     answer: Answer
 
 
@@ -273,3 +279,16 @@ ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
 for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)
+_without_words: Callable[[bytes], _Ended | _Answered] = decoder(_Ended | _Answered)
+
+
+def for_coordinator_without_words(payload: bytes) -> Answered | Ended:
+    """Return what is left of a malformed message without what it tells of its workers, of which a job can do without all.
+
+    Raises:
+        Malformed: what is left is malformed too, or it is no such message.
+    """
+    left = _without_words(payload)
+    if isinstance(left, _Answered):
+        return Answered(left.number, NoAnswer("has sent a malformed answer"))
+    return Ended(**msgspec.structs.asdict(left))

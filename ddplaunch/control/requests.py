@@ -14,8 +14,20 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import Duration, Host, Keyword, Line, Number, Piece, Status, Text, decoder
-from ddplaunch.control.questions import Answer, Question
+from ddplaunch.control.fields import (
+    Duration,
+    Host,
+    Keyword,
+    Line,
+    Malformed,
+    Number,
+    Piece,
+    Status,
+    Text,
+    decoder,
+    line,
+)
+from ddplaunch.control.questions import Answer, NoAnswer, Question
 
 PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
 
@@ -58,11 +70,14 @@ class Run(Struct, frozen=True, tag="run"):
     straggler: Piece = ""  # in a sentence
 
 
-class NodeReply(Struct, frozen=True, tag="node"):
-    """What one node has answered."""
-
+class _NodeReply(Struct, frozen=True, tag="node"):
     node_rank: Number | None  # None: it takes no part in this generation
     host: Host
+
+
+class NodeReply(_NodeReply, frozen=True, tag="node"):
+    """What one node has answered."""
+
     answer: Answer
 
 
@@ -109,4 +124,21 @@ Reply = Run | NodeReply | Done | RunEnded | Attached | Unreached | Said | Reques
 encode = msgspec.json.Encoder().encode
 protocol_of: Callable[[bytes], _Protocol] = decoder(_Protocol)
 for_agent: Callable[[bytes], Request] = decoder(Request)
-for_client: Callable[[bytes], Reply] = decoder(Reply)
+_for_client: Callable[[bytes], Reply] = decoder(Reply)
+_without_answer: Callable[[bytes], _NodeReply] = decoder(_NodeReply)
+
+
+def for_client(payload: bytes) -> Reply:
+    """Return the reply; of a node whose answer alone is malformed, that it has none.
+
+    Raises:
+        Malformed: it is no reply.
+    """
+    try:
+        return _for_client(payload)
+    except Malformed as error:
+        try:
+            left = _without_answer(payload)
+        except Malformed:
+            raise error from None
+        return NodeReply(left.node_rank, left.host, NoAnswer(line(f"has sent a malformed answer ({error})")))

@@ -9,8 +9,13 @@ from msgspec import Meta, Struct
 from ddplaunch.control.fields import Line, Number, Piece, Size, Text
 
 MAX_PROCESSES = 20_000
-_MAX_STACKS = 100_000
-_MAX_RANKS = 65536
+MAX_THREADS = 256  # of a process
+MAX_FRAMES = 256  # of a thread
+MAX_STACKS = 100_000
+MAX_GROUPS = 256  # of a process
+MAX_CALLS = 64  # of a group
+MAX_SETS = 4096  # of ranks
+MAX_RANKS = 65536  # of a group
 
 
 class AskStacks(Struct, frozen=True, tag="stacks"):
@@ -55,7 +60,7 @@ class SentGroup(Struct, frozen=True, array_like=True):
     name: Piece
     title: Piece
     members: Number  # their place among the sets of ranks
-    calls: Annotated[tuple[SentCall, ...], Meta(max_length=64)]
+    calls: Annotated[tuple[SentCall, ...], Meta(max_length=MAX_CALLS)]
 
 
 class SentProcess(Struct, frozen=True):
@@ -64,10 +69,10 @@ class SentProcess(Struct, frozen=True):
     rank: Number
     pid: Number
     child: Line
-    threads: Annotated[tuple[SentThread, ...], Meta(max_length=256)]
+    threads: Annotated[tuple[SentThread, ...], Meta(max_length=MAX_THREADS)]
     state: Piece
     ended: bool
-    groups: Annotated[tuple[SentGroup, ...], Meta(max_length=256)] | None
+    groups: Annotated[tuple[SentGroup, ...], Meta(max_length=MAX_GROUPS)] | None
     native: Text
     ras: Text = ""
 
@@ -75,6 +80,8 @@ class SentProcess(Struct, frozen=True):
 class NodeStacks(Struct, frozen=True, tag="stacks"):
     """All workers of a node, by rank."""
 
-    stacks: Annotated[tuple[Annotated[tuple[SentFrame, ...], Meta(max_length=256)], ...], Meta(max_length=_MAX_STACKS)]
-    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=_MAX_RANKS)], ...], Meta(max_length=4096)]
+    stacks: Annotated[
+        tuple[Annotated[tuple[SentFrame, ...], Meta(max_length=MAX_FRAMES)], ...], Meta(max_length=MAX_STACKS)
+    ]
+    members: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=MAX_RANKS)], ...], Meta(max_length=MAX_SETS)]
     processes: Annotated[tuple[SentProcess, ...], Meta(max_length=MAX_PROCESSES)]

@@ -54,9 +54,16 @@ class Agents:
         self._reports: dict[int, set[messages.ToCoordinator]] = {}  # of this generation, by connection
         self._said_hello = 0  # agents, those that are gone included
         self._refusals: set[str] = set()  # that were printed
+        self._warned: set[int] = set()  # of whom it was printed that something was dropped
         self._end: JobEnd | None = None
         self.connections = Connections(
-            terms, selector, received=self._received, lost=self._lost, refused=self._refused, clock=clock.now
+            terms,
+            selector,
+            received=self._received,
+            lost=self._lost,
+            dropped=self._dropped,
+            refused=self._refused,
+            clock=clock.now,
         )
         self.port = self.connections.port
 
@@ -69,6 +76,13 @@ class Agents:
 
     def _refused(self, address: str, reason: str) -> None:
         self._print(f"refused a connection from {address}: {reason}")
+
+    def _dropped(self, id: int, reason: str) -> None:
+        """Warn, once for each agent, that something was dropped of what it has sent."""
+        if id in self._hellos and id not in self._warned:
+            self._warned.add(id)
+            host = self._hellos[id].seat.host
+            self._print(f"warning: what {host} has sent about its workers was dropped: {reason}")
 
     def _received(self, id: int, message: messages.ToCoordinator) -> None:
         match message:
@@ -157,6 +171,7 @@ class Agents:
     def _lost(self, id: int, reason: str) -> None:
         for known in (self._hellos, self._waiting, self._ranks, self._reports):
             known.pop(id, None)
+        self._warned.discard(id)
         if self._end is not None:
             return  # they close as ordered
         if id in self._watchers:

@@ -47,7 +47,8 @@ class _Connection:
 class Connections:
     """Authenticated peers by number, in order of arrival; each is pinged from time to time.
 
-    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason.
+    `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason. `dropped` gets each
+    peer of whose message what it tells of workers was malformed and left out, with the reason: no node is lost for that.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class Connections:
         *,
         received: Callable[[int, messages.ToCoordinator], None],
         lost: Callable[[int, str], None],
+        dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._received_message = received
         self._lost = lost
+        self._dropped = dropped
         self._clock = clock
         self._heartbeat_timeout = terms.heartbeat_timeout
         # of one length from the first to the last: what counts is the number of pings without an answer
@@ -169,7 +172,7 @@ class Connections:
         connection = self._connections[id]
         heartbeat = connection.heartbeat
         try:
-            message = messages.for_coordinator(payload)
+            message = self._decoded(id, payload)
         except Malformed as error:
             self.expel(id, f"sent a malformed message ({error})")
             return
@@ -179,6 +182,22 @@ class Connections:
         else:
             self._received_message(id, message)
             connection.is_known = True
+
+    def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator:
+        """Return the message, without what it tells of workers where that alone is malformed.
+
+        Raises:
+            Malformed: the rest is malformed.
+        """
+        try:
+            return messages.for_coordinator(payload)
+        except Malformed as error:
+            try:
+                message = messages.for_coordinator_without_words(payload)
+            except Malformed:
+                raise error from None
+            self._dropped(id, str(error))
+            return message
 
     def _closed(self, id: int, reason: str) -> None:
         del self._connections[id]

@@ -13,7 +13,8 @@ from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
 _MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
-_SHORT = 1000  # characters
+_SHORT = 1000  # characters of a text of each of the others,
+_SHORT_TEXTS = 100_000  # and of all these texts, so that also the ends of thousands fit into a message
 _TEXT = 20_000  # so that the whole message stays far below what a frame may hold
 _FRAMES = 100
 _PART = 250  # characters of each part of a frame
@@ -25,7 +26,8 @@ def sent(exits: Iterable[WorkerExit]) -> tuple[Exit, ...]:
     ends = sorted(exits, key=failed_at)
     failed = [end for end in ends if end.status != 0 or end.error is not None]
     whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
-    return tuple(_sent(end if end.rank in whole else _without_text(end)) for end in ends)
+    short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
+    return tuple(_sent(end if end.rank in whole else _without_text(end, short)) for end in ends)
 
 
 def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExit, ...]:
@@ -33,11 +35,12 @@ def received(exits: Sequence[Exit], host: str, offset: float) -> tuple[WorkerExi
     return tuple(_received(end, host, offset) for end in exits)
 
 
-def _without_text(end: WorkerExit) -> WorkerExit:
+def _without_text(end: WorkerExit, short: int) -> WorkerExit:
     error = end.error
     # the type and the message say whether this failure only follows another
-    kept = error and replace(error, message=error.message[:_SHORT], traceback="", frames=())
-    return replace(end, stderr_tail=end.stderr_tail[-_SHORT:] if end.status != 0 and not error else "", error=kept)
+    kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
+    tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
+    return replace(end, stderr_tail=tail, error=kept)
 
 
 def _sent(end: WorkerExit) -> Exit:

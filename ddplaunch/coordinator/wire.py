@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import structs
+
 from ddplaunch.control import messages
 from ddplaunch.control.fields import host as host_name
 from ddplaunch.control.fields import line, text
+from ddplaunch.control.frames import LIMIT
 from ddplaunch.coordinator import exits
 from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.errors import below
@@ -51,17 +54,17 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
         case Answered(number, answer):
             return messages.Answered(number, answer)
         case NodeEnd(generation, ends, failed, left, traces, samples):
-            return messages.Ended(
+            ended = messages.Ended(
                 generation=generation,
                 exits=exits.sent(ends),
                 start_failure=_sent_failure(failed) if failed else None,
                 left=tuple(map(line, left[:_MOST_LEFT])),
-                stacks=_sent_samples(samples),
                 oom_kills=traces.oom_kills,
                 oom_kills_of_machine=traces.oom_kills_of_machine,
                 shm=traces.shm,
                 log_folder=None if traces.log_folder is None else line(traces.log_folder),
             )
+            return _with_samples(ended, samples)
     return None
 
 
@@ -178,14 +181,16 @@ def _sent_failure(failed: StartFailure) -> messages.StartFailure:
     return messages.StartFailure(failed.rank, line(failed.reason), failed.status, failed.errno)
 
 
-def _sent_samples(samples: Sequence[Sample]) -> NodeStacks | None:
-    """Give where workers were; None if there is nothing, or too much beside the ends of all workers."""
+def _with_samples(ended: messages.Ended, samples: Sequence[Sample]) -> messages.Ended:
+    """Return the message with where workers were, unless that is too much beside the ends of all workers."""
     if not samples:
-        return None
+        return ended
     from ddplaunch.stacks.sent import sent  # only failures need it
 
     found = sent(samples, threads=False)
-    return found if len(messages.encode(found)) <= _MOST_STACKS else None
+    size = len(messages.encode(found))
+    fits = size <= _MOST_STACKS and len(messages.encode(ended)) + size <= LIMIT
+    return structs.replace(ended, stacks=found) if fits else ended
 
 
 def _received_samples(found: NodeStacks | None, host: str) -> tuple[Sample, ...]:

@@ -42,7 +42,7 @@ def show(
     name = find.name_of(chosen)
     within = _NATIVE if native else WITHIN
     found = client.ask_all([chosen.place], AskStacks(within, threads, native), within + _ON_THE_WAY)
-    if not found or (found[0].run is None and found[0].problem):
+    if not found or (found[0].problem and not found[0].nodes):
         problem = found[0].problem if found else "has just ended"
         raise LaunchError(f"run {name} {below(problem)}", status=NODE_LOST)
     replies = found[0]
@@ -62,6 +62,8 @@ def show(
     cwd = working_directory() or ""
     waits = explain(samples, cwd)
     silent = [f"{_node(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
+    if replies.problem:
+        silent.append(f"run {name} {below(replies.problem)}")
     if as_json:
         import json
 

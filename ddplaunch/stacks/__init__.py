@@ -28,7 +28,7 @@ class Call:
     outputs: str
     done: bool
     is_p2p: bool = False
-    at: int = 0  # nanoseconds of the time of day: when the worker came to it
+    at: int = 0  # nanoseconds of the time of day: when the worker came to it; 0: not known
 
 
 @record(kw_only=True)

@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import asdict
 
-from ddplaunch.control.arrival_answers import MAX_MEMBERS, NodeArrivals, SentArrivals
-from ddplaunch.control.fields import number, piece
+from ddplaunch.control.arrival_answers import MAX_CALLS, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
+from ddplaunch.control.fields import duration, number, piece, size
 from ddplaunch.plan.ranks import compress
 from ddplaunch.stacks.arrivals import Arrivals, arrivals
 from ddplaunch.stacks.recorder import answers, members_of
@@ -44,29 +44,32 @@ def _wall() -> int:
 
 
 def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
-    """Give what was read as it is sent."""
-    members: dict[str, int] = {}  # and their places
-    series = tuple(
-        SentArrivals(
-            rank=rank,
-            group=piece(each.group),
-            members=members.setdefault(each.members if len(each.members) <= MAX_MEMBERS else "", len(members)),
-            numbers=_gaps(each.numbers),
-            times=_gaps(each.times),
-            newest=each.newest,
-            newest_at=each.newest_at,
-            length=number(each.length),
-            period=max(0.0, each.period),
+    """Return what was read as it is sent: whatever that is, the result is valid."""
+    members: dict[str, int] = {"": 0}  # and their places
+    series = []
+    for rank, each in ((rank, each) for rank, of_rank in found.items() for each in of_rank):
+        known = each.members if len(each.members) <= MAX_MEMBERS else ""
+        if known not in members and len(members) < MAX_SETS:
+            members[known] = len(members)
+        series.append(
+            SentArrivals(
+                rank=number(rank),
+                group=piece(each.group),
+                members=members.get(known, 0),
+                numbers=_gaps(each.numbers[-MAX_CALLS:]),
+                times=_gaps(each.times[-MAX_CALLS:]),
+                newest=size(each.newest),
+                newest_at=size(each.newest_at),
+                length=number(each.length),
+                period=duration(each.period),
+            )
         )
-        for rank, of_rank in found.items()
-        for each in of_rank
-    )
-    return NodeArrivals(wall=wall, members=tuple(members), series=series)
+    return NodeArrivals(wall=wall, members=tuple(members), series=tuple(series[:MAX_SERIES]))
 
 
 def _gaps(values: Sequence[int]) -> tuple[int, ...]:
     # a clock that was set back would make a gap that cannot be sent
-    return tuple(max(0, after - before) for before, after in pairwise((0, *values)))
+    return tuple(size(after - before) for before, after in pairwise((0, *values)))
 
 
 def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:

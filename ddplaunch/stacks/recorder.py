@@ -147,7 +147,7 @@ def _call(fields: Mapping[str, Any]) -> Call | None:
     if number < 0 or not isinstance(name, str):
         return None
     done = fields.get("retired") is True or fields.get("state") == "completed"
-    created = number_of(fields.get("time_created_ns"))
+    created = max(0, number_of(fields.get("time_created_ns")))
     inputs, outputs = (_tensors(fields, side) for side in ("input", "output"))
     operation = name.partition(":")[2] or name  # "gloo:all_reduce"
     return Call(

@@ -1,4 +1,7 @@
-"""Samples as they are sent between nodes, and back. Pure; bounds what is sent, and trusts no number that arrives."""
+"""Samples as they are sent between nodes, and back. Pure; trusts no number that arrives.
+
+Whatever a sample holds, what is made of it here is valid: no receiver refuses it for what a worker has written.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,16 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import asdict
 
-from ddplaunch.control.fields import line, number, piece, text
+from ddplaunch.control.fields import line, number, piece, size, text
 from ddplaunch.control.stack_answers import (
+    MAX_CALLS,
+    MAX_FRAMES,
+    MAX_GROUPS,
     MAX_PROCESSES,
+    MAX_RANKS,
+    MAX_SETS,
+    MAX_STACKS,
+    MAX_THREADS,
     NodeStacks,
     SentCall,
     SentFrame,
@@ -25,45 +35,50 @@ _NATIVE = 20_000  # characters of a process
 
 
 class _Table(Generic[T]):
-    """Values by their places, equal ones once."""
+    """Values by their places, equal ones once, and no more than `most`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self.places: dict[T, int] = {}
 
     def place(self, value: T) -> int:
-        """The place of a value."""
+        """Return the place of a value; where the table is full, one at which a receiver finds nothing."""
+        if len(self.places) == self._most:
+            return self.places.get(value, self._most)
         return self.places.setdefault(value, len(self.places))
 
 
 def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
     """Give samples as they are sent; without `threads` only the main ones."""
-    stacks, members = _Table[tuple[Frame, ...]](), _Table[tuple[int, ...]]()
+    stacks, members = _Table[tuple[Frame, ...]](MAX_STACKS), _Table[tuple[int, ...]](MAX_SETS)
     processes = tuple(_process(sample, stacks, members, threads) for sample in list(samples)[:MAX_PROCESSES])
     return NodeStacks(
         stacks=tuple(
-            tuple(SentFrame(piece(frame.file), number(frame.line), piece(frame.function)) for frame in stack)
+            tuple(
+                SentFrame(piece(frame.file), number(frame.line), piece(frame.function)) for frame in stack[:MAX_FRAMES]
+            )
             for stack in stacks.places
         ),
-        members=tuple(tuple(map(number, ranks)) for ranks in members.places),
+        members=tuple(tuple(map(number, ranks[:MAX_RANKS])) for ranks in members.places),
         processes=processes,
     )
 
 
 def _process(
-    sample: Sample, stacks: _Table[tuple[Frame, ...]], members: _Table[tuple[int, ...]], threads: bool
+    sample: Sample, stacks: _Table[tuple[Frame, ...]], members: _Table[tuple[int, ...]], with_threads: bool
 ) -> SentProcess:
+    threads = [thread for thread in sample.threads if with_threads or thread.is_main]
     return SentProcess(
-        rank=sample.rank,
-        pid=sample.pid,
+        rank=number(sample.rank),
+        pid=number(sample.pid),
         child=line(sample.child),
         threads=tuple(
             SentThread(stacks.place(thread.frames), piece(thread.name), thread.is_main)
-            for thread in sample.threads
-            if threads or thread.is_main
+            for thread in threads[-MAX_THREADS:]  # the main one is the last
         ),
         state=piece(sample.state),
         ended=sample.ended,
-        groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups),
+        groups=None if sample.groups is None else tuple(_group(group, members) for group in sample.groups[:MAX_GROUPS]),
         native=text(sample.native, _NATIVE),
         ras=text(sample.ras, _NATIVE),
     )
@@ -72,9 +87,15 @@ def _process(
 def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
     calls = tuple(
         SentCall(
-            call.number, piece(call.operation), piece(call.inputs), piece(call.outputs), call.done, call.is_p2p, call.at
+            number=size(call.number),
+            operation=piece(call.operation),
+            inputs=piece(call.inputs),
+            outputs=piece(call.outputs),
+            done=call.done,
+            is_p2p=call.is_p2p,
+            at=size(call.at),
         )
-        for call in group.calls
+        for call in group.calls[-MAX_CALLS:]
     )
     return SentGroup(piece(group.name), piece(group.title), members.place(group.members), calls)
 

@@ -39,6 +39,7 @@ class Crowd:
             selector,
             received=lambda *_: None,
             lost=lambda *lost: self.lost.append(lost),
+            dropped=lambda *_: None,
             refused=lambda *_: None,  # who has not even said hello
             clock=lambda: self.now,
         )

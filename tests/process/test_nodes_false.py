@@ -77,6 +77,20 @@ def test_an_agent_that_talks_nonsense_is_a_node_lost(member, nodes, message, wor
     assert f"error: node 1 (visitor) was lost: {words}" in nodes.started[0].err
 
 
+@pytest.mark.parametrize("asked", ["a question", "the end"])
+def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(member, nodes, asked):
+    malformed = {"type": "stacks", "stacks": [], "members": [], "processes": [{"rank": -1, **PROCESS}]}
+    for _ in range(2 if asked == "a question" else 0):
+        member.say({"type": "answered", "number": 1, "answer": malformed})
+    (nodes.home / "signs" / "go").touch()
+    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
+    member.say(ended(exits=[[*END[:4], 0, *END[5:]]], stacks=malformed if asked == "the end" else None))
+    assert member.hear("quit")["status"] == 0
+    member.sock.close()
+    assert nodes.statuses() == [0]
+    assert nodes.started[0].err.count("warning: what visitor has sent about its workers was dropped: ") == 1
+
+
 def test_an_altered_message_is_not_taken_for_the_agents(member, nodes):
     sealed = bytearray(member.sealed(STOPPING))
     sealed[10] ^= 1

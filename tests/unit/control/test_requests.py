@@ -52,7 +52,7 @@ CASES = [(requests.for_agent, message) for message in TO_AGENT] + [
 ]
 
 
-@pytest.mark.parametrize(("decode", "message"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("decode", "message"), CASES, ids=lambda value: getattr(value, "__name__", str(value)[:40]))
 def test_what_fits_is_taken_and_a_hostile_value_in_any_field_is_refused_or_harmless(
     decode: Callable[[bytes], Any], message: dict[str, Any]
 ) -> None:

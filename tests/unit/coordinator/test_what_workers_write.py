@@ -1,0 +1,235 @@
+"""Whatever a worker, its recorder, its error file or its memory file holds, what its node makes of that is a valid message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddplaunch.control import messages, requests
+from ddplaunch.control.fields import Malformed
+from ddplaunch.control.frames import LIMIT
+from ddplaunch.control.questions import Answer, NoAnswer
+from ddplaunch.coordinator import wire
+from ddplaunch.coordinator.link import Answered, NodeEnd, Report
+from ddplaunch.record import replace
+from ddplaunch.report import error_file
+from ddplaunch.stacks import Call, Group, Sample, Thread, dump, read_arrivals
+from ddplaunch.stacks.arrivals import arrivals
+from ddplaunch.stacks.recorder import parse, parse_members
+from ddplaunch.stacks.sent import sent
+from ddplaunch.supervise.outcome import Frame, Traces, WorkerExit
+
+TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
+END = WorkerExit(
+    rank=3, local_rank=1, host="b", pid=9, device="cpu", code=3, signal=None, at=5.0, seconds=1.0, cpu_seconds=0.5
+)
+
+odd_text = st.text(st.characters(codec=None, categories=None), max_size=20)  # halves of characters too
+odd_int = st.integers() | st.sampled_from([-1, 0, 1 << 31, 1 << 63, (1 << 63) - 1, 10**400])
+odd = st.recursive(
+    st.none() | st.booleans() | odd_int | odd_int.map(str) | st.floats() | odd_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(odd_text, inner, max_size=3),
+    max_leaves=6,
+)
+CALL: dict[str, Any] = {
+    "pg_id": 0,
+    "process_group": ["0", "default_pg"],
+    "profiling_name": "gloo:all_reduce",
+    "collective_seq_id": 7,
+    "p2p_seq_id": 1,
+    "is_p2p": False,
+    "state": "scheduled",
+    "retired": False,
+    "input_sizes": [[4, 4]],
+    "input_dtypes": ["Float"],
+    "output_sizes": [[4, 4]],
+    "output_dtypes": ["Float"],
+    "time_created_ns": 1,
+}
+LEFT_OUT = object()
+
+
+def changed(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """These fields, each as it is, left out, or with any other value."""
+    each = {name: st.just(value) | st.just(LEFT_OUT) | odd for name, value in fields.items()}
+    return st.fixed_dictionaries(each).map(
+        lambda found: {name: value for name, value in found.items() if value is not LEFT_OUT}
+    )
+
+
+call = st.just(CALL) | changed(CALL) | odd
+answer = st.fixed_dictionaries(
+    {
+        "entries": st.lists(call, max_size=40) | odd,
+        "pg_status": st.dictionaries(
+            st.just("0") | odd_text, changed({"last_completed_collective": 6}) | odd, max_size=2
+        )
+        | odd,
+    }
+)
+recorded = answer.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=200)
+groups_file = st.lists(
+    st.sampled_from(["0 0-3", "0 0-99999999", "0 -1", "0", " ", "x 1,2,1", "0 9999999999999999999"]) | odd_text,
+    max_size=5,
+).map("\n".join)
+dumped = st.lists(
+    st.sampled_from(
+        [
+            "Current thread 0x00007f3b2d (most recent call first):",
+            "Thread 0x00007f3b2c [name] (most recent call first):",
+            '  File "/home/me/train.py", line 88 in train_step',
+            '  File "\\udc80\\U0010ffff", line 999999999 in \\x80',
+            "  File ???, line ??? in f",
+        ]
+    )
+    | odd_text,
+    max_size=30,
+).map("\n".join)
+error = st.fixed_dictionaries(
+    {
+        "message": odd
+        | changed(
+            {
+                "message": "ValueError: boom",
+                "extraInfo": {
+                    "py_callstack": "Traceback\n",
+                    "ddplaunch": {
+                        "type": "E",
+                        "message": "m",
+                        "frames": [{"file": "a.py", "line": 10**30}],
+                        "monotonic": 1e300,
+                    },
+                },
+            }
+        )
+        | changed(
+            {
+                "type": "E",
+                "message": "boom",
+                "frames": [{"file": "a.py", "line": 1, "function": "f", "source": "x"}],
+                "monotonic": 1.0,
+            }
+        ).map(lambda ours: {"extraInfo": {"py_callstack": ours.get("message"), "ddplaunch": ours}})
+    }
+)
+error_text = error.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=200)
+
+
+def travel(report: Report) -> Report | None:
+    """Return what arrives of a report, after proving that nothing was left out on the way."""
+    message = wire.encode_report(report)
+    assert message is not None
+    payload = messages.encode(message)
+    assert len(payload) <= LIMIT
+    assert messages.for_coordinator(payload) == message
+    if isinstance(report, Answered):
+        reply = requests.NodeReply(0, "a", report.answer)
+        assert requests.for_client(requests.encode(reply)) == reply
+    return wire.decode_report(message, "b", 0.0)
+
+
+def fits(samples: Sequence[Sample], *ends: WorkerExit) -> None:
+    """Prove that these can be sent, as the answer to a question and at the end of a generation."""
+    for threads in (False, True):
+        assert isinstance(travel(Answered(1, sent(samples, threads=threads))), Answered)
+    assert isinstance(travel(NodeEnd(0, ends, None, (), TRACES, tuple(samples))), NodeEnd)
+
+
+@given(recorded, groups_file)
+@example(json.dumps({"entries": [{**CALL, "time_created_ns": None}]}).encode(), "0 0-1")
+def test_whatever_a_recorder_answers_can_be_sent(body: bytes, groups: str) -> None:
+    members = parse_members(groups)
+    fits([Sample(rank=3, pid=9, groups=tuple(parse(body, members)))])
+
+
+@given(st.lists(recorded, max_size=3), groups_file, st.integers(1, 3))
+def test_whatever_a_recorder_answers_of_times_can_be_sent(bodies: list[bytes], groups: str, every: int) -> None:
+    members = {name: ",".join(map(str, ranks)) for name, ranks in parse_members(groups).items()}
+    found: Answer = read_arrivals.sent({3: arrivals(bodies, members, every)}, -5)
+    assert travel(Answered(1, found)) == Answered(1, found)
+
+
+@given(dumped, odd_text, odd_text)
+def test_whatever_a_memory_file_holds_can_be_sent(text: str, child: str, state: str) -> None:
+    threads = dump.parse(text.encode(errors="replace").decode())
+    fits([Sample(rank=3, pid=9, child=child, state=state, threads=threads, native=text, ras=text)])
+
+
+@given(error_text, odd_text)
+def test_whatever_an_error_file_holds_can_be_sent(content: bytes, last_words: str) -> None:
+    fits((), *(replace(END, rank=rank, error=error_file.parse(content), stderr_tail=last_words) for rank in range(6)))
+
+
+def test_more_than_a_message_may_hold_is_cut_and_not_refused() -> None:
+    frames = tuple(Frame(file="a.py", line=line, function="f") for line in range(300))
+    calls = tuple(Call(number=n, operation="f", inputs="", outputs="", done=False, at=-1) for n in range(-1, 80))
+    groups = tuple(Group(name=str(n), members=tuple(range(n, n + 2)), calls=calls) for n in range(300))
+    threads = tuple(Thread(frames=frames[n:], is_main=n == 299) for n in range(300))
+    one = Sample(rank=3, pid=9, threads=threads, groups=groups)
+    (found,) = sent([one], threads=True).processes
+    assert found.threads[-1].is_main
+    assert travel(Answered(1, sent([one], threads=True)))
+    few = replace(groups[0], calls=calls[:1])
+    many = [Sample(rank=rank, pid=9, groups=(replace(few, members=(rank,)),)) for rank in range(5000)]
+    assert travel(Answered(1, sent(many, threads=False)))
+    numbers = tuple(range(150_000))
+    of_rank = arrivals([json.dumps({"entries": [CALL]}).encode()], {}, 1)[0]
+    long = replace(of_rank, numbers=numbers, times=numbers, members="0")
+    assert travel(Answered(1, read_arrivals.sent({rank: [replace(long, members=f"{rank}")] for rank in range(2)}, 0)))
+
+
+def test_the_ends_of_thousands_that_all_say_much_fit_together() -> None:
+    content = json.dumps({"message": {"message": "\1" * 9000, "extraInfo": {"ddplaunch": {"type": "\1" * 9000}}}})
+    error = error_file.parse(content.encode())
+    assert error is not None
+    fits((), *(replace(END, rank=rank, error=error, stderr_tail="\1" * 9000) for rank in range(3000)))
+
+
+# --- what a node sends that is not as ours
+
+
+PROCESS = {"rank": 3, "pid": 9, "child": "", "threads": [], "state": "", "ended": False, "native": ""}
+STACKS = {
+    "type": "stacks",
+    "stacks": [],
+    "members": [],
+    "processes": [{**PROCESS, "groups": [["0", "", 0, [[7, "f", "", "", False, False, -1]]]]}],
+}
+
+
+def test_of_an_answer_that_is_malformed_there_is_left_that_it_is() -> None:
+    payload = messages.encode({"type": "answered", "number": 4, "answer": STACKS})
+    with pytest.raises(Malformed, match="at"):
+        messages.for_coordinator(payload)
+    left = messages.for_coordinator_without_words(payload)
+    assert left == messages.Answered(4, NoAnswer("has sent a malformed answer"))
+
+
+def test_of_an_end_with_malformed_stacks_all_else_is_left() -> None:
+    ended = wire.encode_report(NodeEnd(2, (END,), None, ("pid 7",), replace(TRACES, shm=(2, 1))))
+    payload = messages.encode({**json.loads(messages.encode(ended)), "stacks": STACKS})
+    with pytest.raises(Malformed):
+        messages.for_coordinator(payload)
+    assert messages.for_coordinator_without_words(payload) == ended
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"[]", b'{"type":"held","held":3}', b'{"type":"ended"}', b'{"type":"answered"}']
+)
+def test_of_any_other_malformed_message_nothing_is_left(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        messages.for_coordinator_without_words(payload)
+
+
+def test_a_command_that_asks_is_told_which_node_has_sent_a_malformed_answer() -> None:
+    payload = requests.encode({"type": "node", "node_rank": 1, "host": "b", "answer": STACKS})
+    reply = requests.for_client(payload)
+    assert isinstance(reply, requests.NodeReply)
+    assert isinstance(reply.answer, NoAnswer)
+    assert (reply.node_rank, reply.host) == (1, "b")
+    assert reply.answer.reason.startswith("has sent a malformed answer (")
