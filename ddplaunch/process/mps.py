@@ -7,15 +7,16 @@ is a subreaper: if it does not quit it is swept. NVIDIA's command talks to the d
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 
 from ddplaunch.process.apart import AskApart
 from ddplaunch.process.ask import AskedEnded, ask
+from ddplaunch.process.removal import remove_within
 
 START_TIMEOUT = 10.0  # seconds in which the daemon must have started
 QUIT_TIMEOUT = 5.0  # seconds for the command that tells it to quit
+_REMOVED_WITHIN = 1.0  # seconds
 
 
 class Mps:
@@ -92,7 +93,7 @@ class Mps:
 
     def remove(self) -> None:
         """Remove its folders, once it has ended."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_within(self._folder, _REMOVED_WITHIN)
 
 
 def _take_signals() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ddplaunch.process.removal import remove_within
 from ddplaunch.supervise.outcome import Frame, WorkerError
 
 LIMIT = 1 << 20  # bytes; the bootstrap never writes more
@@ -22,6 +23,7 @@ _TORCH = "torch"
 # what a worker writes, see worker/around.py: it has an exception in its file, has a process group, or lacks torch's store
 RAISED, JOINED, STORE_WANTED = b"rjs"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
+_SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues
 _UNLOCKED = 60.0  # seconds, far more than pass between making a folder and locking it
 _ROOM = 8 << 20  # bytes that should be free there
 UNKNOWN = "Exception"  # the type, where the file does not name it
@@ -122,42 +124,34 @@ class ErrorFiles:
 
     def remove(self) -> None:
         """Remove them all, whichever process has made them."""
-        _remove(self._place)
+        remove_within(self._place, _SECONDS)
 
 
 @contextmanager
-def _opened(folder: str, within: int | None = None) -> Iterator[int]:
+def _opened(folder: str) -> Iterator[int]:
     """Open a folder that lies there itself: behind a link, which the program may have put in its place, are files of others."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def _remove(folder: str, within: int | None = None) -> None:
-    with suppress(OSError):
-        with _opened(folder, within) as fd:
-            for name in os.listdir(fd):
-                try:
-                    os.unlink(name, dir_fd=fd)
-                except IsADirectoryError:
-                    _remove(name, fd)
-                except OSError:
-                    pass
-        os.rmdir(folder, dir_fd=within)
-
-
 def _remove_abandoned(place: str) -> None:
     """Remove the folders of this user that no agent holds any more: it was killed, and the command that started it too."""
+    end = time.monotonic() + _SECONDS
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
-            if entry.name.startswith(_NAME) and _is_old(entry.stat(follow_symlinks=False)) and _is_free(entry.path):
-                _remove(entry.path)
+            if entry.name.startswith(_NAME) and _is_old(entry) and _is_free(entry.path):
+                remove_within(entry.path, end - time.monotonic())
 
 
-def _is_old(found: os.stat_result) -> bool:
+def _is_old(entry: os.DirEntry[str]) -> bool:
     """Whether this is a folder of this user, and older than the moment that an agent needs to lock it."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:  # another job has removed it meanwhile
+        return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and time.time() - found.st_mtime > _UNLOCKED
 
 

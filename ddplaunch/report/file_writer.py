@@ -184,7 +184,7 @@ class _Writer:
                 if select.select([sock], [], [], max(0.0, self._tidies_at - time.monotonic()))[0]:
                     break
                 next(self._tidying)
-        except (StopIteration, OSError):
+        except Exception:  # noqa: BLE001 - the end of the tidying, or a bug in it, which must not cost this run its logs
             self._tidying = None
         os.set_blocking(sock, True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 
+from ddplaunch.process.removal import remove
 from ddplaunch.report.state_folder import BEGAN
 
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
@@ -104,32 +104,7 @@ def _remove_oldest(runs: list[tuple[float, str]], number: int) -> Iterator[None]
 def _remove_run(folder: str) -> Iterator[None]:
     """Remove a run that does not go on, as far as it can be."""
     if not goes_on(folder):
-        yield from _remove(folder)
-
-
-def _remove(folder: str, within: int | None = None) -> Iterator[None]:
-    """Remove a folder as far as it can be; but for mounts as shutil does it, whose import takes longer than the work."""
-    try:
-        os.rmdir(folder, dir_fd=within)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            return  # EBUSY: something is mounted there, and what lies in it is no part of the run
-    else:
-        return
-    with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
-        try:
-            for name in os.listdir(fd):
-                try:
-                    os.unlink(name, dir_fd=fd)
-                except IsADirectoryError:
-                    yield from _remove(name, fd)
-                except OSError:
-                    pass
-                yield
-        finally:
-            os.close(fd)
-        os.rmdir(folder, dir_fd=within)
+        yield from remove(folder)
 
 
 def _last_written(run: str) -> float:

@@ -387,3 +387,27 @@ def test_a_loopback_interface_that_is_down_is_named(job, program, where):
     assert "ip link set lo up" in result.err
     assert job.run(program("writes"), "both", preexec_fn=without_network).status == 0  # one worker needs none
     job.nothing_left()
+
+
+# --- what a program leaves where it may write
+
+NESTS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import signs
+at = os.open(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), os.O_RDONLY)
+for _ in range(3000):
+    os.mkdir("d", dir_fd=at)
+    at, before = os.open("d", os.O_RDONLY, dir_fd=at), at
+    os.close(before)
+signs.put("folder", os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]))
+"""
+
+
+def test_thousands_of_folders_in_each_other_beside_the_file_of_an_exception_cost_the_job_nothing(job, program):
+    script = job.home / "nests.py"
+    script.write_text(NESTS)
+    result = job.run(script, program("signs").parent)
+    assert (result.status, result.err.count("Traceback")) == (0, 0), result.err[:2000]
+    assert not Path(job.sign("folder")).exists()
+    job.nothing_left()

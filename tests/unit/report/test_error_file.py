@@ -189,6 +189,27 @@ def test_a_folder_that_an_agent_was_killed_with_is_removed_by_the_next_one(tmp_p
     assert list(foreign.iterdir())
 
 
+def test_folders_nested_too_deep_for_recursion_end_neither_the_job_that_made_them_nor_the_next(tmp_path: Path) -> None:
+    def nest(folder: str) -> None:
+        at = os.open(folder, os.O_RDONLY)
+        for _ in range(3000):
+            os.mkdir("d", dir_fd=at)
+            outer, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
+            os.close(outer)
+        os.close(at)
+
+    files = error_file.ErrorFiles("a-run", str(tmp_path))
+    nest(files.folder)
+    files.remove()
+    assert not os.path.exists(files.folder)
+    abandoned = tmp_path / "ddplaunch-errors-a"
+    abandoned.mkdir()
+    nest(str(abandoned))
+    os.utime(abandoned, (0, 0))
+    error_file._remove_abandoned(str(tmp_path))
+    assert not abandoned.exists()
+
+
 def test_files_of_earlier_generations_are_removed_and_those_that_have_written_are_known(tmp_path: Path) -> None:
     files = error_file.ErrorFiles("a-run", str(tmp_path))
     try:

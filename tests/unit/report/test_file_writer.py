@@ -114,6 +114,28 @@ def test_no_message_waits_until_old_runs_are_removed(tmp_path: Path) -> None:
     assert all(run.exists() for run in runs)
 
 
+def test_a_tidying_that_fails_ends_no_writer(tmp_path: Path, monkeypatch) -> None:
+    def fails(*_args: object):
+        yield
+        raise RecursionError("a bug of ours")
+
+    monkeypatch.setattr(file_writer, "TIDY_AFTER", 0.0)
+    monkeypatch.setattr(folders, "keep_newest", fails)
+    ours, its = socket.socketpair()
+    shared = left()
+    writer = threading.Thread(target=file_writer.run, args=(its.detach(), shared))
+    writer.start()
+    ours.sendall(message(MAKE, pack({"root": str(tmp_path), "name": "run", "runs": str(tmp_path), "kept": 20})))
+    until((tmp_path / "run" / "events.jsonl").exists, "the folder")
+    for _ in range(3):
+        ours.sendall(message(EVENT, pack({})))
+    ours.sendall(message(END))
+    writer.join()
+    assert (tmp_path / "run" / "events.jsonl").read_text() == "{}\n" * 3
+    ours.close()
+    os.close(shared)
+
+
 def keep_newest(root: Path, number: int) -> int:
     """Give the number of steps."""
     return sum(1 for _ in folders.keep_newest(str(root), number))
@@ -121,7 +143,7 @@ def keep_newest(root: Path, number: int) -> int:
 
 def test_of_thousands_of_runs_the_newest_are_kept_in_steps_that_grow_with_them_only(tmp_path: Path) -> None:
     runs = old_runs(tmp_path, 1000)
-    assert keep_newest(tmp_path, 20) == 1000 + 2 * 980  # a look at each, and its files
+    assert keep_newest(tmp_path, 20) == 1000 + 3 * 980  # a look at each, its names, its files
     assert sorted(tmp_path.iterdir()) == sorted(runs[-20:])
     assert keep_newest(tmp_path, 20) == 0
 
@@ -136,7 +158,7 @@ def test_of_very_many_runs_each_job_however_short_removes_some_that_the_names_of
     of_the_future = tmp_path / "99990101-000000-0000"
     of_the_future.mkdir()
     tidying = folders.keep_newest(str(tmp_path), 20)
-    for _ in range(8):  # looks at five, and the files of three of them
+    for _ in range(11):  # looks at five, and the names and files of three of them
         next(tidying)
     assert [run for run in runs if not run.exists()] == runs[1:4]
     for _ in tidying:

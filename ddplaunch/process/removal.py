@@ -1,0 +1,111 @@
+"""Removes a folder with all that lies in it, whatever a program has put there. Follows no link and enters no mount.
+
+A program may leave a million files, 3,000 folders in each other, links to the home. So nothing here recurses, builds a path, or
+holds a descriptor for each level.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from itertools import islice
+
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_ONCE = 1000  # names that one step reads
+
+
+def remove(folder: str, *, last: tuple[str, ...] = ()) -> Iterator[None]:
+    """Remove a folder as far as possible, in small steps; no error of the operating system gets out.
+
+    In each folder, names that begin with one of `last` go last: they tell what a folder is that was removed only in part.
+    """
+    with suppress(OSError):
+        if (fd := _remove_or_enter(folder, None)) is None:
+            return
+        try:
+            above: list[
+                tuple[os.stat_result, list[str], str]
+            ] = []  # folders, the names still in each, the one we are in
+            names = yield from _names(fd, last)
+            while names or above:
+                if names:
+                    name = names.pop()
+                    if (inner := _unlink_or_enter(name, fd)) is not None:
+                        above.append((os.fstat(fd), names, name))
+                        os.close(fd)
+                        fd = inner
+                        names = yield from _names(fd, last)
+                else:
+                    found, names, name = above.pop()
+                    outer = os.open("..", _FOLDER, dir_fd=fd)
+                    os.close(fd)
+                    fd = outer
+                    if not os.path.samestat(os.fstat(fd), found):
+                        return  # the program has moved the folder: the one above it is not ours to remove
+                    with suppress(OSError):
+                        os.rmdir(name, dir_fd=fd)
+                yield
+        finally:
+            os.close(fd)
+        os.rmdir(folder)
+
+
+def remove_within(folder: str, seconds: float) -> None:
+    """Remove a folder as far as possible in this time."""
+    end = time.monotonic() + seconds
+    for _ in remove(folder):
+        if time.monotonic() > end:
+            break
+
+
+def _names(fd: int, last: tuple[str, ...]) -> Generator[None, None, list[str]]:
+    """Return the names in a folder, those that go last first."""
+    names: list[str] = []
+    with os.scandir(fd) as entries:
+        while some := [entry.name for entry in islice(entries, _AT_ONCE)]:
+            names += some
+            yield
+    return sorted(names, key=lambda name: not name.startswith(last)) if last else names
+
+
+def _unlink_or_enter(name: str, within: int) -> int | None:
+    """Remove a file, a link or an empty folder; return the descriptor of a folder that is not empty."""
+    with suppress(OSError):  # a file may be immutable
+        try:
+            os.unlink(name, dir_fd=within)
+        except IsADirectoryError:
+            return _remove_or_enter(name, within)
+    return None
+
+
+def _remove_or_enter(name: str, within: int | None) -> int | None:
+    """Remove a folder that is empty, or return its descriptor; None too if something is mounted there.
+
+    Raises: OSError.
+    """
+    try:
+        os.rmdir(name, dir_fd=within)
+    except OSError as error:
+        # for a mount the kernel says EBUSY before it looks whether the folder is empty, a bind mount of the same device included
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            return None
+    else:
+        return None
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    except PermissionError:
+        path = os.open(name, _FOLDER | os.O_PATH, dir_fd=within)
+        try:
+            os.chmod(f"/proc/self/fd/{path}", 0o700)
+        finally:
+            os.close(path)
+        fd = os.open(name, _FOLDER, dir_fd=within)
+    with suppress(OSError):
+        os.fchmod(fd, 0o700)  # a program may have made its own folder read-only
+    if within is not None and os.fstat(fd).st_dev != os.fstat(within).st_dev:
+        os.close(fd)
+        return None
+    return fd
