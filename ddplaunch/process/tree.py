@@ -26,7 +26,7 @@ class Process:
 
     pid: int
     name: str
-    state: str  # "R", "S", "D" (uninterruptible sleep), "Z" (dead, not yet reaped), ...
+    state: str  # "R", "S", "D" (uninterruptible sleep), "Z" (no thread lives, not yet reaped), ...
     parent: int
     started: int  # clock ticks after boot: tells it from a later process with the same pid
 
@@ -53,14 +53,39 @@ def content(path: str) -> bytes:
 
 
 def look(pid: int) -> Process | None:
-    """Read one process's /proc/PID/stat (proc(5)); None if it is gone."""
-    try:
-        stat = content(f"/proc/{pid}/stat")
-    except OSError:
+    """Read one process's /proc/PID/stat (proc(5)); None if it is gone.
+
+    The first thread of a process may be dead while others still end, and these keep its files, a listening socket among them:
+    then the state is that of a thread which lives.
+    """
+    name, fields = _stat(f"/proc/{pid}/stat")
+    if not fields:
         return None
+    state = fields[0].decode()
+    if state in "ZX":
+        state = next(_living_states(pid), state)
+    return Process(pid, name.decode(errors="replace"), state, int(fields[1]), int(fields[19]))
+
+
+def _stat(path: str) -> tuple[bytes, list[bytes]]:
+    """Return the name in a stat file of /proc and the fields behind that name, the state first; no fields if it is gone."""
+    try:
+        stat = content(path)
+    except OSError:
+        return b"", []
     name, _, rest = stat.partition(b"(")[2].rpartition(b")")
-    fields = rest.split()
-    return Process(pid, name.decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[19]))
+    return name, rest.split()
+
+
+def _living_states(pid: int) -> Iterator[str]:
+    """Return the states of the threads of a process that are not dead."""
+    threads: list[str] = []
+    with suppress(OSError):
+        threads = os.listdir(f"/proc/{pid}/task")
+    for thread in threads:
+        _, fields = _stat(f"/proc/{pid}/task/{thread}/stat")
+        if fields and (state := fields[0].decode()) not in "ZX":
+            yield state
 
 
 def children(pid: int) -> list[int]:

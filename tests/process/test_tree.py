@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ddplaunch.process.tree import descendants
+from ddplaunch.process.tree import descendants, look
+from tests.conftest import until
 
 DEPTH = 60
 
@@ -47,6 +49,38 @@ def test_a_chain_of_processes_that_is_deeper_than_pythons_stack_is_found(chain):
         sys.setrecursionlimit(before)
     assert len(found) >= DEPTH
     assert chain in found
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, os, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+os.write(1, b"x")
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.fixture
+def headless() -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose first thread has ended, while another waits until its standard input is closed."""
+    process = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.read(1) == b"x"
+    until(lambda: b") Z" in Path(f"/proc/{process.pid}/stat").read_bytes(), "the end of the first thread")
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+def test_a_process_lives_as_long_as_any_of_its_threads(headless):
+    assert headless.pid in [process.pid for process in descendants(os.getpid())]
+    headless.stdin.close()
+    os.waitid(os.P_PID, headless.pid, os.WEXITED | os.WNOWAIT)
+    assert headless.pid not in [process.pid for process in descendants(os.getpid())]
+    ended = look(headless.pid)
+    assert ended is not None
+    assert ended.state == "Z"
 
 
 PARENT_ENDS = """
