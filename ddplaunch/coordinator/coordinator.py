@@ -21,7 +21,7 @@ from ddplaunch.coordinator.link import (
     Report,
 )
 from ddplaunch.errors import LaunchError
-from ddplaunch.net.port import Reservation, reserve
+from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.process import clock
@@ -191,6 +191,9 @@ class Coordinator:
             self.stragglers.end()
         try:
             port = self._reserve()
+        except PortTaken:
+            self.feed(job.PortTaken(clock.now()))
+            return
         except LaunchError as error:
             self._begin_error = error.render()
             failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
@@ -215,7 +218,8 @@ class Coordinator:
         self._release()
         if self._agents is None and 0 not in self._draft.ranks:
             return self._draft.master_port or 0
-        self._reservation = reserve(self._draft.master_port or 0, self._draft.reasons["master_port"])
+        port, origin = self._draft.master_port or 0, self._draft.reasons["master_port"]
+        self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
         return self._reservation.port
 
     def _explain(self) -> None:

@@ -1,1 +1,1 @@
-"""Addresses, names and ports of this host. Knows no protocol. The only package that imports psutil."""
+"""Addresses, names and ports of this host. Knows no protocol."""

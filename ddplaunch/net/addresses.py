@@ -87,7 +87,7 @@ def usable_addresses() -> tuple[str, ...]:
 
 def _own() -> Iterator[_Own]:
     """All addresses in the kernel's order: an interface's IPv4 ones come first."""
-    libc = ctypes.CDLL(None)  # psutil has them, too, and takes longer to import than to start a worker
+    libc = ctypes.CDLL(None)
     first = ctypes.c_void_p()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         return

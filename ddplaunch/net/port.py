@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
-from functools import partial
 
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.process.linux import of_open_files
 
-# seconds to find who holds a port: a busy machine needs more than one; the command ends for it, and other nodes wait for its word
-_LOOK_TIMEOUT = 5.0
+
+class PortTaken(Exception):
+    """Another process has the port, which may soon be free."""
 
 
 class Reservation:
@@ -29,12 +29,14 @@ class Reservation:
         self._bound.close()
 
 
-def reserve(port: int = 0, origin: str = "", *, named: bool = False) -> Reservation:
+def reserve(port: int = 0, origin: str = "", *, named: bool = False, again: bool = False) -> Reservation:
     """Reserve this port, or with 0 any free one; `origin` is the reason why it is this one, or the option that says so.
 
     `named`: it has to be named, since nothing else tells it to the other nodes.
+    `again`: the caller tries again if the port is taken, so that nobody looks for its holder.
 
     Raises:
+        PortTaken: the port is taken, with `again`.
         LaunchError: the port is taken, or may not be bound by this user.
     """
     bound: socket.socket | None = None
@@ -44,6 +46,8 @@ def reserve(port: int = 0, origin: str = "", *, named: bool = False) -> Reservat
     except OSError as error:
         if bound is not None:
             bound.close()
+        if again and error.errno == errno.EADDRINUSE:
+            raise PortTaken from None
         raise _not_reserved(port, origin, named, error) from None
     return Reservation(bound)
 
@@ -64,36 +68,9 @@ def _not_reserved(port: int, origin: str, named: bool, error: OSError) -> Launch
         )
     elif named:
         hint = "`--master-port` with another one, the same on each node"
-    return LaunchError(f"{written} is taken{_holder(port)}", hint=hint)
+    from ddplaunch.net.port_holder import holder  # only this error needs it
 
-
-def _holder(port: int) -> str:
-    """Name the process that holds a port, as far as this user may see it."""
-    from ddplaunch.process.ask import ask  # only an error needs it
-
-    try:
-        # it reads the memory of a process, which may wait for that process's disk
-        return ask(partial(_look_for_holder, port), _LOOK_TIMEOUT)
-    except Exception:  # noqa: BLE001 - psutil's own, or it is missing: that the port is taken is to be said all the same
-        return ""
-
-
-def _look_for_holder(port: int) -> str:
-    import psutil  # 20 ms
-
-    holders = [
-        connection
-        for connection in psutil.net_connections("tcp")
-        if connection.laddr and connection.laddr.port == port and connection.pid
-    ]
-    if not holders:
-        return "" if is_listed(port) else ": a process holds it without listening, as ddplaunch does for another job"
-    holder = min(holders, key=lambda connection: connection.status != psutil.CONN_LISTEN)
-    try:
-        command = " ".join(psutil.Process(holder.pid).cmdline())
-    except psutil.Error:
-        command = "?"
-    return f" by pid {holder.pid} ({command[:200]})"
+    return LaunchError(f"{written} is taken{holder(port)}", hint=hint)
 
 
 def check_loopback() -> None:
@@ -136,23 +113,15 @@ def bind(sock: socket.socket, address: str, port: int) -> None:
     try:
         sock.bind((address, port))
     except OSError as error:
-        # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
-        if error.errno != errno.EADDRINUSE or not is_listed(port):
+        if error.errno != errno.EADDRINUSE:
+            raise
+        from ddplaunch.net.port_holder import sockets  # most ports are free
+
+        if not sockets(
+            port
+        ):  # connections of an earlier job, in TIME_WAIT, belong to no process; a reservation is not listed
             raise
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
     else:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-
-def is_listed(port: int) -> bool:
-    """Whether any socket with this port listens, is connected or was (proc_net_tcp in the kernel's documentation)."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, "rb") as file:
-                next(file)
-                if any(int(line.split()[1].rpartition(b":")[2], 16) == port for line in file):
-                    return True
-        except OSError:
-            pass  # a kernel without IPv6
-    return False

@@ -8,7 +8,7 @@ from signal import SIGTERM
 
 import pytest
 
-from tests.conftest import Job
+from tests.conftest import Job, until
 
 
 @pytest.fixture
@@ -34,6 +34,23 @@ def bind(port: int, family: int = socket.AF_INET) -> None:
     """Bind a port as a program that knows nothing of reservations does."""
     with socket.socket(family) as stranger:
         stranger.bind(("", port))
+
+
+def free_port() -> int:
+    """A port that nobody has just now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def listener(port: int) -> socket.socket:
+    """Listen as a store does, and as what has inherited its socket still does."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("", port))
+    server.listen()
+    return server
 
 
 def waiting_job(job: Job, program, *options: object) -> int:
@@ -80,12 +97,37 @@ def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listen
     job.nothing_left()
 
 
-def test_a_taken_port_is_an_error_also_where_its_holder_cannot_be_looked_for(job, program, listening):
-    port = listening.getsockname()[1]
-    (job.home / "psutil.py").write_text("raise ImportError('not here', name='psutil')\n")
-    result = job.run("--master-port", port, program("behave"), "all=done", env={"PYTHONPATH": str(job.home)})
+def test_a_restart_begins_when_whoever_listens_at_its_port_has_gone(job, program):
+    """A process that was killed closes its sockets when its last thread ends, in its own time."""
+    port = free_port()
+    flags = ("--nproc-per-node", 2, "--max-restarts", 1, "--master-port", port)
+    job.start(*flags, program("restarts"), "fails_when_told")
+    job.signs("place-0", 2)
+    with listener(port):
+        (job.home / "signs" / "fail-0").touch()
+        until(lambda: job.events("generation_failed"), "the end of the first generation")
+    job.signs("place-1", 2)
+    (job.home / "signs" / "finish").touch()
+    assert job.wait().status == 0
+    job.nothing_left()
+
+
+def test_a_restart_whose_port_stays_taken_ends_the_job_and_names_the_holder(job, program):
+    port = free_port()
+    flags = ("--nproc-per-node", 2, "--max-restarts", 1, "--master-port", port)
+    job.start(*flags, program("restarts"), "fails_when_told")
+    job.signs("place-0", 2)
+    with listener(port):
+        (job.home / "signs" / "fail-0").touch()
+        result = job.wait()
     assert result.status == 2
-    assert result.err.startswith(f"error: --master-port {port} is taken\n")
+    assert f"error: --master-port {port} is taken by pid {os.getpid()} (" in result.err
+    job.nothing_left()
+
+
+def test_what_a_worker_leaves_at_its_port_is_gone_before_the_restart_though_its_first_thread_is_dead(job, program):
+    flags = ("--nproc-per-node", 2, "--max-restarts", 1, "--grace-period", "1s", "--master-port", free_port())
+    assert job.run(*flags, program("restarts"), "leaves_a_listener").status == 0
     job.nothing_left()
 
 
@@ -118,9 +160,7 @@ def test_no_stranger_gets_the_port_while_the_job_runs_and_anybody_afterwards(job
 
 def test_a_given_port_can_be_used_again_at_once_though_its_connections_linger(job, program):
     """The workers' store leaves sockets in TIME_WAIT, which belong to nobody."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for _ in range(2):
         result = job.run("--nproc-per-node", 2, "--master-port", port, program("meets"))
         assert result.status == 0, result.err

@@ -81,4 +81,29 @@ def leaves_something():
     time.sleep(600)
 
 
+def leaves_a_listener():
+    """Rank 0 listens at MASTER_PORT; a child of it has the socket too, and only its second thread lives when rank 0 fails."""
+    import ctypes
+    import signal
+    import socket
+    import threading
+
+    ready()
+    if RANK == 0:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", int(os.environ["MASTER_PORT"])))
+        server.listen()
+        if GENERATION == 0:
+            if not (child := os.fork()):
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                ctypes.CDLL(None).pthread_exit(None)
+            while open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.002)
+            os._exit(3)
+    elif GENERATION == 0:
+        time.sleep(600)
+
+
 globals()[sys.argv[1]](*sys.argv[2:])

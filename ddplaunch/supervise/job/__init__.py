@@ -34,6 +34,7 @@ from ddplaunch.supervise.job.events import (
     NodeNoticed,
     NodeStill,
     NodeStopping,
+    PortTaken,
     StopRequested,
     TimeoutHeld,
     event_of,

@@ -57,7 +57,12 @@ def restart_or_end(state: State, at: float) -> Result:
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
     going_on = replace(
-        state, phase=Phase.PAUSING, restarts=state.restarts + counts, short_lives=lives, phase_deadline=at + wait
+        state,
+        phase=Phase.PAUSING,
+        restarts=state.restarts + counts,
+        short_lives=lives,
+        phase_deadline=at + wait,
+        port_deadline=None,
     )
     return going_on, () if state.why in NO_HARM else (actions.ReportFailure(wait),)
 

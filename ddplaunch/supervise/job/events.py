@@ -99,6 +99,13 @@ class BeginFailed:
 
 
 @record
+class PortTaken:
+    """Another process has the port of the generation that was to begin."""
+
+    at: float
+
+
+@record
 class JobSuspended:
     """The job was suspended (Ctrl-Z): its time stands still."""
 
@@ -138,6 +145,7 @@ Event = (
     | StopRequested
     | NodeEnded
     | BeginFailed
+    | PortTaken
     | JobSuspended
     | JobResumed
     | TimeoutHeld

@@ -155,6 +155,7 @@ class State:
     ended_idle: bool = False  # the job ended while there were no workers: `node_exits` are of the generation before
     halted: bool = False  # nothing is started again
     regroup_at: float = 0.0  # no generation begins before: what made a node leave may be on its way to others
+    port_deadline: float | None = None  # until when a restart may wait for its port; None: nobody else has had that
     phase_deadline: float | None = None  # when this phase has waited long enough
     rdzv_deadline: float | None = None  # when the rendezvous times out
     notice_at: float | None = None  # when to report what is being waited for
@@ -183,6 +184,11 @@ class State:
     def is_debugged(self) -> bool:
         """Whether a debugger holds a worker of any node, so that the time of the job may be up only when it is left."""
         return any(id in self.members and _runs(self.members[id]) for id in self.held)
+
+    @property
+    def may_wait_for_port(self) -> bool:
+        """Whether a port that is taken may be free in time: what has ended with the last generation may not be gone quite yet."""
+        return self.generation > 0 and (self.port_deadline is None or self.generation_at < self.port_deadline)
 
     @property
     def needs_all(self) -> bool:

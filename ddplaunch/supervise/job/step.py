@@ -14,6 +14,8 @@ from ddplaunch.supervise.outcome import Why
 
 FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
 NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
+_PORT_AGAIN = 0.1  # seconds from one try to the next
 OWN_END = "its ddplaunch has ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
@@ -58,6 +60,8 @@ def step(state: State, event: events.Event) -> Result:
             return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
+        case events.PortTaken(at):
+            return _port_taken(state, at), ()
         case events.JobSuspended(at):
             return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
         case events.JobResumed(at):
@@ -168,6 +172,18 @@ def _start(state: State, at: float) -> Result:
     return state, (
         *warnings,
         actions.BeginGeneration(generation, tuple(member.id for member in seated), state.restarts),
+    )
+
+
+def _port_taken(state: State, at: float) -> State:
+    """Take the generation back that was to begin, of which no agent knows yet; it is tried again after a pause."""
+    return replace(
+        state,
+        phase=Phase.PAUSING,
+        members=Members.of(replace(member, has_ended=True) for member in state.members.values()),
+        generation=state.generation - 1,
+        phase_deadline=at + _PORT_AGAIN,
+        port_deadline=at + PORT_TIMEOUT if state.port_deadline is None else state.port_deadline,
     )
 
 

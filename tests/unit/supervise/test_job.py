@@ -30,6 +30,7 @@ from ddplaunch.supervise.job import (
     NodeStopping,
     Phase,
     Policy,
+    PortTaken,
     Print,
     Refuse,
     Release,
@@ -504,6 +505,40 @@ def test_a_generation_that_cannot_begin_ends_the_job() -> None:
     state, actions = history(replace(THREE, max_restarts=3), again)
     assert (state.phase, state.why, state.start_failure) == (Phase.ENDED, Why.FAILED, failed.failure)
     assert silent(actions)[-1] == EndJob(2)
+
+
+TAKEN = [*met(), *failing(0, 1), stopping(1, 2), stopping(2, 2), DeadlineReached(3), PortTaken(3)]
+
+
+def test_a_restart_whose_port_is_taken_tries_again_as_the_same_generation() -> None:
+    again = [*TAKEN, DeadlineReached(3.1), PortTaken(3.1), DeadlineReached(3.2)]
+    state, actions = history(replace(THREE, max_restarts=3), again)
+    assert (state.phase, state.generation, state.restarts) == (Phase.RUNNING, 1, 1)
+    assert silent(actions)[-3:] == [BeginGeneration(1, (0, 1, 2), 1)] * 3
+
+
+def test_a_port_is_waited_for_two_seconds_after_each_failure_and_by_no_first_start() -> None:
+    policy = replace(THREE, max_restarts=3)
+    assert not history(policy, met())[0].may_wait_for_port
+    assert history(policy, [*TAKEN, DeadlineReached(4.9)])[0].may_wait_for_port
+    assert not history(policy, [*TAKEN, DeadlineReached(5.1)])[0].may_wait_for_port
+    later = [DeadlineReached(5.1), *failing(0, 90), stopping(1, 90.2), stopping(2, 90.2), DeadlineReached(91)]
+    assert history(policy, [*TAKEN, *later])[0].may_wait_for_port
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (NodeStopping(0, Why.SIGNALLED, SIGINT, 3.05), 130),
+        (NodeStopping(1, Why.SIGNALLED, SIGTERM, 3.05), 143),
+        (StopRequested(Why.SIGNALLED, SIGTERM, 3.05), 143),
+        (Left(2, "connection closed", 3.05), 122),
+    ],
+    ids=["Ctrl-C", "SIGTERM on another node", "the command that started all", "a node that is lost"],
+)
+def test_a_job_that_waits_for_its_port_ends_at_once_when_it_has_to(event, status) -> None:
+    state, _ = history(replace(THREE, max_restarts=3), [*TAKEN, event])
+    assert (state.phase, state.status) == (Phase.ENDED, status)
 
 
 def test_who_stops_the_job_while_it_makes_room_for_a_node_gives_its_status() -> None:
