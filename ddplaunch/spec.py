@@ -117,7 +117,7 @@ class JobSpec:
 
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
-    secret: frozenset[str] = frozenset()  # those of them that were not typed: their values are shown nowhere
+    secret: Mapping[str, str] = NOTHING  # those of them that come from files, and which: their values are shown nowhere
     role: str = "default"
 
     # processes

@@ -116,10 +116,8 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
         return ()
     import shlex  # only what users type on each node needs it
 
-    origin = spec.origin("env")
-    secret = () if origin == "--env" else ("env",)  # variables from files may be, and this is printed
-    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id", *secret}))
-    if "--env-file" in origin:
+    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id"}))
+    if "--env-file" in spec.secret.values():
         words.insert(0, "--env-file=...")
     if spec.master_addr is None and not spec.rdzv_endpoint:
         words.insert(0, f"--master-addr={request.allocation.endpoint.address or socket.gethostname()}")

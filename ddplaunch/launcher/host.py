@@ -81,7 +81,7 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
 
     env = environment.received(orders.variables(order), os.environ, os.path.isdir)
     _enter(os.fsdecode(order.cwd))
-    spec = job_spec(*from_argv(orders.arguments(order)))
+    spec = job_spec(*from_argv(orders.arguments(order), orders.from_files(order)))
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)

@@ -21,13 +21,14 @@ from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.argv import from_argv  # noqa: E402
 from ddplaunch.options.resolve import job_spec  # noqa: E402
+from ddplaunch.options.token import unhidden  # noqa: E402
 from ddplaunch.slurm.quoting import unescaped  # noqa: E402
 
 
 def main() -> int:
     """Run the agent and give the exit status of its task: if the job failed, one task reports it, not each of them."""
     try:
-        spec = job_spec(*from_argv(unescaped(sys.argv[1:]), os.environ))
+        spec = job_spec(*from_argv(unescaped(sys.argv[1:]), unhidden(os.environ)))
         status = dispatch.run(spec, dict(os.environ))
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:

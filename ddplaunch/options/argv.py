@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.options.option import Given, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
-from ddplaunch.options.token import OF_WORKERS
-from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, default
 
 TYPE_CHECKING = False
@@ -18,7 +16,8 @@ if TYPE_CHECKING:
 def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str]:
     """Write all that differs from the defaults or was given; options without effect are left out.
 
-    So are the fields of JobSpec in `without`: those that concern only the host where the command was typed.
+    So are the fields of JobSpec in `without`: those that concern only the host where the command was typed. Variables from files
+    may be secret, and are never written: see `from_argv`.
     """
     arguments: list[str] = []
     for option in OPTIONS:
@@ -32,7 +31,7 @@ def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str
         elif value:
             arguments.append(option.flag)
     if "env" not in without:
-        arguments += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env]
+        arguments += [f"--env={BY_NAME['env'].write(pair)}" for pair in spec.env if pair[0] not in spec.secret]
     if "verbosity" not in without:
         arguments += {-1: ["--quiet"], 0: [], 1: ["--verbose"]}[spec.verbosity]
     program = spec.program
@@ -49,10 +48,12 @@ def _is_needed(spec: JobSpec, name: str, value: Any) -> bool:
     return name in spec.origins or value != default(name)
 
 
-def from_argv(arguments: Sequence[str], variables: Mapping[str, str] = NOTHING) -> tuple[list[Given], tuple[str, ...]]:
-    """Give the options of a command line as `to_argv` makes it, and the program with its arguments.
+def from_argv(
+    arguments: Sequence[str], from_files: Iterable[tuple[str, str, str]] = ()
+) -> tuple[list[Given], tuple[str, ...]]:
+    """Return the options of a command line as `to_argv` makes it, and the program with its arguments.
 
-    `variables` hold those of `token.hidden`.
+    `from_files` are the workers' variables that it does not hold: the name, the value and the origin of each.
     """
     by_flag = {option.flag: option for option in OPTIONS}
     end = arguments.index("--")
@@ -63,7 +64,6 @@ def from_argv(arguments: Sequence[str], variables: Mapping[str, str] = NOTHING) 
         given.append(
             Given(option=option, text="1" if option.is_flag else text, source=Source.COMMAND_LINE, origin=flag)
         )
-    for name in (name for name in variables if name.startswith(OF_WORKERS)):
-        text = f"{name.removeprefix(OF_WORKERS)}={variables[name]}"
-        given.append(Given(option=BY_NAME["env"], text=text, source=Source.COMMAND_LINE, origin="--env-file"))
+    for name, value, origin in from_files:
+        given.append(Given(option=BY_NAME["env"], text=f"{name}={value}", source=Source.FILE, origin=origin))
     return given, tuple(arguments[end + 1 :])

@@ -71,10 +71,13 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
     )
 
 
-def _environment(given: Sequence[Given]) -> tuple[dict[str, str], frozenset[str]]:
-    """The workers' variables: of files first, since --env wins over --env-file, whichever comes later. And those not typed."""
+def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the workers' variables, and the origins of those that come from files.
+
+    Those of files come first, since --env wins over --env-file, whichever is later.
+    """
     merged: dict[str, str] = {}
-    typed: dict[str, bool] = {}
+    origins: dict[str, str] = {}
     for one in sorted(given, key=lambda one: (one.source, one.option.name == "env")):
         found = [one.value()] if one.option.name == "env" else _read_env_file(one)
         for name, value in found:
@@ -88,8 +91,11 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], frozenset[str]
                 raise LaunchError(
                     f"{one}: {name} is set by ddplaunch", hint=f"type `{flag} {value}`" if flag else f"leave {name} out"
                 )
-            merged[name], typed[name] = value, one.origin == "--env" or one.source is Source.CALL
-    return merged, frozenset(name for name, was_typed in typed.items() if not was_typed)
+            merged[name] = value
+            origins.pop(name, None)
+            if one.option.name == "env_file" or one.source <= Source.FILE:
+                origins[name] = one.origin
+    return merged, origins
 
 
 def _read_env_file(given: Given) -> list[tuple[str, str]]:

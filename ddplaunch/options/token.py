@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.spec import JobSpec
@@ -64,6 +64,13 @@ def public(env: Mapping[str, str]) -> dict[str, str]:
 def hidden(spec: JobSpec) -> dict[str, str]:
     """Give the variables by which an agent gets those of --env, --env-file and files for the workers."""
     return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
+
+
+def unhidden(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the value and the origin of each variable for the workers that an agent has by `hidden`."""
+    for name, value in env.items():
+        if name.startswith(OF_WORKERS):
+            yield name.removeprefix(OF_WORKERS), value, "--env-file"
 
 
 def _is_open_to_all(path: str) -> bool:

@@ -133,7 +133,7 @@ def make_plan(
         workers=tuple(plans),
         preload=preload,
         keep_warm=keep_warm,
-        secret=spec.secret,
+        secret=frozenset(spec.secret),
         preload_is_asked=spec.start_method != "auto",
         authenticated=allocation.authenticated,
         requeues=allocation.requeues,

@@ -28,6 +28,7 @@ class Order(Struct, frozen=True):
     token: Line  # the secret of this job, which authenticates its agents to each other
     arguments: tuple[bytes, ...]  # options and program, as on a command line
     env: tuple[tuple[bytes, bytes], ...]
+    from_files: tuple[tuple[bytes, bytes, bytes], ...]  # workers' variables that may be secret: name, value, origin
     cwd: bytes
     node_rank: Number
     hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_SEATS)]  # names by node rank

@@ -44,6 +44,11 @@ def order(
         token=token,
         arguments=tuple(map(os.fsencode, to_argv(_for_host(spec, host, run_id), without=_NOT_SENT))),
         env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
+        from_files=tuple(
+            (os.fsencode(name), os.fsencode(value), os.fsencode(spec.secret[name]))
+            for name, value in spec.env
+            if name in spec.secret
+        ),
         cwd=os.fsencode(cwd),
         node_rank=node_rank,
         hosts=tuple(host.address for host in allocation.start),
@@ -75,6 +80,11 @@ def _for_host(spec: JobSpec, host: Host, run_id: str) -> JobSpec:
 def arguments(order: Order) -> list[str]:
     """Give the command-line arguments of an order."""
     return list(map(os.fsdecode, order.arguments))
+
+
+def from_files(order: Order) -> list[tuple[str, str, str]]:
+    """Return the workers' variables from files that came with an order: the name, the value and the origin of each."""
+    return [(os.fsdecode(name), os.fsdecode(value), os.fsdecode(origin)) for name, value, origin in order.from_files]
 
 
 def variables(order: Order) -> dict[str, str]:

@@ -37,7 +37,12 @@ def test_who_is_missing_is_said_while_it_is_waited_for_and_at_the_end(nodes, pro
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"), [(("--env=A=v4lue",), " --env=A=v4lue "), (("--env-file=train.env",), " --env-file=... ")]
+    ("given", "shown"),
+    [
+        (("--env=A=v4lue",), " --env=A=v4lue "),
+        (("--env-file=train.env",), " --env-file=... "),
+        (("--env-file=train.env", "--env=B=typed"), " --env=B=typed "),
+    ],
 )
 def test_what_is_shown_to_be_typed_holds_no_variable_of_a_file(nodes, program, given, shown):
     (nodes.home / "train.env").write_text("A=v4lue\n")

@@ -93,15 +93,25 @@ def test_nothing_of_the_job_stands_in_a_command_line_of_ssh(job, env, ssh, progr
 
 @pytest.mark.parametrize("where", [("--simulate", "--nnodes=2"), ("--hosts=127.0.0.1,127.0.0.2",), ()])
 @pytest.mark.parametrize("written", ["train.env", "ddplaunch.toml"])
-def test_a_variable_from_a_file_stands_in_no_command_line(job, env, program, where, written):
+def test_a_variable_from_a_file_stands_in_no_command_line_and_in_no_file_of_ours(job, env, program, where, written):
+    given, origin = ["--env=TYPED=typed", "--env-file=train.env"], "--env, --env-file"
     (job.home / "train.env").write_text("SECRET=s3cret-v4lue")
-    given = ["--env-file=train.env"]
     if written == "ddplaunch.toml":
+        given, origin = given[:1], "ddplaunch.toml, --env"
         (job.home / written).write_text('[env]\nSECRET = "s3cret-v4lue"')
-        given = []
-    job.start(*where, *given, "--nproc-per-node=1", program("sees_argv"), env=env)
-    assert job.wait().status == 0
+    result = job.run(*where, *given, "--verbose", "--nproc-per-node=1", program("sees_argv"), env=env)
+    assert result.status == 0, result.err
     assert job.signs("seen", 2 if where else 1) == ["s3cret-v4lue"] * (2 if where else 1)
+    assert "s3cret" not in result.out + result.err
+    kept = {path for path in job.home.rglob("*") if path.is_file()} - {job.home / written, job.home / "train.env"}
+    holds = {path for path in kept if b"s3cret" in path.read_bytes()}
+    assert holds == {path for path in holds if path.parent.name == "signs"}
+    plans = [json.loads(path.read_text()) for path in kept if path.name == "plan.json"]
+    assert len(plans) == (2 if where else 1)
+    for plan in plans:
+        (worker,) = plan["workers"]
+        assert (worker["variables"]["TYPED"], worker["variables"]["SECRET"]) == ("typed", "...")
+        assert set(plan["origins"]["env"].split(", ")) == set(origin.split(", "))
     job.nothing_left()
 
 

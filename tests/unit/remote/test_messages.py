@@ -33,6 +33,7 @@ ORDER = {
     "token": "t",
     "arguments": [TEXT],
     "env": [[TEXT, TEXT]],
+    "from_files": [[TEXT, TEXT, TEXT]],
     "cwd": TEXT,
     "node_rank": 1,
     "hosts": ["a", "b"],

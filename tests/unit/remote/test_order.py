@@ -9,6 +9,8 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
+from ddplaunch.options.argv import from_argv
+from ddplaunch.options.resolve import job_spec
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
@@ -37,7 +39,7 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
 
 
 def there(order: messages.Order) -> JobSpec:
-    return spec_of(*orders.arguments(order))
+    return job_spec(*from_argv(orders.arguments(order), orders.from_files(order)))
 
 
 HOSTS = [Host(name="ann@a"), Host(name="b", slots=3), Host(name="c", devices=("1", "GPU-7"))]
@@ -63,6 +65,18 @@ def test_arguments_and_variables_need_not_be_text():
     order = order_of(spec_of("--hosts", "a", "train.py", odd), HOSTS, 0, {"ODD": odd})
     assert there(order).program.args == (odd,)
     assert orders.variables(order) == {"ODD": odd}
+
+
+def test_variables_from_files_travel_apart_and_with_their_origin(tmp_path):
+    odd = os.fsdecode(b"caf\xc3\xa9")
+    (tmp_path / "a.env").write_text(f"A={odd}\nB=file\n")
+    spec = spec_of("--hosts", "a", "--env-file", f"{tmp_path}/a.env", "--env", "B=typed", "train.py")
+    order = order_of(spec, HOSTS, 0)
+    assert not [word for word in orders.arguments(order) if odd in word]
+    got = there(order)
+    assert (dict(got.env), got.secret) == ({"A": odd, "B": "typed"}, {"A": "--env-file"})
+    assert dict(got.env) == dict(spec.env)
+    assert got.secret == spec.secret
 
 
 def test_the_screen_travels():
