@@ -34,7 +34,7 @@ class Measured(float):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Give what these rounds come to."""
+        """Return what these rounds come to."""
         measured = cls(median(values))
         measured.low, _, measured.high = quantiles(values, method="inclusive") if len(values) > 1 else values * 3
         return measured
@@ -48,11 +48,11 @@ class Rounds:
         self._taken = [[measure() for measure in measures] for _ in range(number)]
 
     def medians(self) -> list[float]:
-        """Give the median of each measure."""
+        """Return the median of each measure."""
         return [median(column) for column in zip(*self._taken, strict=True)]
 
     def of(self, combined: Callable[..., float]) -> Measured:
-        """Give what the measures of a round come to together, as their difference or ratio does."""
+        """Return what the measures of a round come to together, as their difference or ratio does."""
         return Measured.of([combined(*taken) for taken in self._taken])
 
 

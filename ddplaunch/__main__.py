@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import ddplaunch.interrupt  # noqa: F401 - before all else
 
 # isort: split
@@ -21,10 +23,6 @@ try:
 except LaunchError as error:
     write_stderr(error.render())
     sys.exit(error.status)
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 
 def main() -> NoReturn:

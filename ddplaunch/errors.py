@@ -109,7 +109,7 @@ def write_stderr(text: str) -> None:
 
 
 def why_failed(error: OSError) -> str:
-    """Give why a system call failed, as it reads after a colon: "permission denied"."""
+    """Return why a system call failed, as it reads after a colon: "permission denied"."""
     text = error.strerror or str(error)
     return text[:1].lower() + text[1:]
 
@@ -134,7 +134,7 @@ def expendable(call: Callable[[], None], failed: Callable[[str], None]) -> None:
 
 
 def did_you_mean(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Give the word that was probably meant, None if none is similar; `cutoff` is difflib's, 1 means equal."""
+    """Return the word that was probably meant, None if none is similar; `cutoff` is difflib's, 1 means equal."""
     from difflib import get_close_matches  # only mistakes need it
 
     known = list(words)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from signal import Signals
+from typing import Any
 
-from ddplaunch.record import NOTHING, fields_of, record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from msgspec import Struct
 
 
 class ProgramKind(Enum):
@@ -21,8 +18,7 @@ class ProgramKind(Enum):
     COMMAND = "command"  # PROGRAM ARGS (--no-python)
 
 
-@record(kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """What every worker runs."""
 
     kind: ProgramKind
@@ -40,20 +36,18 @@ class Streams(Enum):
     BOTH = 3
 
 
-@record(kw_only=True)
-class StreamChoice:
+class StreamChoice(Struct, frozen=True, kw_only=True):
     """torchrun's Std: one choice for all local ranks ("3") or one for each ("0:3,1:2")."""
 
     default: Streams = Streams.NONE
-    by_local_rank: Mapping[int, Streams] = NOTHING
+    by_local_rank: Mapping[int, Streams] = {}
 
     def of(self, local_rank: int) -> Streams:
         """The choice for this local rank."""
         return self.by_local_rank.get(local_rank, self.default)
 
 
-@record(kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """A fault that --chaos injects into a simulated job."""
 
     kind: str  # "kill" a worker, lose a "node", "hang" a worker, "slow" one down
@@ -61,8 +55,7 @@ class Fault:
     after: float  # seconds from the start of the first generation
 
 
-@record(kw_only=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True, kw_only=True):
     """One job as it was asked for: flags, PET_* and DDPLAUNCH_* variables and files, merged.
 
     `origins` names for each field where its value came from, e.g. "--nproc-per-node",
@@ -87,7 +80,7 @@ class JobSpec:
     rdzv_backend: str | None = None
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
-    rdzv_conf: Mapping[str, str] = NOTHING
+    rdzv_conf: Mapping[str, str] = {}
     rdzv_timeout: float = 600.0  # seconds in which all nodes must have joined
     last_call: float = 30.0  # seconds to wait for one more node once the minimum has joined
     heartbeat_timeout: float = 10.0  # seconds without a heartbeat after which a node is lost
@@ -117,7 +110,7 @@ class JobSpec:
 
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
-    secret: Mapping[str, str] = NOTHING  # those of them that come from files, and which: their values are shown nowhere
+    secret: Mapping[str, str] = {}  # those of them that come from files, and which: their values are shown nowhere
     role: str = "default"
 
     # processes
@@ -152,7 +145,7 @@ class JobSpec:
     duplicate_stderr_filters: tuple[str, ...] = ()
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
-    origins: Mapping[str, str] = NOTHING
+    origins: Mapping[str, str] = {}
     # options of torchrun without effect here, files that are ignored: why, one sentence each
     remarks: tuple[str, ...] = ()
 
@@ -189,6 +182,9 @@ class JobSpec:
         return f"{origin}={value}"
 
 
+_DEFAULTS = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target=""))
+
+
 def default(name: str) -> Any:
-    """Give the default of this field of JobSpec; None for a required one."""
-    return fields_of(JobSpec)[name]
+    """Return the default of this field of JobSpec; None for a required one."""
+    return getattr(_DEFAULTS, name)

@@ -54,7 +54,7 @@ Layers = Sequence[Sequence[Module]]  # the topmost first
 
 
 def read(package: Path, pyproject: Path) -> Layers:
-    """Give the modules of the package by the layers of its import contract.
+    """Return the modules of the package by the layers of its import contract.
 
     Raises:
         ValueError: a module has no layer, or a layer names what is not there.

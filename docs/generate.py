@@ -24,7 +24,6 @@ from ddplaunch.options.token import VARIABLE as TOKEN
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import environment
-from ddplaunch.record import fields_of
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.events import SCHEMA, VERSION
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
@@ -151,7 +150,7 @@ _READ = {
 
 
 def pages() -> dict[str, str]:
-    """Give every generated page by the name of its file."""
+    """Return every generated page by the name of its file."""
     return {
         "cli.md": _cli(),
         "exit-status.md": _exit_status(),
@@ -215,7 +214,7 @@ def _option(option: Option) -> str:
 
 
 def _default_of(option: Option) -> str | None:
-    value = default(option.target) if option.target in fields_of(JobSpec) else None
+    value = default(option.target) if option.target in JobSpec.__struct_fields__ else None
     if option.is_flag or option.repeatable or value is None:
         return None
     return option.write(value) or None
@@ -347,7 +346,7 @@ def _python() -> str:
 
 
 def _offered() -> Iterator[tuple[str, str, str]]:
-    """Give name, head and docstring of what type checkers find in the package; read, not imported, as some of it needs torch."""
+    """Return name, head and docstring of each public name of the package; read, not imported, since some of it needs torch."""
     package = PACKAGE / "__init__.py"
     for found in ast.walk(ast.parse(package.read_text(encoding="utf-8"))):
         if isinstance(found, ast.ImportFrom) and found.module and found.module.startswith("ddplaunch."):

@@ -9,15 +9,16 @@ front kill the agent, see `child.claim`: nothing has been started.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ddplaunch import exitcodes
 from ddplaunch.agent import child
 from ddplaunch.errors import own_imports
 from ddplaunch.process.linux import become_subreaper
-from ddplaunch.record import record
 from ddplaunch.report.writer_start import start_writer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import selectors
 
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
     Connect = Callable[[LinkHandler, Reporter, selectors.BaseSelector], Link]  # gives the link to the coordinator
 
 
-@record(kw_only=True)
-class JobInputs:
+class JobInputs(Struct, frozen=True, kw_only=True):
     """All that is known before the agent starts."""
 
     spec: JobSpec
@@ -57,8 +57,7 @@ class JobInputs:
     why_cold: str = ""  # why one that was asked for is not used, or another is
 
 
-@record(kw_only=True)
-class AgentJob:
+class AgentJob(Struct, frozen=True, kw_only=True):
     """All that the agent of a node needs to know; made before it is forked."""
 
     policy: Policy

@@ -194,7 +194,7 @@ def reap_agent(agent: int, pipes: FrontPipes) -> int:
 
 
 def status_of(agent: int, wait_status: int, host: str = "") -> tuple[int, str]:
-    """Give the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
+    """Return the status of the job by how the agent ended, and a text about it; "" if it printed all itself.
 
     `host` is named if this is printed on another one.
     """

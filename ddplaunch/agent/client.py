@@ -79,7 +79,7 @@ class Client:
         self._asked(self, request)
 
     def refuse(self, reason: str) -> None:
-        """Give no answer, and say why."""
+        """Return no answer, and say why."""
         self._has_asked = True
         self.finish(requests.RequestRefused(line(reason)))
 
@@ -98,7 +98,7 @@ class Client:
         self._flush()
 
     def hand_over(self) -> socket.socket | None:
-        """Give the connection away, unless it is lost."""
+        """Return the connection away, unless it is lost."""
         self.send(requests.Attached())
         if self._sock.fileno() < 0:
             return None

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct
+
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.workers import Workers
 from ddplaunch.errors import below
@@ -21,7 +23,6 @@ from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process import clock
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.process.worker import RunningWorker
-from ddplaunch.record import record
 from ddplaunch.stacks.kernel import read_status
 from ddplaunch.stacks.take import has_file
 from ddplaunch.supervise import node
@@ -39,16 +40,14 @@ class CannotAttach(Exception):
     """No debugger can get into a worker: why, as a sentence."""
 
 
-@record
-class Visitor:
+class Visitor(Struct, frozen=True):
     """Who wants to attach: `attached` gives the connection away, which from then on is the worker's."""
 
     attached: Callable[[], socket.socket | None]
     unreached: Callable[[], None]
 
 
-@record
-class _Pending:
+class _Pending(Struct, frozen=True):
     visitor: Visitor
     until: float
 
@@ -175,7 +174,7 @@ class Debuggers:
             self._feed(node.DebuggerDetached(rank, clock.now()))
 
     def lend_terminal(self, rank: int) -> None:
-        """Give the terminal to a worker that has asked for it."""
+        """Return the terminal to a worker that has asked for it."""
         if (sock := self._asking.get(rank)) is not None:
             with suppress(OSError):  # it has ended, which is read
                 socket.send_fds(sock, [b"T"], _TERMINAL)
@@ -216,7 +215,7 @@ class Debuggers:
         return soonest(self._acceptor.deadline, *(pending.until for pending in self._pending.values()))
 
     def expire(self, now: float) -> None:
-        """Give up workers that have not come by; accept again after a pause."""
+        """Return up workers that have not come by; accept again after a pause."""
         self._acceptor.expire(now)
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:

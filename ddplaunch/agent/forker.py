@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_fork_server
@@ -13,7 +14,6 @@ from ddplaunch.process.fork_requests import Fork, ServerLost
 from ddplaunch.process.fork_server import ForkServer
 from ddplaunch.process.start import StartError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.process.child import Child
     from ddplaunch.process.guard import Guard, GuardedChild
@@ -117,7 +117,7 @@ class Forker:
         return frozenset(() if self._server is None else (self._server.pid,))
 
     def left(self) -> list[Process]:
-        """Give what is below a guard, which is not below us."""
+        """Return what is below a guard, which is not below us."""
         return self._guard.left() if self._guard is not None else []
 
     def fork(self, forks: Sequence[Fork]) -> Sequence[Child | GuardedChild]:

@@ -166,7 +166,7 @@ class _Front:
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
 
     def interval_passed(self, _signum: int, _frame: object) -> None:
-        """Give up an agent that does not run, and output that is not read: the end of a stopped job waits for neither.
+        """Return up an agent that does not run, and output that is not read: the end of a stopped job waits for neither.
 
         Raises:
             _Unresponsive: the agent is to be killed.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import select
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import BARS, CONTROL, MESSAGE, STDERR, STDOUT
 from ddplaunch.process.terminal import size_of
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # most jobs draw no bars
-    import _socket as socket
+    import socket
 
     from ddplaunch.output.area import StatusArea
 

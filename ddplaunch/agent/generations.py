@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import OutputQueue, watch
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
@@ -24,7 +25,6 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.agent.inspection import Inspection
     from ddplaunch.control.questions import Answer, Question
@@ -275,7 +275,7 @@ class Generations:
         return self._starter.pids | (self._inspection.pids if self._inspection is not None else frozenset())
 
     def left(self) -> list[Process]:
-        """Give what descends from workers that are no descendants of ours."""
+        """Return what descends from workers that are no descendants of ours."""
         return self._starter.left()
 
     # --- its end

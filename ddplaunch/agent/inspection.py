@@ -8,6 +8,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.stack_taker import StackTaker
@@ -17,7 +18,6 @@ from ddplaunch.process import clock
 from ddplaunch.stacks import Sample
 from ddplaunch.supervise import node
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.agent.debuggers import Debuggers
     from ddplaunch.agent.observer import Observer

@@ -10,6 +10,9 @@ import selectors
 import time
 from collections import deque
 from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ddplaunch.agent.begin import AgentJob
 from ddplaunch.agent.generations import Generations
@@ -27,13 +30,11 @@ from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
 from ddplaunch.process.linux import keep_freed_memory
 from ddplaunch.process.tree import Leftovers
-from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import Phase
 from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.agent.begin import Connect
 

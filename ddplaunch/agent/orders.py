@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, OutputQueue
@@ -12,7 +13,6 @@ from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
 

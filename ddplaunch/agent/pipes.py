@@ -5,19 +5,20 @@ Either side sees the other's end, whatever ended it, as the end of the stream. I
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
 import selectors
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
-from ddplaunch.record import record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
@@ -47,8 +48,7 @@ LIVES = b"l"  # to the signal ASKS, from its handler
 UNREAD_TIMEOUT = 2.0
 
 
-@record
-class FrontPipes:
+class FrontPipes(Struct, frozen=True):
     """Both ends of all pipes, before the fork that leaves each process its own."""
 
     front: int  # pid

@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.coordinator.link import JobEnd, Link
 from ddplaunch.errors import expendable
 from ddplaunch.output.file_messages import LISTEN, pack
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # only a job that is looked into needs it
-    from typing import Any
-
     from ddplaunch.agent.clients import Clients
     from ddplaunch.agent.debuggers import Debuggers
 

@@ -9,6 +9,9 @@ import os
 import time
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
+
+from msgspec import Struct
 
 from ddplaunch.agent.begin import JobInputs
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
@@ -22,16 +25,11 @@ from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
-from ddplaunch.record import record
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams, default
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _LONGEST = 10_000  # characters, each of at most six bytes: less than a message holds
 
@@ -39,8 +37,7 @@ _TAGS = {Stream.OUT: STDOUT, Stream.ERR: STDERR}
 _MASKS = {Streams.NONE: set(), Streams.OUT: {Stream.OUT}, Streams.ERR: {Stream.ERR}, Streams.BOTH: set(Stream)}
 
 
-@record(kw_only=True)
-class WorkerSetup:
+class WorkerSetup(Struct, frozen=True, kw_only=True):
     """What the workers of a generation are started with."""
 
     plan: Plan
@@ -82,7 +79,7 @@ class AgentSetup:
             self.make_folder(self.draft)
 
     def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
-        """Give what workers are started with; `address` is that of this node as the others reach it.
+        """Return what workers are started with; `address` is that of this node as the others reach it.
 
         Raises:
             LaunchError: what all nodes agreed on does not fit this one.
@@ -123,7 +120,7 @@ class AgentSetup:
         self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files)
 
     def output(self, queue: OutputQueue, plan: Plan) -> Output:
-        """Give what shows and keeps the workers' output."""
+        """Return what shows and keeps the workers' output."""
         inputs, spec = self.inputs, self.inputs.spec
         shown = [
             ShownWorker(
@@ -149,7 +146,7 @@ class AgentSetup:
         return Output(display, lambda stream, data: queue.put(_TAGS[stream], data), queue.put_bars, nodes=nodes)
 
     def reporter(self, queue: OutputQueue) -> Reporter:
-        """Give what reports."""
+        """Return what reports."""
         inputs = self.inputs
         ours = OURS if inputs.allocation.start else STDERR
         return Reporter(

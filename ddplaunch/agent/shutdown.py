@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.agent.pipes import UNREAD_TIMEOUT, Backpressure, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import SignalSource
@@ -19,10 +20,7 @@ from ddplaunch.supervise.outcome import Intent, Why, WorkerExit
 OUTPUT_DELAY = 0.5  # seconds that the last output has to come through Slurm before the job is queued again
 
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
-    from typing import Protocol
-
     from ddplaunch.process.apart import AskApart
 
     class Requeue(Protocol):
@@ -35,7 +33,7 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
             """Queue the job again; give the reason in a sentence if that cannot be done."""
 
         def undecided(self, signum: int) -> Intent:
-            """Give what `decide` comes to if the cluster has not answered."""
+            """Return what `decide` comes to if the cluster has not answered."""
 
         @property
         def unsent(self) -> str | None:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from math import inf
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
 
 from ddplaunch.agent.pipes import (
     ASKS,
@@ -29,16 +32,13 @@ from ddplaunch.agent.pipes import (
     FrontPipes,
 )
 from ddplaunch.process import clock
-from ddplaunch.record import replace
 from ddplaunch.supervise import node
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # few jobs need it
-    from typing import TypeVar
-
     from ddplaunch.process.ask import Asked
 
-    T = TypeVar("T")
+T = TypeVar("T")
+
 
 # passed on whatever the options: they end nothing by themselves
 ALWAYS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
@@ -52,7 +52,7 @@ END_MARGIN = 60.0  # seconds beyond the grace period in which a process ends aft
 
 
 def passed_on(signals: Iterable[int]) -> frozenset[int]:
-    """Give the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
+    """Return the signals that are passed on: these, ALWAYS and SIGTSTP, but none that the caller ignores (nohup)."""
     wanted = {*ALWAYS, signal.SIGTSTP, *signals}
     return frozenset(signum for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN)
 
@@ -77,7 +77,7 @@ class SignalDeduplicator:
         self._came: dict[int, tuple[float, set[SignalOrigin]]] = {}  # since when the latest comes, and from where
 
     def take(self, signum: int, at: float, source: SignalOrigin, *, plain: bool = False) -> node.SignalReceived:
-        """Give the event that this signal is; only one that the user sent to the front escalates, and no `plain` one."""
+        """Return the event that this signal is; only one that the user sent to the front escalates, and no `plain` one."""
         is_repeat = at - self._last.get(signum, -inf) < REPEAT_WINDOW
         if signum in self._stops and not is_repeat:
             self._last[signum] = at
@@ -159,7 +159,7 @@ class SignalSource:
             clock.dispatch(self._selector, until)
 
     def wait_for(self, asked: Asked[T]) -> T:
-        """Give the answer when it has come, or what stands for it as soon as the user does not want to wait."""
+        """Return the answer when it has come, or what stands for it as soon as the user does not want to wait."""
         urged = self.urged
         while asked.pid:
             clock.dispatch(self._selector, None)

@@ -8,19 +8,17 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.process.apart import AskApart
 from ddplaunch.process.ask import FIRST
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from ddplaunch.control.arrival_answers import NodeArrivals
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 class StackTaker:
@@ -96,5 +94,5 @@ class StackTaker:
         self._ask_apart(guarded, None, reply, descriptors)
 
     def close(self) -> None:
-        """Give up what is not answered yet."""
+        """Return up what is not answered yet."""
         self._ask_apart.give_up()

@@ -7,6 +7,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -20,7 +21,6 @@ from ddplaunch.process.pump import Pump
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, StartError, Stdio, handled_signals, start
 from ddplaunch.process.worker import RunningWorker
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.agent.forker import Forker
     from ddplaunch.process.child import Child
@@ -43,7 +43,7 @@ class CannotStart(Exception):
 
     @classmethod
     def of(cls, error: StartError, rank: int) -> CannotStart:
-        """Give it for what kept a process from its start."""
+        """Return it for what kept a process from its start."""
         status = exitcodes.NOT_FOUND if error.errno in _NOT_FOUND else exitcodes.NOT_EXECUTABLE
         return cls(str(error), status, rank, error.errno)
 
@@ -98,7 +98,7 @@ class Starter:
         return self._forker.pids if self._forker is not None else frozenset()
 
     def left(self) -> list[Process]:
-        """Give what descends from workers and is not below us."""
+        """Return what descends from workers and is not below us."""
         return self._forker.left() if self._forker is not None else []
 
     def start(
@@ -213,7 +213,7 @@ class WorkerStart:
             self.stdio = Stdio(0 if worker.stdin else devnull, out, err, stacks)
 
     def started(self, child: Child | GuardedChild, output: Output) -> RunningWorker:
-        """Give it now that it has this process; what it writes goes to `output`."""
+        """Return it now that it has this process; what it writes goes to `output`."""
         worker, setup = self.plan, self._setup
         logs = None
         if not worker.terminal:

@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.agent.setup import WorkerSetup
@@ -21,11 +24,9 @@ from ddplaunch.plan.variables import init_file
 from ddplaunch.process import clock
 from ddplaunch.process.start import StartError
 from ddplaunch.process.worker import RunningWorker
-from ddplaunch.record import NOTHING, replace
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
-TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.mps import Mps
@@ -126,7 +127,7 @@ class Workers:
         if self._mps is not None and self._mps.why_not_started:
             raise CannotStart(self._mps.why_not_started, exitcodes.USAGE, ranks[0])
         try:
-            of_mps = self._mps.variables if self._mps else NOTHING
+            of_mps = self._mps.variables if self._mps else {}
             plans = [self._plans[rank] for rank in ranks]
             started = self._starter.start(plans, self._setup, self._pipes, self._output, of_mps)
         except StartError as error:
@@ -158,7 +159,7 @@ class Workers:
     # --- ends
 
     def exit_of(self, rank: int, at: float) -> WorkerExit | None:
-        """Give how a worker ended, with all that it wrote before taken in; None while it lives.
+        """Return how a worker ended, with all that it wrote before taken in; None while it lives.
 
         Raises:
             CannotStart: it ended before it became its program.
@@ -194,7 +195,7 @@ class Workers:
         )
 
     def newly_raised(self) -> Iterable[tuple[int, WorkerError]]:
-        """Give the exceptions that workers have recorded since this was last asked."""
+        """Return the exceptions that workers have recorded since this was last asked."""
         written = self._setup.error_files.written(self._setup.generation) & self.running.keys()
         for rank in sorted(written - self._raised):
             if (error := error_file.read(self._setup.error_file(rank))) is not None:
@@ -202,7 +203,7 @@ class Workers:
                 yield rank, error
 
     def lingering(self) -> Iterable[tuple[int, WorkerError]]:
-        """Give those exceptions that workers have recorded which have not ended since."""
+        """Return those exceptions that workers have recorded which have not ended since."""
         return [(rank, error) for rank, error in self.newly_raised() if self.running[rank].look() is None]
 
     # --- signals

@@ -149,7 +149,7 @@ _CLASSES: Mapping[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish
 
 
 def script(shell: str) -> str:
-    """Give the script for a shell."""
+    """Return the script for a shell."""
     return _of(shell).source()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.cli import parser
@@ -18,10 +19,6 @@ from ddplaunch.options.table import SHELLS
 from ddplaunch.output.streams import use_colour
 from ddplaunch.process.program import check, working_directory
 from ddplaunch.spec import JobSpec, ProgramKind
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
 

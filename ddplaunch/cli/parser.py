@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ddplaunch.cli.verbs import ABOUT, FORMS, RUN_OPTIONS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FLAGS: dict[str, Option | None] = {
     **{option.flag: option for option in OPTIONS},
@@ -41,7 +38,7 @@ class WrongValue(NoSuchOption):
 
 
 def parse(verb: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Give the value of each option that is there, by name: a text, True for a flag, a list of texts if it may be repeated.
+    """Return the value of each option that is there, by name: a text, True for a flag, a list of texts if it may be repeated.
 
     "program" is what follows the options. Options of the verbs that look into runs may come behind it, too.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from msgspec import Struct
+
 if TYPE_CHECKING:  # one node needs no list of hosts
     from ddplaunch.cluster.hostlist import Host
 
 
-@record(kw_only=True)
-class Rendezvous:
+class Rendezvous(Struct, frozen=True, kw_only=True):
     """The rendezvous of agents that ddplaunch does not start itself."""
 
     addresses: tuple[str, ...]  # host names or numeric addresses of node 0, in the order to try
@@ -20,8 +20,7 @@ class Rendezvous:
     source: str | None = None  # numeric address to connect from; None: any
 
 
-@record(kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """The place of a command that was started once for each rank, as by `mpirun -n 8`."""
 
     rank: int
@@ -33,8 +32,7 @@ class Task:
     node_cpus: int | None = None  # that all such commands of this node have together; None: not known
 
 
-@record
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """Where workers on every host find rank 0, and why there: a phrase for each, or the option that sets it."""
 
     address: str | None  # None: chosen by the coordinator
@@ -43,8 +41,7 @@ class Endpoint:
     port_reason: str
 
 
-@record(kw_only=True)
-class Allocation:
+class Allocation(Struct, frozen=True, kw_only=True):
     """The hosts that a job was given, in rank order, and our place among them."""
 
     cluster: str  # "local", "static", "slurm", ...

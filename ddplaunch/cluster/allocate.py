@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation, Rendezvous, Task, checks, endpoints, hostlist, local
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 
@@ -24,7 +25,7 @@ def allocate(
     in_step: bool = False,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Give the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
+    """Return the job as many of `hosts` as it asks for; one node that is this host needs no agent started.
 
     `source` names what listed the hosts, for messages. `resolvable`: workers can resolve these names, which may be known
     to ssh only; `here` is the cluster's name for this host. `in_step`: the agent of this host is started as all others are.
@@ -115,7 +116,7 @@ def _unused(hosts: Sequence[Host], source: str) -> list[str]:
 
 
 def without_slots(hosts: Sequence[Host]) -> list[Host]:
-    """Give the hosts without their slots, which in a batch job count CPUs rather than workers."""
+    """Return the hosts without their slots, which in a batch job count CPUs rather than workers."""
     return [replace(host, slots=None) for host in hosts]
 
 
@@ -136,7 +137,7 @@ def started_elsewhere(
     identity: str = "",
     notes: tuple[str, ...] = (),
 ) -> Allocation:
-    """Give the allocation; the cluster's `addresses` of node 0 and its `port`, with their reasons, are overridden by flags.
+    """Return the allocation; the cluster's `addresses` of node 0 and its `port`, with their reasons, are overridden by flags.
 
     Agents try the address of a flag first. Of several addresses node 0 chooses the one that the others reach.
     """

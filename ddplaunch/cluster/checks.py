@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.spec import JobSpec
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs no list of hosts
     from ddplaunch.cluster.hostlist import Host
 
@@ -30,7 +30,7 @@ def asked_nnodes(spec: JobSpec) -> str:
 
 
 def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, int]:
-    """Give the minimum and maximum number of nodes, where `found` agents have been started.
+    """Return the minimum and maximum number of nodes, where `found` agents have been started.
 
     Raises:
         LaunchError: another number was asked for.
@@ -44,7 +44,7 @@ def nnodes(spec: JobSpec, found: int, source: str, *, hint: str) -> tuple[int, i
 
 
 def node_rank(spec: JobSpec, found: int, source: str) -> int:
-    """Give the rank of this node as `source` says.
+    """Return the rank of this node as `source` says.
 
     Raises:
         LaunchError: another one was asked for.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation, checks, local
 from ddplaunch.cluster.facts import ClusterFacts
 from ddplaunch.errors import LaunchError
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 Recogniser = Callable[[ClusterFacts], Allocation | None]
@@ -34,7 +35,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
 
 
 def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Callable[[str], str]) -> Allocation:
-    """Give the hosts of the job and our place among them; `read` gives the text of a file or raises OSError.
+    """Return the hosts of the job and our place among them; `read` gives the text of a file or raises OSError.
 
     Raises:
         LaunchError: what was asked contradicts what was found, or is not enough.
@@ -91,7 +92,7 @@ def _forced(facts: ClusterFacts, name: str) -> Allocation:
 
 
 def _recogniser(name: str) -> tuple[Recogniser, str]:
-    """Give the function that recognises this kind of cluster, and by what: each kind is the module of that name."""
+    """Return the function that recognises this kind of cluster, and by what: each kind is the module of that name."""
     from importlib import import_module  # most jobs are in no cluster
 
     kind = import_module(f"ddplaunch.cluster.{name}")

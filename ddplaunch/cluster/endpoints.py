@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
+import socket
+from typing import TypeVar
 
 from ddplaunch.cluster import Endpoint
 from ddplaunch.spec import JobSpec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
+T = TypeVar("T")
 
-    T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 C10D_PORT = 29400  # torchrun's defaults, of its two kinds of rendezvous
@@ -27,7 +25,7 @@ _FIRST, _BLOCKS = 20000, 1171
 
 
 def first(spec: JobSpec, *candidates: tuple[T | None, str]) -> tuple[T, str] | None:
-    """Give the first value that is set, and the origin of that field of the spec."""
+    """Return the first value that is set, and the origin of that field of the spec."""
     return next(((value, spec.origin(name)) for value, name in candidates if value), None)
 
 
@@ -38,7 +36,7 @@ def of_workers(
     address: tuple[str | None, str] = BY_NODE_0,
     port: tuple[int | None, str] = RESERVED,
 ) -> Endpoint:
-    """Give the endpoint of the workers: what flags set, else `address` and `port`, each with its reason.
+    """Return the endpoint of the workers: what flags set, else `address` and `port`, each with its reason.
 
     `asked` is --rdzv-endpoint where that is meant for workers; then it wins over --master-addr and --master-port.
     """
@@ -60,29 +58,29 @@ def split_endpoint(endpoint: str) -> tuple[str, int | None]:
 
 
 def ports_from(base: int) -> tuple[int, ...]:
-    """Give `base` and the ports after it: the candidates of agents that were given one port."""
+    """Return `base` and the ports after it: the candidates of agents that were given one port."""
     return tuple(range(base, min(base + _CANDIDATES, 65536)))
 
 
 def ports_beside(taken: int) -> tuple[int, ...]:
-    """Give the ports after one that the workers will take; below it where there are none."""
+    """Return the ports after one that the workers will take; below it where there are none."""
     return ports_from(taken + 1) or tuple(range(taken - 1, taken - 1 - _CANDIDATES, -1))
 
 
 def ports_of(number: int, part: int = 0) -> tuple[int, ...]:
-    """Give the ports of a job that has a number: neighbours, and the parts of one job, get different ones."""
+    """Return the ports of a job that has a number: neighbours, and the parts of one job, get different ones."""
     return ports_from(_FIRST + _CANDIDATES * ((number + 389 * part) % _BLOCKS))
 
 
 def ports_of_name(name: str) -> tuple[int, ...]:
-    """Give the ports of a job that has a name."""
+    """Return the ports of a job that has a name."""
     import zlib  # only jobs without a number need it
 
     return ports_of(zlib.crc32(name.encode(errors="surrogateescape")))
 
 
 def listen_on(address: str) -> str | None:
-    """Give the address to listen on for what others know by `address`; None: all, since a name may mean any of them."""
+    """Return the address to listen on for what others know by `address`; None: all, since a name may mean any of them."""
     return address if is_numeric(address) else None
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from msgspec import Struct
+
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.parsers import digits
-from ddplaunch.record import record
 from ddplaunch.spec import JobSpec
 
 _LARGEST = 2**32  # what Slurm counts its special steps down from
 
 
-@record(kw_only=True)
-class ClusterFacts:
+class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What discovery reads on the host where the command was started."""
 
     spec: JobSpec

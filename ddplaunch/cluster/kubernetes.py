@@ -22,7 +22,7 @@ NEEDS = "JOB_COMPLETION_INDEX, or RANK and WORLD_SIZE in a pod"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation of the pods that we are one of; None if this is no pod, or one that is a job of its own.
+    """Return the allocation of the pods that we are one of; None if this is no pod, or one that is a job of its own.
 
     Raises:
         LaunchError: variables and flags contradict each other, or the address of node 0 is not known.

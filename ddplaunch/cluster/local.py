@@ -11,7 +11,7 @@ from ddplaunch.spec import JobSpec
 
 
 def discover(spec: JobSpec, hostname: str) -> Allocation:
-    """Give the allocation of a job where no cluster was found.
+    """Return the allocation of a job where no cluster was found.
 
     Raises:
         LaunchError: it has several nodes, and their hosts are not given.
@@ -32,7 +32,7 @@ def alone(
     nproc_per_node: int | None = None,
     notes: Sequence[str] = (),
 ) -> Allocation:
-    """Give the allocation of a job that has this node and no other.
+    """Return the allocation of a job that has this node and no other.
 
     Raises:
         LaunchError: --node-rank is not 0.

@@ -11,7 +11,7 @@ NEEDS = "LSB_JOBID with LSB_MCPU_HOSTS or LSB_DJOB_HOSTFILE"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation of the LSF job that we run in; None if we run in none.
+    """Return the allocation of the LSF job that we run in; None if we run in none.
 
     Raises:
         LaunchError: its list of hosts is wrong, or it and the flags contradict each other.
@@ -31,7 +31,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
 
 
 def hosts(facts: ClusterFacts) -> tuple[Host, ...]:
-    """Give the hosts of the job, with their slots; none where nothing lists them.
+    """Return the hosts of the job, with their slots; none where nothing lists them.
 
     Raises:
         LaunchError: what lists them is wrong.

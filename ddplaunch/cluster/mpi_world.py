@@ -5,14 +5,14 @@ A world of one process counts as none, and so does one that was inherited from a
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from ddplaunch.cluster import endpoints
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts
 from ddplaunch.errors import LaunchError
-from ddplaunch.record import record
 
 
-@record(kw_only=True)
-class _Launcher:
+class _Launcher(Struct, frozen=True, kw_only=True):
     """The variables of a launcher; several names where its versions differ."""
 
     name: str
@@ -63,8 +63,7 @@ _LAUNCHERS = (
 _JOB_NAMES = ("PMIX_NAMESPACE", "FLUX_JOB_ID", "PALS_APID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
 
-@record(kw_only=True)
-class World:
+class World(Struct, frozen=True, kw_only=True):
     """Processes that were started together, and our place among them."""
 
     launcher: _Launcher
@@ -77,7 +76,7 @@ class World:
 
 
 def find(facts: ClusterFacts) -> World | None:
-    """Give the processes that we were started with, None if there are no others.
+    """Return the processes that we were started with, None if there are no others.
 
     Raises:
         LaunchError: a variable does not hold a number.
@@ -92,7 +91,7 @@ def find(facts: ClusterFacts) -> World | None:
 
 
 def local_rank_and_size(facts: ClusterFacts, world: World) -> tuple[int, int]:
-    """Give which of how many of the processes on this node this is.
+    """Return which of how many of the processes on this node this is.
 
     Raises:
         LaunchError: the variables do not tell, or nodes have different numbers.

@@ -11,7 +11,7 @@ NEEDS = "PBS_NODEFILE"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation of the PBS job that we run in; None if we run in none.
+    """Return the allocation of the PBS job that we run in; None if we run in none.
 
     Raises:
         LaunchError: its list of hosts cannot be read, or it and the flags contradict each other.
@@ -38,7 +38,7 @@ def discover(facts: ClusterFacts) -> Allocation | None:
 
 
 def hosts(facts: ClusterFacts, path: str) -> tuple[Host, ...]:
-    """Give the hosts of the job, with their slots: the file has a line for each.
+    """Return the hosts of the job, with their slots: the file has a line for each.
 
     Raises:
         LaunchError: the file cannot be read, or names none.

@@ -8,7 +8,7 @@ from ddplaunch.spec import JobSpec
 
 
 def allocate(spec: JobSpec) -> Allocation:
-    """Give a job as many nodes as it asks for."""
+    """Return a job as many nodes as it asks for."""
     checks.refuse_host_filters(spec, "simulated nodes are on this machine")
     max_nodes = spec.nnodes[1]
     nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from signal import SIGTERM
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation, Task, allocate, checks, endpoints, hostlist, local
 from ddplaunch.cluster.allocate import started_elsewhere
 from ddplaunch.cluster.facts import NOT_HERE, ClusterFacts, printable
@@ -20,7 +23,6 @@ from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.options.parsers import digits
 from ddplaunch.options.token import RDZV_PORT, TASKS_PER_NODE
-from ddplaunch.record import record, replace
 from ddplaunch.spec import JobSpec
 
 NEEDS = "SLURM_JOB_ID"
@@ -33,8 +35,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _MAX_COMPONENTS = 128  # of a heterogeneous job: MAX_HET_JOB_COMPS in slurm.h
 
 
-@record(kw_only=True)
-class _Step:
+class _Step(Struct, frozen=True, kw_only=True):
     """A step, as one of its tasks sees it."""
 
     name: str  # "step 0 of Slurm job 84"
@@ -47,7 +48,7 @@ class _Step:
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation of the Slurm job that we run in; None if we run in none.
+    """Return the allocation of the Slurm job that we run in; None if we run in none.
 
     Raises:
         LaunchError: Slurm and the flags contradict each other.
@@ -64,13 +65,13 @@ def discover(facts: ClusterFacts) -> Allocation | None:
 
 
 def step_id(facts: ClusterFacts) -> int | None:
-    """Give the step whose task we are, None outside of one."""
+    """Return the step whose task we are, None outside of one."""
     step = facts.number("SLURM_STEP_ID", "SLURM_STEPID")
     return None if step is None or step >= _FIRST_SPECIAL_STEP else step
 
 
 def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
-    """Give the nodes of the job, of all its components.
+    """Return the nodes of the job, of all its components.
 
     Raises:
         LaunchError: the list is missing or malformed.
@@ -81,7 +82,7 @@ def job_hosts(facts: ClusterFacts) -> tuple[str, ...]:
 
 
 def components(env: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Give the nodes of each component of a heterogeneous job; () for any other.
+    """Return the nodes of each component of a heterogeneous job; () for any other.
 
     Raises:
         LaunchError: a list is missing or malformed.
@@ -113,7 +114,7 @@ def _outside(facts: ClusterFacts, job: int) -> Allocation:
 
 
 def without_step(spec: JobSpec, found: Allocation) -> Allocation:
-    """Give the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
+    """Return the allocation of a job of this node alone, whose agent is this command's own, for one that was to be started."""
     alone = local.alone(spec, found.start[0].address, cluster="slurm", notes=found.notes)
     return replace(alone, tasks_per_node=found.tasks_per_node, requeues=found.requeues, sent_again=found.sent_again)
 

@@ -9,7 +9,7 @@ NEEDS = "--hosts or --hostfile"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation of the hosts that were listed; None if none were.
+    """Return the allocation of the hosts that were listed; None if none were.
 
     Raises:
         LaunchError: the list is wrong, or contradicts the other flags.

@@ -15,7 +15,7 @@ NEEDS = "--nnodes with --node-rank and --master-addr, or with --rdzv-endpoint"
 
 
 def discover(facts: ClusterFacts) -> Allocation | None:
-    """Give the allocation that flags describe completely; None if they do not.
+    """Return the allocation that flags describe completely; None if they do not.
 
     Raises:
         LaunchError: the rendezvous is of a kind that does not exist here.
@@ -47,7 +47,7 @@ def _check_rank(spec: JobSpec) -> None:
 
 
 def incomplete(spec: JobSpec, hostname: str) -> Allocation:
-    """Give the allocation of node 0 where no address is given.
+    """Return the allocation of node 0 where no address is given.
 
     Raises:
         LaunchError: this is not node 0, or the rank of this node is not given.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -78,7 +78,7 @@ class Dialer:
             self._next = self._clock()
 
     def expire(self, now: float) -> None:
-        """Give up attempts that take too long, and begin what is due."""
+        """Return up attempts that take too long, and begin what is due."""
         for attempt in [attempt for attempt in self._attempts if now >= attempt.deadline]:
             if attempt in self._attempts:  # `refused` may have stopped all
                 if attempt.is_waiting:
@@ -204,7 +204,7 @@ class _Attempt:
         return self._greeting is not None and not self._greeting.received_any
 
     def time_out(self) -> None:
-        """Give up."""
+        """Return up."""
         self.discard()
         if self._greeting is None:
             self._lost(self, f"no answer in {CONNECT_TIMEOUT:g} s")

@@ -48,7 +48,7 @@ class Malformed(Exception):
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Give the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
+    """Return the decoder for messages of a type, which raises nothing but `Malformed`, whatever arrives."""
     decode: Callable[[bytes], Any] | None = None
 
     def checked(payload: bytes) -> Any:

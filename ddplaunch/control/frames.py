@@ -45,7 +45,7 @@ class Decoder:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """Give the next frame's payload with its signature, None if it is not all there.
+        """Return the next frame's payload with its signature, None if it is not all there.
 
         Raises:
             FrameError: the next frame is longer than it may be.

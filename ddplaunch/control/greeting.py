@@ -5,8 +5,8 @@ Sends no more than the handshake's payloads, which an empty socket always takes,
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 from collections.abc import Callable
 
 from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, LIMIT_UNKNOWN, Decoder, FrameError, pack

@@ -18,10 +18,10 @@ import os
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from ddplaunch.control.frames import SIGNATURE, FrameError, pack
 from ddplaunch.control.mac import Mac, is_equal
-from ddplaunch.record import record
 
 PROTOCOL = 1
 NOT_DDPLAUNCH = "is not ddplaunch"
@@ -75,7 +75,7 @@ class Session:
         return pack(payload, signature)
 
     def open(self, frame: bytes) -> bytes:
-        """Give the payload of the next frame as `Decoder.take` gave it.
+        """Return the payload of the next frame as `Decoder.take` gave it.
 
         Raises:
             FrameError: it was altered, replayed or reordered, or is from another sender.
@@ -88,8 +88,7 @@ class Session:
         return payload
 
 
-@record
-class Reply:
+class Reply(Struct, frozen=True):
     """The result of a payload: one to send, and a session if the handshake is complete."""
 
     reply: bytes | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ class Listener:
 
 
 def crowding(greetings: Sequence[Greeting]) -> Greeting:
-    """Give the oldest of those from where most come, so that one host cannot crowd out the others."""
+    """Return the oldest of those from where most come, so that one host cannot crowd out the others."""
     origins = [_network(greeting.address) for greeting in greetings]
     counts = Counter(origins)
     return max(zip(greetings, origins, strict=True), key=lambda pair: counts[pair[1]])[0]

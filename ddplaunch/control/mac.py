@@ -6,8 +6,8 @@ Knows no protocol. A Python built without its own SHA-256, as some distributions
 from __future__ import annotations
 
 from _operator import _compare_digest as is_equal  # what `hmac` takes where OpenSSL lacks one; in constant time
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hashlib import sha256
 else:
@@ -37,7 +37,7 @@ class Mac:
         self._outer = sha256(block.translate(_OUTER))
 
     def of(self, *parts: bytes) -> bytes:
-        """Give the MAC of these bytes, one after the other."""
+        """Return the MAC of these bytes, one after the other."""
         inner, outer = self._inner.copy(), self._outer.copy()
         for part in parts:
             inner.update(part)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 from collections.abc import Callable
 
 from ddplaunch.control.frames import Decoder, FrameError
@@ -88,7 +88,7 @@ class Peer:
         self._discard()
 
     def deliver(self) -> None:
-        """Give the owner all whole frames that have arrived."""
+        """Return the owner all whole frames that have arrived."""
         while self._open:
             try:
                 frame = self._decoder.take()
@@ -132,7 +132,7 @@ class Peer:
         self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
 
     def _break(self, reason: str) -> None:
-        """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
+        """Return up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
         self._broken = reason
         if self._queue:
             self._queue.clear()

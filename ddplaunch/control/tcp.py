@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import os
+import socket
 import struct
 from contextlib import suppress
 from typing import Any
@@ -44,7 +44,7 @@ def endpoint_of(address: Sockaddr) -> str:
 
 
 def describe(error: OSError) -> str:
-    """Give the error of a connection as text."""
+    """Return the error of a connection as text."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return RESET
     return why_failed(error)

@@ -183,7 +183,7 @@ class Agents:
     # --- what goes out
 
     def agree(self, order: Sequence[int]) -> Agreed:
-        """Give what these agents, by place, have in common in the generation that begins."""
+        """Return what these agents, by place, have in common in the generation that begins."""
         hellos = [self._hellos[id] for id in order]
         backend, reason = common_backend(hellos)
         seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)

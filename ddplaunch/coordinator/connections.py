@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import selectors
 import time
-from _socket import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from socket import socket
+
+from msgspec import Struct
 
 from ddplaunch.control import messages
 from ddplaunch.control.fields import Malformed
@@ -15,15 +17,13 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator.heartbeat import Heartbeat
 from ddplaunch.process.clock import paused
-from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping
 
 
-@record(kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What the coordinator sets for the agents of all nodes."""
 
     max_nodes: int

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.coordinator.link import (
@@ -25,7 +28,6 @@ from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.process import clock
-from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import job, node
@@ -33,7 +35,6 @@ from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.questions import Questions

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ddplaunch.control.fields import line, number, piece, text
 from ddplaunch.control.messages import Error, Exit, FrameSeen
-from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
@@ -44,7 +43,7 @@ def _without_text(end: WorkerExit, short: int) -> WorkerExit:
 
 
 def _sent(end: WorkerExit) -> Exit:
-    fields = {name: value for name, value in vars(end).items() if name != "host"}  # known from the connection
+    fields = {name: value for name, value in asdict(end).items() if name != "host"}  # known from the connection
     fields["error"] = None if end.error is None else _sent_error(end.error)
     fields["device"] = line(end.device)
     fields["stderr_tail"] = text(end.stderr_tail[-_TEXT:])

@@ -10,7 +10,7 @@ from ddplaunch.supervise.job import Member
 
 
 def member_of(id: int, hello: Hello) -> Member:
-    """Give the member that has sent this, with what all have to agree on."""
+    """Return the member that has sent this, with what all have to agree on."""
     facts = hello.facts
     return Member(
         id=id,
@@ -28,12 +28,12 @@ def member_of(id: int, hello: Hello) -> Member:
 
 
 def reached_as(hellos: Sequence[Hello]) -> str:
-    """Give the address under which most have reached the coordinator."""
+    """Return the address under which most have reached the coordinator."""
     return Counter(hello.reached for hello in hellos).most_common(1)[0][0]
 
 
 def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
-    """Give the backend that all nodes can use, and why."""
+    """Return the backend that all nodes can use, and why."""
     found: dict[str, str] = {}
     for hello in hellos:
         found.setdefault(hello.backend, hello.seat.host)

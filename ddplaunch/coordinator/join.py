@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
 import selectors
+import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.cluster import Allocation, Rendezvous
@@ -23,7 +26,6 @@ from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.plan import Plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.process import clock
-from ddplaunch.record import record, replace
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
 
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18  # bytes of the program that are read at once
 
 
-@record(kw_only=True)
-class JoinRequest:
+class JoinRequest(Struct, frozen=True, kw_only=True):
     """All that this agent needs to find the others."""
 
     spec: JobSpec
@@ -91,7 +92,7 @@ def prepare(
 
 
 def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector) -> Link:
-    """Give the agent's link to the coordinator, which may be here.
+    """Return the agent's link to the coordinator, which may be here.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.

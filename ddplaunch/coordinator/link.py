@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from ddplaunch.plan import Agreed
-from ddplaunch.record import record
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
-    from typing import Protocol
-
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.coordinator.coordinator import Coordinator
     from ddplaunch.process.apart import AskApart
@@ -21,8 +20,7 @@ if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
 # --- orders: what the coordinator sends an agent
 
 
-@record(kw_only=True)
-class Generation:
+class Generation(Struct, frozen=True, kw_only=True):
     """One start of all workers, as the coordinator has set it for a node."""
 
     number: int
@@ -33,8 +31,7 @@ class Generation:
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
 
 
-@record
-class JobEnd:
+class JobEnd(Struct, frozen=True):
     """How the job has ended, at least for this node."""
 
     status: int
@@ -44,8 +41,7 @@ class JobEnd:
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-@record
-class Ask:
+class Ask(Struct, frozen=True):
     """A question about the workers of a node, to be answered under this number."""
 
     number: int
@@ -57,8 +53,7 @@ Order = Generation | JobEnd | Ask | node.StopOrdered | node.KillOrdered | node.S
 # --- reports: what an agent sends the coordinator
 
 
-@record
-class NodeEnd:
+class NodeEnd(Struct, frozen=True):
     """Nothing of a generation is left on this node."""
 
     generation: int
@@ -69,15 +64,13 @@ class NodeEnd:
     samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
 
 
-@record
-class ForwardToAll:
+class ForwardToAll(Struct, frozen=True):
     """From a command that has started the agents: pass this signal on to the workers of all nodes."""
 
     signum: int
 
 
-@record
-class Answered:
+class Answered(Struct, frozen=True):
     """The answer to the question of this number."""
 
     number: int

@@ -5,11 +5,13 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ddplaunch.cluster import Rendezvous
 from ddplaunch.control import messages
@@ -20,7 +22,6 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.argv import to_argv
-from ddplaunch.record import replace
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
 
@@ -37,7 +38,7 @@ def coordinate_if_here(
     reporter: Reporter,
     selector: selectors.BaseSelector,
 ) -> LocalLink | None:
-    """Give the link to the coordinator if that is here: then it listens for the other agents; `hello` is that of its own agent.
+    """Return the link to the coordinator if that is here: then it listens for the other agents; `hello` is that of its own agent.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from selectors import BaseSelector
+from typing import TYPE_CHECKING
 
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link, Report
@@ -14,7 +15,6 @@ from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, Member
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import LinkHandler
 
@@ -67,7 +67,7 @@ class LocalLink(Link):
 
 
 def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
-    """Give what the user decided about the job as a whole."""
+    """Return what the user decided about the job as a whole."""
     return job.Policy(
         min_nodes=min_nodes,
         max_nodes=max_nodes,

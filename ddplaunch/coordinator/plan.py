@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node
 from ddplaunch.net.addresses import interface_of
 from ddplaunch.plan import Agreed, Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.control.questions import Answer, NoAnswer, Question
 from ddplaunch.coordinator.link import Answered, Ask, Order
-from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import Member
 
 
-@record(kw_only=True)
-class Asker:
+class Asker(Struct, frozen=True, kw_only=True):
     """Who wants to know: `answered` is called once for each member that was asked, then `done`; neither after `forget`."""
 
     answered: Callable[[Member, Answer], None]
@@ -76,7 +76,7 @@ class Questions:
         return soonest(*(asked.until for asked in self._asked.values()))
 
     def expire(self, now: float) -> None:
-        """Give up those that have not answered in time."""
+        """Return up those that have not answered in time."""
         for asked in list(self._asked.values()):
             if now >= asked.until:
                 for id in list(asked.missing):

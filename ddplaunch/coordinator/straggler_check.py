@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict, replace
 
 from ddplaunch.errors import expendable
-from ddplaunch.record import fields_of, replace
 from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
-    from typing import Any
-
     from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
     from ddplaunch.control.questions import Answer
     from ddplaunch.coordinator.questions import Asker
@@ -151,7 +150,7 @@ class StragglerCheck:
 
 def facts(found: Straggler) -> dict[str, Any]:
     """A straggler as the record of the job has it."""
-    return {name: getattr(found, name) for name in fields_of(Straggler)}
+    return asdict(found)
 
 
 class _Reading:

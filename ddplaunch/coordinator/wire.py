@@ -35,7 +35,7 @@ _NAMES = {why: name for name, why in _WHYS.items()}  # the coordinator orders al
 
 
 def encode_report(report: Report) -> messages.ToCoordinator | None:
-    """Give the message that a report is; None for what only the coordinator's own agent reports."""
+    """Return the message that a report is; None for what only the coordinator's own agent reports."""
     match report:
         case node.ReportStopping(why, signum, by_cluster):
             return messages.Stopping(_NAMES[why], signum, by_cluster)
@@ -69,7 +69,7 @@ def encode_report(report: Report) -> messages.ToCoordinator | None:
 
 
 def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> Report | None:
-    """Give the report of an agent on `host`, whose clock lacks `offset` seconds to ours; None if it is none."""
+    """Return the report of an agent on `host`, whose clock lacks `offset` seconds to ours; None if it is none."""
     match message:
         case messages.Stopping(why, signum, by_cluster):
             return node.ReportStopping(_WHYS[why], signum, by_cluster)
@@ -108,7 +108,7 @@ def decode_report(message: messages.ToCoordinator, host: str, offset: float) -> 
 
 
 def encode_order(order: Order) -> messages.ToAgent:
-    """Give the message that an order is."""
+    """Return the message that an order is."""
     match order:
         case Generation(agreed=Agreed() as agreed):
             return messages.Begin(
@@ -136,7 +136,7 @@ def encode_order(order: Order) -> messages.ToAgent:
 
 
 def decode_order(message: messages.ToAgent, at: float) -> Order | None:
-    """Give the order that came at this time; None if it is none."""
+    """Return the order that came at this time; None if it is none."""
     match message:
         case messages.Begin():
             seats = tuple(Seat("", workers) for workers in message.counts)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 
-@record(kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     """One accelerator that a process started here could use."""
 
     kind: str  # torch's name: "cuda" (NVIDIA and ROCm) or "xpu"
@@ -27,8 +26,7 @@ class Device:
         return f"{self.kind}:{self.index}"
 
 
-@record(kw_only=True)
-class Core:
+class Core(Struct, frozen=True, kw_only=True):
     """One physical core: its hardware threads and its place in the topology."""
 
     cpus: tuple[int, ...]  # logical CPUs, lowest first
@@ -37,8 +35,7 @@ class Core:
     cache: int  # lowest CPU that shares its highest-level cache: names the core complex
 
 
-@record(kw_only=True)
-class Hardware:
+class Hardware(Struct, frozen=True, kw_only=True):
     """What this node offers to the job."""
 
     devices: tuple[Device, ...] = ()

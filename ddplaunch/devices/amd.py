@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.sysfs import Root, names, number, read
 from ddplaunch.devices.visible import listed
-from ddplaunch.record import replace
 
 VARIABLE = "HIP_VISIBLE_DEVICES"
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -15,7 +16,7 @@ _VRAM = ("1", "2")  # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Give the devices in torch's order, None if there is no AMD GPU.
+    """Return the devices in torch's order, None if there is no AMD GPU.
 
     ROCR_VISIBLE_DEVICES is applied first, then HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES in its place, counts
     within what that left. So a worker is narrowed down by HIP_VISIBLE_DEVICES, with the outer ROCR_VISIBLE_DEVICES

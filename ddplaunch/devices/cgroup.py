@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from ddplaunch.devices.sysfs import Mount, Root, mounts, read
-from ddplaunch.record import record
 
 
-@record(kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """A control group of this process, by a mount that shows it."""
 
     is_v2: bool
@@ -17,7 +17,7 @@ class Group:
 
 
 def groups(root: Root, controller: str) -> Iterator[Group]:
-    """Give our groups of version 1 and 2 alike, since a hybrid system has a controller in either. Format: cgroups(7)."""
+    """Return our groups of version 1 and 2 alike, since a hybrid system has a controller in either. Format: cgroups(7)."""
     mounted = list(mounts((read(root, "/proc/self/mountinfo") or "").splitlines()))
     for line in (read(root, "/proc/self/cgroup") or "").splitlines():
         hierarchy, controllers, path = line.split(":", 2)
@@ -29,7 +29,7 @@ def groups(root: Root, controller: str) -> Iterator[Group]:
 
 
 def cpu_quota(root: Root) -> float | None:
-    """Give the CPUs' worth of time that the tightest group on our path allows, None if none limits it.
+    """Return the CPUs' worth of time that the tightest group on our path allows, None if none limits it.
 
     A group's limit holds for all groups below it, so every one up to the top of the mount counts.
     Formats: the kernel's cgroup-v2.rst and sched-bwc.rst.

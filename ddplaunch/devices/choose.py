@@ -11,7 +11,7 @@ CPU = ("cpu",)  # --devices cpu: no accelerator
 
 
 def choose(hardware: Hardware, wanted: Sequence[str] | None, asked: str) -> tuple[Device, ...]:
-    """Give the wanted devices in the wanted order, all of them if `wanted` is None, none if it is "cpu".
+    """Return the wanted devices in the wanted order, all of them if `wanted` is None, none if it is "cpu".
 
     An entry is an index as torch counts (within the visibility variable), or a GPU-/MIG- UUID or the beginning of one.
     `asked` is how `wanted` was written.

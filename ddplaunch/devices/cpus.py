@@ -12,7 +12,7 @@ _NODES = "/sys/devices/system/node"
 
 
 def cores(root: Root, cpus: Collection[int]) -> tuple[Core, ...]:
-    """Give the physical cores that hold `cpus`, each with only those of its threads, in the order of their lowest one.
+    """Return the physical cores that hold `cpus`, each with only those of its threads, in the order of their lowest one.
 
     Defaults for what sysfs does not tell: no sibling threads, package 0, NUMA node 0, one cache per package.
     """

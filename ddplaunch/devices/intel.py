@@ -18,7 +18,7 @@ _INTEGRATED = "0000:00:02.0"  # where every Intel processor has its graphics
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Give the devices in torch's order, None if there is no discrete Intel GPU.
+    """Return the devices in torch's order, None if there is no discrete Intel GPU.
 
     Level Zero takes each tile of a card for a device (ZE_FLAT_DEVICE_HIERARCHY=FLAT, its default) or each card
     (COMPOSITE). In the mask "1.0" is a tile of a card; such an entry is not checked.

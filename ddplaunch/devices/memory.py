@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
+from msgspec import Struct
+
 from ddplaunch.devices.cgroup import groups
 from ddplaunch.devices.sysfs import Root, number, read
-from ddplaunch.record import record
 
 SHM = "/dev/shm"
 
 
-@record
-class OomKills:
+class OomKills(Struct, frozen=True):
     """How many processes the kernel has killed for memory since it began to count."""
 
     number: int

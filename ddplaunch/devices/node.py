@@ -6,14 +6,16 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices.choose import choose
 from ddplaunch.devices.probe import probe
-from ddplaunch.record import record, replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild
 
@@ -76,8 +78,7 @@ def _text(program: Program) -> bytes:
     return text if len(text) <= _LONGEST_SCRIPT else b""
 
 
-@record(kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """What this node is and has, as far as the job needs to know."""
 
     host: str

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.devices import Device, Hardware, nvml
 from ddplaunch.devices.nvml import Gpu, Instance
 from ddplaunch.devices.sysfs import Root, exists, names, number, read
 from ddplaunch.devices.visible import listed
 from ddplaunch.errors import LaunchError
-from ddplaunch.record import replace
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PROC = "/proc/driver/nvidia"
@@ -17,7 +18,7 @@ _TIMEOUT = 60.0  # seconds; without persistence mode the first answer takes some
 
 
 def find(env: Mapping[str, str], root: Root) -> Hardware | None:
-    """Give the devices in torch's order, None if there is no NVIDIA GPU.
+    """Return the devices in torch's order, None if there is no NVIDIA GPU.
 
     Raises:
         LaunchError: CUDA_VISIBLE_DEVICES names a GPU that is lost.
@@ -51,7 +52,7 @@ def _ask_driver() -> tuple[Gpu, ...]:
 
 
 def in_proc(root: Root) -> tuple[Gpu, ...]:
-    """Give the GPUs as the driver lists them in /proc, by PCI address; MIG and memory cannot be seen there."""
+    """Return the GPUs as the driver lists them in /proc, by PCI address; MIG and memory cannot be seen there."""
     found = []
     for address in names(root, f"{_PROC}/gpus"):
         lines = (read(root, f"{_PROC}/gpus/{address}/information") or "").splitlines()
@@ -68,7 +69,7 @@ def in_proc(root: Root) -> tuple[Gpu, ...]:
 def through(
     gpus: Sequence[Gpu], env: Mapping[str, str], *, source: str = "NVML", notes: tuple[str, ...] = ()
 ) -> Hardware:
-    """Give what CUDA_VISIBLE_DEVICES leaves of the machine's `gpus`.
+    """Return what CUDA_VISIBLE_DEVICES leaves of the machine's `gpus`.
 
     CUDA counts from the fastest GPU unless CUDA_DEVICE_ORDER=PCI_BUS_ID, NVML by PCI address. So an index stands
     for a known GPU only where all are of one model, or the order is asked for, and none is lost or in MIG mode;

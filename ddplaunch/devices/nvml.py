@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]  # it ships no annotations
+from msgspec import Struct
 
-from ddplaunch.record import record
 
-
-@record(kw_only=True)
-class Instance:
+class Instance(Struct, frozen=True, kw_only=True):
     """One MIG instance of a GPU."""
 
     uuid: str  # "MIG-..."
@@ -24,8 +22,7 @@ class Instance:
     memory: int | None = None  # bytes
 
 
-@record(kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """One GPU before CUDA_VISIBLE_DEVICES is applied: one that this process may open, or could open if it were not lost."""
 
     uuid: str | None = None  # "GPU-..."
@@ -45,7 +42,7 @@ class NvmlMissingError(NvmlError):
 
 
 def read() -> tuple[Gpu, ...]:
-    """Give the GPUs in NVML's order, which is that of their PCI addresses.
+    """Return the GPUs in NVML's order, which is that of their PCI addresses.
 
     A GPU that a device cgroup denies is left out without a gap: CUDA does not count it either.
 
@@ -119,6 +116,6 @@ def _answer(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def sysfs_address(bus_id: str) -> str:
-    """Give a PCI address as sysfs writes it ("0000:18:00.0"); NVML writes the domain with eight digits."""
+    """Return a PCI address as sysfs writes it ("0000:18:00.0"); NVML writes the domain with eight digits."""
     domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.cgroup import cpu_quota
 from ddplaunch.devices.sysfs import Root, exists, read_cpulist
-from ddplaunch.record import replace
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")  # the last one is WSL's
@@ -17,7 +18,7 @@ _INTEL = "/sys/class/drm"  # cards of other vendors are listed there too
 
 
 def probe(env: Mapping[str, str], *, root: Root = "/") -> Hardware:
-    """Give the accelerators and CPUs that a process started with the variables `env` could use.
+    """Return the accelerators and CPUs that a process started with the variables `env` could use.
 
     A visibility variable alone proves no vendor: Slurm sets CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and
     ZE_AFFINITY_MASK at once on every node with GPUs. So what the kernel's drivers show decides, and the

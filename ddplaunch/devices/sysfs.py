@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
-from ddplaunch.record import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
+from msgspec import Struct
 
 Root: TypeAlias = str | os.PathLike[str]  # the top of the file system that is looked at, "/" except in tests
 
@@ -18,7 +15,7 @@ _RANGE = r"(\d{1,5})(?:-(\d{1,5}))?"  # Linux has fewer than 100,000 CPUs; a mal
 
 
 def read(root: Root, path: str) -> str | None:
-    """Give the text of `path` (absolute, below `root`) without surrounding white space, None if it cannot be read."""
+    """Return the text of `path` (absolute, below `root`) without surrounding white space, None if it cannot be read."""
     try:
         with open(under(root, path), encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -27,7 +24,7 @@ def read(root: Root, path: str) -> str | None:
 
 
 def names(root: Root, path: str, *, prefix: str = "") -> list[str]:
-    """Give what a folder holds under `prefix`, in the order of the numbers in the names; [] if it cannot be read."""
+    """Return what a folder holds under `prefix`, in the order of the numbers in the names; [] if it cannot be read."""
     try:
         found = [name for name in os.listdir(under(root, path)) if name.startswith(prefix)]
     except OSError:
@@ -41,12 +38,12 @@ def exists(root: Root, path: str) -> bool:
 
 
 def under(root: Root, path: str) -> str:
-    """Give the absolute `path` as it lies below `root`."""
+    """Return the absolute `path` as it lies below `root`."""
     return os.path.join(root, path.lstrip("/"))
 
 
 def number(text: str | None, default: int) -> int:
-    """Give the number a file holds, `default` if it holds none."""
+    """Return the number a file holds, `default` if it holds none."""
     try:
         return int(text or "")
     except ValueError:
@@ -54,7 +51,7 @@ def number(text: str | None, default: int) -> int:
 
 
 def cpulist(text: str) -> tuple[int, ...]:
-    """Give the numbers of a text in the kernel's list format ("0-3,8,10-11"), ascending; () if it is no such list."""
+    """Return the numbers of a text in the kernel's list format ("0-3,8,10-11"), ascending; () if it is no such list."""
     found: set[int] = set()
     for part in text.strip().split(","):
         matched = re.fullmatch(_RANGE, part, re.ASCII)
@@ -66,12 +63,11 @@ def cpulist(text: str) -> tuple[int, ...]:
 
 
 def read_cpulist(root: Root, path: str) -> tuple[int, ...]:
-    """Give the CPUs that a file lists; () if it cannot be read or is no list."""
+    """Return the CPUs that a file lists; () if it cannot be read or is no list."""
     return cpulist(read(root, path) or "")
 
 
-@record
-class Mount:
+class Mount(Struct, frozen=True):
     """A line of /proc/self/mountinfo: proc_pid_mountinfo(5)."""
 
     top: str  # what of the file system is mounted there

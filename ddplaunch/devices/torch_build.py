@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from ddplaunch.devices.sysfs import names, read
-from ddplaunch.record import record
 
 
-@record(kw_only=True)
-class TorchBuild:
+class TorchBuild(Struct, frozen=True, kw_only=True):
     """One installed torch."""
 
     version: str  # "2.13.0+cu130"
@@ -23,7 +23,7 @@ class TorchBuild:
 
 
 def find(python: str) -> TorchBuild | None:
-    """Give the build of the torch that the interpreter at this path would import, None if none is found.
+    """Return the build of the torch that the interpreter at this path would import, None if none is found.
 
     For another interpreter than ours its own site-packages are looked at, not PYTHONPATH, .pth files or the user's site.
     """

@@ -22,7 +22,7 @@ class Listed(NamedTuple):
 
 
 def listed(value: str, names: Sequence[tuple[str, ...]], count: int) -> Listed:
-    """Give what `value` makes visible; `names[i]` are the UUIDs of device i, the first `count` have an index too.
+    """Return what `value` makes visible; `names[i]` are the UUIDs of device i, the first `count` have an index too.
 
     Rules: an entry that names no device, or several, ends the list; a device named twice hides them all; a UUID
     may be cut short; an index may have letters behind it; the first entry says whether the list is of indices or

@@ -19,6 +19,8 @@ import time
 from contextlib import ExitStack
 from typing import IO, Any
 
+from msgspec.structs import replace
+
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError
 from ddplaunch.functions import exceptions, request
 from ddplaunch.functions.call_outcome import CallOutcome
@@ -29,7 +31,6 @@ from ddplaunch.functions.request import stop_signal
 from ddplaunch.functions.stack_files import StackFiles
 from ddplaunch.options.option import Given
 from ddplaunch.process.linux import check_kernel
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"

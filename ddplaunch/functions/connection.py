@@ -64,7 +64,7 @@ class WorkerListener:
         return connection
 
     def prove(self, role: bytes, said: bytes) -> bytes:
-        """Give the proof that this side, or a worker, knows the secret, over what both have said."""
+        """Return the proof that this side, or a worker, knows the secret, over what both have said."""
         from hmac import digest  # only functions need it
 
         return digest(self._secret, role + said, "sha256")

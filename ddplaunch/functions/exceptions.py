@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.report.words import these_ranks
 
 E = TypeVar("E", bound="JobError")
@@ -46,8 +47,7 @@ class JobTimeout(JobError, TimeoutError):
         return str(self.args[0]) if self.args else ""
 
 
-@record(kw_only=True)
-class Raised:
+class Raised(Struct, frozen=True, kw_only=True):
     """An exception as a worker sent it."""
 
     rank: int

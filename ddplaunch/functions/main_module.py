@@ -14,7 +14,7 @@ _NOT_FILES = ("<stdin>", "<string>")  # what `python` without a file, and with -
 
 
 def imported_by(main: ModuleType) -> dict[str, str]:
-    """Give the keys for multiprocessing.spawn.prepare by which a worker imports this `__main__`; {} if it cannot."""
+    """Return the keys for multiprocessing.spawn.prepare by which a worker imports this `__main__`; {} if it cannot."""
     spec = getattr(main, "__spec__", None)
     if name := getattr(spec, "name", None):
         return {"init_main_from_name": name}
@@ -30,12 +30,12 @@ def is_interactive() -> bool:
 
 
 def import_path() -> list[str]:
-    """Give the folders and files from which this process imports, wherever a worker may be."""
+    """Return the folders and files from which this process imports, wherever a worker may be."""
     return [folder or working_directory() or "." for folder in sys.path if isinstance(folder, str)]
 
 
 def preparation(main: dict[str, str]) -> dict[str, Any]:
-    """Give the data for multiprocessing.spawn.prepare in a worker; `main` is from `imported_by`, {} to leave it out.
+    """Return the data for multiprocessing.spawn.prepare in a worker; `main` is from `imported_by`, {} to leave it out.
 
     multiprocessing's own get_preparation_data would fix the start method of this process for good.
     """
@@ -54,7 +54,7 @@ def preparation(main: dict[str, str]) -> dict[str, Any]:
 
 
 def sources() -> dict[str, Any]:
-    """Give the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
+    """Return the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
     import linecache
 
     typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec import Struct
+
 from ddplaunch.functions import main_module
-from ddplaunch.record import record
 
 _MAIN = b"__main__"  # the name in a pickle that needs that module
 _MOVE = "put it into a module that workers can import"
@@ -26,8 +27,7 @@ class CannotSend(Exception):
     """An object cannot be sent to the workers; the text says which, why, and what to do."""
 
 
-@record(kw_only=True)
-class Payload:
+class Payload(Struct, frozen=True, kw_only=True):
     """A pickled call for one worker. Its holder closes the descriptors."""
 
     preparation: dict[str, Any]  # for multiprocessing.spawn.prepare

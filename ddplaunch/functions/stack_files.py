@@ -23,7 +23,7 @@ class StackFiles:
         return os.dup(self._files[rank])
 
     def read(self) -> list[tuple[int, str]]:
-        """Give the ranks that have written something, in order, and what."""
+        """Return the ranks that have written something, in order, and what."""
         texts = ((rank, os.pread(file, _LONGEST, 0)) for rank, file in sorted(self._files.items()))
         return [(rank, text.decode(errors="replace")) for rank, text in texts if text]
 

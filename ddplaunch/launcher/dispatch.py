@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
+from msgspec.structs import replace
+
 from ddplaunch.agent import front
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
 from ddplaunch.errors import below, visible, write_stderr
 from ddplaunch.options import token
 from ddplaunch.process import terminal
-from ddplaunch.record import replace
 from ddplaunch.report.state_folder import state_folder
 from ddplaunch.spec import JobSpec
 
@@ -106,7 +107,7 @@ def _stays_here(env: Mapping[str, str], *, to_caller: bool) -> bool:
 
 
 def _allocation(spec: JobSpec, env: Mapping[str, str]) -> tuple[Allocation, str | None]:
-    """Give where the job runs, and the secret of its agents where they are not ours to start; None if they have none."""
+    """Return where the job runs, and the secret of its agents where they are not ours to start; None if they have none."""
     found = discover(spec, env, os.uname().nodename, read=_read)
     if found.rendezvous is None or spec.no_control:
         return found, None

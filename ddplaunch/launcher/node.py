@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent import begin, front
 from ddplaunch.agent.begin import AgentJob, JobInputs
@@ -24,9 +25,8 @@ from ddplaunch.report.state_folder import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
-    from _socket import socket
+    from socket import socket
 
     from ddplaunch.agent.begin import Connect
     from ddplaunch.cluster import Rendezvous
@@ -128,7 +128,7 @@ def run(
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
-    """Give the interpreter that is kept warm for runs like this one, and why there is none or another than there was."""
+    """Return the interpreter that is kept warm for runs like this one, and why there is none or another than there was."""
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
         from ddplaunch.warm import prepare  # few jobs keep one
@@ -145,7 +145,7 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
 
 
 def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], ClusterEnding] | None:
-    """Give what asks Slurm, while the other nodes wait."""
+    """Return what asks Slurm, while the other nodes wait."""
     if allocation.cluster != "slurm":
         return None
 
@@ -189,7 +189,7 @@ def _listen_early(rendezvous: Rendezvous | None) -> socket | None:
 
 
 def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue | None:
-    """Give what queues the job again, if it is for this process to do: that of rank 0 does it."""
+    """Return what queues the job again, if it is for this process to do: that of rank 0 does it."""
     if not spec.requeue_on or 0 not in draft.ranks:
         return None
     from ddplaunch.slurm.requeue import SlurmRequeue  # few jobs need it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, inspect
 from ddplaunch.errors import visible
@@ -12,7 +14,6 @@ from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.record import replace
 from ddplaunch.report import plan_view
 from ddplaunch.report.state_folder import run_id_of
 from ddplaunch.spec import JobSpec

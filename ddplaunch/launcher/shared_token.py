@@ -26,7 +26,7 @@ _KEPT = 90 * 24 * 3600.0  # seconds, longer than jobs run: a node that joins aga
 
 
 def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
-    """Give the secret of the job with this name, from a folder below `state`; None if it cannot be shared or kept safely."""
+    """Return the secret of the job with this name, from a folder below `state`; None if it cannot be shared or kept safely."""
     folder = f"{state}/ddplaunch/tokens"
     path = f"{folder}/{re.sub(r'[^0-9A-Za-z@._-]', '_', identity)[:200]}"
     try:
@@ -44,7 +44,7 @@ def find(state: str, identity: str, *, on_one_host: bool) -> str | None:
 
 
 def file_system(path: str, lines: Iterable[str]) -> str:
-    """Give the type of the file system that holds an absolute path without links; `lines` are those of mountinfo."""
+    """Return the type of the file system that holds an absolute path without links; `lines` are those of mountinfo."""
     # the last one lies above those before it
     holding = [one for one in mounts(lines) if path == one.point or path.startswith(f"{one.point.rstrip('/')}/")]
     return max(reversed(holding), key=lambda one: len(one.point)).kind if holding else ""
@@ -73,7 +73,7 @@ def _make(path: str) -> None:
 
 
 def _read(path: str) -> str | None:
-    """Give what the file holds, if no other user can have read or written it."""
+    """Return what the file holds, if no other user can have read or written it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not _is_ours_alone(os.fstat(descriptor), stat.S_IFREG, others=0o077):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import selectors
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +63,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(self._most):
             try:
-                fd, address = self._sock._accept()  # type: ignore[attr-defined] # noqa: SLF001 - accept() is made of this
+                sock, address = self._sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -73,7 +73,6 @@ class Acceptor:
                 self.deadline = self._clock() + PAUSE
                 self._paused(error)
                 return
-            sock = type(self._sock)(fileno=fd)
             sock.setblocking(False)
             self._accepted(sock, address)
             if self._sock.fileno() < 0:

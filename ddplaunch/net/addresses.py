@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import ctypes
 import os
+import socket
 from collections.abc import Iterator
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 # where a sockaddr has its address, and of how many bytes: ip(7), ipv6(7)
@@ -19,8 +19,7 @@ _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so: 
 _FAR_AWAY = ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
-@record
-class _Own:
+class _Own(Struct, frozen=True):
     """An address of this host."""
 
     interface: str  # eth0:1 is the label of a further address of eth0
@@ -41,7 +40,7 @@ class _Entry(ctypes.Structure):
 
 
 def interface_of(address: str) -> str | None:
-    """Give the name of the interface that has this numeric address; None if none has it, or it is a name.
+    """Return the name of the interface that has this numeric address; None if none has it, or it is a name.
 
     A scope (fe80::1%eth0) decides between interfaces that have the same address. Of 127.0.0.0/8 the loopback
     interface has every address, whether it is listed or not.
@@ -69,7 +68,7 @@ def is_loopback(address: str) -> bool:
 
 
 def usable_addresses() -> tuple[str, ...]:
-    """Give this host's addresses that other hosts may reach, the likeliest first.
+    """Return this host's addresses that other hosts may reach, the likeliest first.
 
     That is the one from which the default route is used, IPv4 before IPv6, then those of network cards and the like,
     then those of bridges, which mostly lead to containers of this host. Loopback and link-local addresses are left out,
@@ -96,8 +95,9 @@ def _own() -> Iterator[_Own]:
     while at:
         entry = _Entry.from_address(at)
         at = entry.next
-        family = ctypes.c_ushort.from_address(entry.address).value if entry.address else socket.AF_UNSPEC
-        if family in _AT:
+        number = ctypes.c_ushort.from_address(entry.address).value if entry.address else socket.AF_UNSPEC
+        if number in _AT:
+            family = socket.AddressFamily(number)
             offset, length = _AT[family]
             packed = ctypes.string_at(entry.address + offset, length)
             text, name = socket.inet_ntop(family, packed), os.fsdecode(entry.name)

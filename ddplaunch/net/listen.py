@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
+import socket
 from collections.abc import Sequence
 
 from ddplaunch.errors import LaunchError, why_failed

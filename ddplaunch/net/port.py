@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
+import socket
 
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.process.linux import of_open_files
@@ -93,7 +93,7 @@ def check_loopback() -> None:
 
 
 def for_all_addresses() -> socket.socket:
-    """Give a socket for all addresses, "": both families where the kernel has IPv6, as torch's TCPStore binds it."""
+    """Return a socket for all addresses, "": both families where the kernel has IPv6, as torch's TCPStore binds it."""
     try:
         both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:

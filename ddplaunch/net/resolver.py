@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import selectors
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from ddplaunch.process.ask import Asked
-from ddplaunch.record import record
 
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
 Found = Sequence[Target] | str  # the addresses of a host, or why there are none
@@ -16,8 +17,7 @@ Found = Sequence[Target] | str  # the addresses of a host, or why there are none
 _SLOW = 3.0  # seconds after which a line says that a name is being looked up
 
 
-@record
-class Answer:
+class Answer(Struct, frozen=True):
     """The result of one query."""
 
     host: str

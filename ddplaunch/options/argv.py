@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ddplaunch.options.option import Given, Source
 from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.spec import JobSpec, ProgramKind, default
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def to_argv(spec: JobSpec, *, without: frozenset[str] = frozenset()) -> list[str]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Given
-from ddplaunch.record import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
-@record(kw_only=True)
-class Resolved:
+class Resolved(Struct, frozen=True, kw_only=True):
     """A value that has taken precedence, with what was written."""
 
     given: Given
     value: Any
 
 
-@record(kw_only=True)
-class Conflict:
+class Conflict(Struct, frozen=True, kw_only=True):
     """Two options that mean the same thing or exclude each other; the one from the higher source wins."""
 
     names: tuple[str, str]

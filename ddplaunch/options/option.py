@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
+
+from msgspec import Struct
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.parsers import BadValue
-from ddplaunch.record import record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # set for workers, and so never read as a default: a job started inside a worker is another job
 WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))
@@ -29,8 +27,7 @@ class Source(IntEnum):
     CALL = 7  # a keyword of a call in Python
 
 
-@record(kw_only=True)
-class Option:
+class Option(Struct, frozen=True, kw_only=True):
     """One option, declared once."""
 
     name: str  # its flag without "--", with underscores
@@ -83,8 +80,7 @@ class Option:
         return tuple((name, source) for name, source, read in candidates if read)
 
 
-@record(kw_only=True)
-class Alias:
+class Alias(Struct, frozen=True, kw_only=True):
     """A flag of another launcher that means the same as one of ours."""
 
     flag: str
@@ -98,8 +94,7 @@ class Alias:
         return self.flag.replace("-", "_")
 
 
-@record(kw_only=True)
-class Given:
+class Given(Struct, frozen=True, kw_only=True):
     """A value of an option as it was written, with its origin."""
 
     option: Option

@@ -46,7 +46,7 @@ def quoted(names: Sequence[str]) -> str:
 
 
 def digits(text: str) -> int | None:
-    """Give the number, None if the text is not one: int() would take "1_0", "+1" and the digits of other scripts as well."""
+    """Return the number, None if the text is not one: int() would take "1_0", "+1" and the digits of other scripts as well."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
 
 

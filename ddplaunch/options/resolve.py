@@ -11,7 +11,6 @@ from ddplaunch.options.option import Given, Source
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIAS_OF
 from ddplaunch.options.token import VARIABLE as TOKEN
-from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec, Program, ProgramKind, default
 
 _LARGEST = 1 << 20  # characters of a file of variables
@@ -19,7 +18,7 @@ _LARGEST = 1 << 20  # characters of a file of variables
 _OF_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 _HAVE_A_FLAG = {"MASTER_ADDR": "--master-addr", "MASTER_PORT": "--master-port", "ROLE_NAME": "--role"}
-_FIELDS = frozenset(fields_of(JobSpec))
+_FIELDS = frozenset(JobSpec.__struct_fields__)
 # of --rdzv-conf, besides those that _timeouts takes
 _MEANT = ("last_call_timeout", "is_host")
 _HEARTBEATS = ("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt")

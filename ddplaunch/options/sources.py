@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ddplaunch.errors import LaunchError, did_you_mean, why_failed
 from ddplaunch.options import token
 from ddplaunch.options.option import Given, Option, Source
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file

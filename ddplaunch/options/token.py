@@ -20,7 +20,7 @@ _MAX_SIZE = 4096  # bytes; a longer file is probably not a token
 
 
 def find(spec: JobSpec, env: Mapping[str, str]) -> str | None:
-    """Give the secret of --token-file or DDPLAUNCH_TOKEN, None if there is none; the nearer to the command line wins.
+    """Return the secret of --token-file or DDPLAUNCH_TOKEN, None if there is none; the nearer to the command line wins.
 
     A file is read once, for it may be a pipe.
 
@@ -56,13 +56,13 @@ def weaknesses(spec: JobSpec, secret: str) -> list[str]:
 
 
 def public(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that workers may see: all but those that are for agents only."""
+    """Return the variables that workers may see: all but those that are for agents only."""
     for_agents = (VARIABLE, RDZV_PORT, TASKS_PER_NODE)
     return {name: value for name, value in env.items() if name not in for_agents and not name.startswith(OF_WORKERS)}
 
 
 def hidden(spec: JobSpec) -> dict[str, str]:
-    """Give the variables by which an agent gets those of --env, --env-file and files for the workers."""
+    """Return the variables by which an agent gets those of --env, --env-file and files for the workers."""
     return {f"{OF_WORKERS}{name}": value for name, value in spec.env}
 
 

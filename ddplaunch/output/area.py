@@ -35,7 +35,7 @@ class StatusArea:
         self._bars = bars
 
     def write(self, data: bytes) -> bytes:
-        """Give what to write so that this stands above the area, which is gone until `draw`."""
+        """Return what to write so that this stands above the area, which is gone until `draw`."""
         self._midline = not data.endswith(b"\n") if data else self._midline
         return self._erase() + data
 
@@ -44,7 +44,7 @@ class StatusArea:
         self._drawn = []
 
     def draw(self, size: os.terminal_size | None) -> bytes:
-        """Give what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
+        """Return what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
         if size is None:
             self.forget()
             return b""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
+from msgspec import Struct
+
 from ddplaunch.plan.ranks import compress
-from ddplaunch.record import record
 from ddplaunch.supervise.deadline import soonest
 
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen
@@ -26,8 +27,7 @@ _SAME = 0.02  # of the whole: ranks in step redraw at different moments
 _LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
 
 
-@record
-class Bar:
+class Bar(Struct, frozen=True):
     """A row that workers redraw."""
 
     ranks: tuple[int, ...]  # ascending; those that show it, or one that is as far
@@ -40,8 +40,7 @@ def row_text(row: bytes) -> str:
     return row[: 4 * LONGEST].decode(errors="replace")[:LONGEST]
 
 
-@record(kw_only=True)
-class _Read:
+class _Read(Struct, frozen=True, kw_only=True):
     """What a bar says."""
 
     bar: Bar

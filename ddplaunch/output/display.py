@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ddplaunch.output.lines import Lines, LoneLines
 from ddplaunch.output.prefix import Prefix, Prefixes, without_torchs
 from ddplaunch.output.streams import Chunks, ShownWorker, Stream
 from ddplaunch.supervise.deadline import soonest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.output.bars import Bar
     from ddplaunch.output.collapse import Collapse, Group

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
 HEADER = 13  # bytes: what it is, for which log, and how long what follows is

@@ -10,14 +10,13 @@ import os
 import selectors
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.output.file_messages import CLOSE, END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, replies
 from ddplaunch.process import clock
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket as socket
-    from typing import Any
+    import socket
 
     Reply = Mapping[str, Any]
 

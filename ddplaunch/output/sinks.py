@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import Log
@@ -10,7 +11,6 @@ from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
 from ddplaunch.supervise.deadline import soonest
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.output.bars import BarFeed
     from ddplaunch.output.filter import LineFilter

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Mapping
 from enum import Enum
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 
 class Stream(Enum):
@@ -22,8 +22,7 @@ BOTH = frozenset(Stream)
 Chunks = list[tuple[Stream, bytes]]  # what to write where, in this order
 
 
-@record(kw_only=True)
-class ShownWorker:
+class ShownWorker(Struct, frozen=True, kw_only=True):
     """A worker of this node as the console shows it."""
 
     rank: int
@@ -33,8 +32,7 @@ class ShownWorker:
     streams: frozenset[Stream] = BOTH  # those that go to the console; empty: a hidden worker
 
 
-@record(kw_only=True)
-class Screen:
+class Screen(Struct, frozen=True, kw_only=True):
     """The streams of the command's console: which are terminals, which get colours."""
 
     terminals: frozenset[Stream]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from ddplaunch.record import NOTHING, record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from msgspec import Struct
 
 
-@record(kw_only=True)
-class WorkerPlan:
+class WorkerPlan(Struct, frozen=True, kw_only=True):
     """One worker before it is started: who it is, what it runs and what it owns.
 
     `variables` is what ddplaunch sets for the whole job; `plan/variables.py` adds what each generation sets.
@@ -35,16 +31,14 @@ class WorkerPlan:
 HIDDEN = "..."  # in place of a value that is shown nowhere
 
 
-@record
-class Seat:
+class Seat(Struct, frozen=True):
     """A node as all others see it; where a command was started for each rank, one such command."""
 
     host: str  # "" of another node that runs elsewhere
     workers: int
 
 
-@record(kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The whole job, decided: nothing below it decides again."""
 
     run_id: str
@@ -65,7 +59,7 @@ class Plan:
     preload_is_asked: bool = True  # --start-method says so
     authenticated: bool = True  # the agents share a secret, or do not talk
     requeues: int = 0  # how often the cluster has started this job again
-    reasons: Mapping[str, str] = NOTHING  # decided value -> why
+    reasons: Mapping[str, str] = {}  # decided value -> why
     notes: tuple[str, ...] = ()  # what a reader of the plan should know
 
     @property
@@ -74,7 +68,7 @@ class Plan:
         return frozenset(worker.rank for worker in self.workers)
 
     def shown(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Give the variables of a worker as others may see them."""
+        """Return the variables of a worker as others may see them."""
         return {name: HIDDEN if name in self.secret else value for name, value in variables.items()}
 
     @property
@@ -83,7 +77,7 @@ class Plan:
         return sum(seat.workers for seat in self.seats)
 
     def data(self, origins: Mapping[str, str]) -> dict[str, Any]:
-        """Give what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
+        """Return what plan.json holds and `ddplaunch plan --json` prints; docs/reference/run-folder.md has its schema."""
         return {
             "v": 1,
             "run_id": self.run_id,
@@ -115,8 +109,7 @@ class Plan:
         }
 
 
-@record(kw_only=True)
-class Agreed:
+class Agreed(Struct, frozen=True, kw_only=True):
     """What the agents of several nodes have agreed on before a generation."""
 
     run_id: str

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec
 
 Owned = tuple[tuple[Device, ...], ...]
 
 
 def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
-    """Give each local worker its devices, by local rank.
+    """Return each local worker its devices, by local rank.
 
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.
@@ -35,7 +36,7 @@ def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
 
 
 def of_task(task: Task, devices: Sequence[Device]) -> Owned:
-    """Give the one worker of a command that was started for each rank its device.
+    """Return the one worker of a command that was started for each rank its device.
 
     Where the cluster shows each command its own devices only, the local rank is not an index of them.
     """
@@ -70,7 +71,7 @@ def _need(workers: int, needed: int, devices: Sequence[Device]) -> str:
 
 
 def simulated(here: Node, place: int, nodes: int, how: str | None) -> Node:
-    """Give one of several nodes simulated here: with an equal part of the devices if there is one for each, else with all."""
+    """Return one of several nodes simulated here: with an equal part of the devices if there is one for each, else with all."""
     if how is None or nodes == 1:
         return here
     size = len(here.devices) // nodes
@@ -80,7 +81,7 @@ def simulated(here: Node, place: int, nodes: int, how: str | None) -> Node:
 
 
 def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -> Owned | None:
-    """Give the devices of all commands that share the CPUs of this one, by local rank; None: they are its own.
+    """Return the devices of all commands that share the CPUs of this one, by local rank; None: they are its own.
 
     A cluster that binds each to CPUs of its own leaves it fewer than all of them have together. A command that is not shown
     the devices of the others assigns none.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch.devices import Device
 from ddplaunch.errors import count
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild
 
 
 def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple[str, str]:
-    """Give the backend that `auto` stands for and the reason.
+    """Return the backend that `auto` stands for and the reason.
 
     `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
     """
@@ -37,7 +37,7 @@ def choose(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple
 
 
 def cannot_use(build: TorchBuild, kind: str) -> str | None:
-    """Give the reason why a torch that was built so cannot use devices of this kind; None if it can."""
+    """Return the reason why a torch that was built so cannot use devices of this kind; None if it can."""
     if not (build.cuda or build.hip or build.xpu):
         return f"torch {build.version} is a CPU build"
     if not (build.xpu if kind == "xpu" else build.cuda or build.hip):

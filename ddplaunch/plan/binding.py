@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.devices import Core, Device
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.record import record, replace
 
 TORCHRUN_MODES = ("node", "socket", "exclusive", "core-complex")
 
@@ -17,8 +19,7 @@ NumaNodes = Mapping[Device, int]  # of each device, by device index; without dev
 Share = list[Core]  # the cores of one worker or device; a core of one CPU may stand for one hardware thread
 
 
-@record(kw_only=True)
-class Binding:
+class Binding(Struct, frozen=True, kw_only=True):
     """The CPUs of each local worker, by local rank."""
 
     cpus: tuple[tuple[int, ...], ...]  # ascending; empty: not bound
@@ -26,7 +27,7 @@ class Binding:
 
 
 def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequence[Device]) -> Binding:
-    """Give each local worker its CPUs.
+    """Return each local worker its CPUs.
 
     `owned[i]` are the devices of local worker i; `cores` hold only the CPUs that we are allowed to use.
 
@@ -190,7 +191,7 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaN
 
 
 def _assign_unclaimed(claims: Sequence[set[int]], cores: Iterable[Core]) -> None:
-    """Give each claim without a node the one with the most cores per claim."""
+    """Return each claim without a node the one with the most cores per claim."""
     sizes = Counter(core.numa_node for core in cores)
     demand = Counter(chain.from_iterable(claims))
     for claim in claims:

@@ -13,7 +13,7 @@ _ON_CPUS = "to train on the CPUs all the same: --devices cpu"
 
 
 def check(spec: JobSpec, allocation: Allocation, node: Node, owned: Owned) -> str:
-    """Give a warning if the job asks for no accelerator, but was granted some that cannot be used; "" if all is well.
+    """Return a warning if the job asks for no accelerator, but was granted some that cannot be used; "" if all is well.
 
     Raises:
         LaunchError: it does not ask for the CPUs, so that it would train there unnoticed; or its backend needs devices.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Hardware
@@ -12,10 +13,8 @@ from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
-from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild
 
@@ -161,7 +160,7 @@ def make_plan(
 
 
 def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned) -> str:
-    """Give a warning if accelerators that the job was granted cannot be used; "" if none were."""
+    """Return a warning if accelerators that the job was granted cannot be used; "" if none were."""
     if not node.hardware.granted and spec.backend not in ("nccl", "xccl"):
         return ""
     from ddplaunch.plan import granted  # most jobs find their devices without being granted any
@@ -172,9 +171,9 @@ def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign
 def _shares(
     spec: JobSpec, owned: assign.Owned, allocation: Allocation, node: Node, caller: Mapping[str, str]
 ) -> Sequence[Mapping[str, str]]:
-    """Give the variables that limit each worker's part of a GPU that several share by MPS."""
+    """Return the variables that limit each worker's part of a GPU that several share by MPS."""
     if not spec.mps:
-        return [NOTHING] * len(owned)
+        return [{}] * len(owned)
     from ddplaunch.plan import mps  # few jobs need it
 
     mps.check(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
@@ -184,7 +183,7 @@ def _shares(
 def _preload(
     spec: JobSpec, plans: Sequence[WorkerPlan], caller: Mapping[str, str], node: Node, usable: int
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Give what a fork server imports, and why there is none although one was asked for."""
+    """Return what a fork server imports, and why there is none although one was asked for."""
     # workers that have a CPU each import at the same time: to fork them saves nothing
     may = len(plans) > usable and b"torch" in node.script and not (node.hardware.devices or node.hardware.granted)
     if spec.start_method == "forkserver" or (spec.start_method == "auto" and may):
@@ -208,7 +207,7 @@ def _keep_warm(
     allocation: Allocation,
     caller: Mapping[str, str],
 ) -> tuple[int | None, str]:
-    """Give for how many seconds what has imported is kept, and why it is not although that was asked for."""
+    """Return for how many seconds what has imported is kept, and why it is not although that was asked for."""
     if spec.keep_warm is None:
         return None, ""
     from ddplaunch.plan import start_method
@@ -246,7 +245,7 @@ def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
 
 
 def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Give the CPUs of each worker, () for one that is not bound, and what a reader of the plan should know."""
+    """Return the CPUs of each worker, () for one that is not bound, and what a reader of the plan should know."""
     mode = spec.numa_binding or spec.cpu_bind
     if mode == "none":
         return ((),) * len(sharing), ()

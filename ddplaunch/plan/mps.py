@@ -34,7 +34,7 @@ def check(spec: JobSpec, owned: Owned, control: str | None, *, started_per_rank:
 
 
 def shares(owned: Owned, caller: Mapping[str, str]) -> list[dict[str, str]]:
-    """Give each worker the variable that limits its part of the GPU, unless the caller has set it.
+    """Return each worker the variable that limits its part of the GPU, unless the caller has set it.
 
     What the number limits: "Active Thread Percentage" in NVIDIA's documentation of MPS.
     """

@@ -13,7 +13,7 @@ _ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA pro
 
 
 def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
-    """Give "device", "visible" or "none" and the reason.
+    """Return "device", "visible" or "none" and the reason.
 
     Raises:
         LaunchError: --pin device where it cannot work.
@@ -43,7 +43,7 @@ def choose(spec: JobSpec, owned: Owned) -> tuple[str, str]:
 def place(
     spec: JobSpec, pin: str, own: tuple[Device, ...], devices: Sequence[Device], hardware: Hardware
 ) -> tuple[str, dict[str, str]]:
-    """Give the name of a worker's device inside the worker, and the variables that bind it.
+    """Return the name of a worker's device inside the worker, and the variables that bind it.
 
     `own` are the worker's devices, `devices` those of the job on this node, `hardware` is all that it has.
     """

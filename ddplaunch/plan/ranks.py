@@ -37,32 +37,32 @@ def count_workers(spec: JobSpec, allocation: Allocation, node: Node) -> tuple[in
 
 
 def place_of(allocation: Allocation) -> int:
-    """Give the index of this agent's seat."""
+    """Return the index of this agent's seat."""
     if allocation.task is not None:
         return allocation.task.rank
     return allocation.node_rank or 0  # assigned later by the coordinator
 
 
 def host_of(allocation: Allocation, own: str) -> str:
-    """Give the name of this host: as the user or the cluster has it, else its own."""
+    """Return the name of this host: as the user or the cluster has it, else its own."""
     place, hosts = allocation.node_rank, allocation.hosts
     return hosts[place] if place is not None and len(hosts) == allocation.nnodes[1] else own
 
 
 def ranks_of(seats: Sequence[Seat], place: int) -> range:
-    """Give the ranks of one seat: they are node-major, those of the seats before it come first."""
+    """Return the ranks of one seat: they are node-major, those of the seats before it come first."""
     first = sum(seat.workers for seat in seats[:place])
     return range(first, first + seats[place].workers)
 
 
 def ranks_of_all(seats: Sequence[Seat]) -> list[range]:
-    """Give the ranks of each seat."""
+    """Return the ranks of each seat."""
     ends = accumulate(seat.workers for seat in seats)
     return [range(end - seat.workers, end) for seat, end in zip(seats, ends, strict=True)]
 
 
 def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> tuple[Seat, ...]:
-    """Give the seats of a job whose nodes are all assumed to be like this one."""
+    """Return the seats of a job whose nodes are all assumed to be like this one."""
     number = allocation.task.world_size if allocation.task is not None else allocation.nnodes[1]
     hosts = allocation.hosts if len(allocation.hosts) == number else ()
     return tuple(
@@ -72,7 +72,7 @@ def seats_like(allocation: Allocation, place: int, node: Node, workers: int) -> 
 
 
 def workers_of_node(spec: JobSpec, devices: Sequence[Device], hardware: Hardware) -> tuple[int, str]:
-    """Give the number of workers of this node and where it came from.
+    """Return the number of workers of this node and where it came from.
 
     Raises:
         LaunchError: "gpu" on a node without accelerators, or fewer devices than one worker needs.

@@ -23,7 +23,7 @@ _OF_EACH_PROCESS = ("LD_PRELOAD", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CO
 def modules(
     spec: JobSpec, workers: Sequence[WorkerPlan], caller: Mapping[str, str], script: bytes = b""
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """Give what a fork server imports; or None, and if it was asked for why workers are fresh processes nevertheless."""
+    """Return what a fork server imports; or None, and if it was asked for why workers are fresh processes nevertheless."""
     if spec.start_method == "auto":
         changes = any(worker.terminal or worker.cpus for worker in workers) or any(map(caller.get, _OF_EACH_PROCESS))
         if changes or not first_steps.import_torch(script):
@@ -59,7 +59,7 @@ _OF_A_WORKER = ("TORCHELASTIC_RUN_ID", "DDPLAUNCH_RUN_ID")
 def keep_warm(
     spec: JobSpec, preload: Sequence[str] | None, allocation: Allocation, caller: Mapping[str, str]
 ) -> tuple[int | None, str]:
-    """Give for how many seconds the fork server is kept for the next run; or None, and if it was asked for why it is not."""
+    """Return for how many seconds the fork server is kept for the next run; or None, and if it was asked for why it is not."""
     if spec.keep_warm is None or preload is None:
         return None, ""
     why = ""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ddplaunch.errors import count
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.record import NOTHING
 from ddplaunch.spec import JobSpec
 
 
 def of_place(
     *, rank: int, local_rank: int, world_size: int, local_world_size: int, node_rank: int, nnodes: int, role: str
 ) -> dict[str, str]:
-    """Give the variables that say which worker this is.
+    """Return the variables that say which worker this is.
 
     torchrun sets the same (torch/distributed/elastic/agent/server/local_elastic_agent.py); with one role
     for the whole job the role's ranks are the job's.
@@ -60,15 +60,15 @@ def environment(
     port: int,
     error_file: str = "",
     log_dir: str = "",
-    of_mps: Mapping[str, str] = NOTHING,
+    of_mps: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Give the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew."""
+    """Return the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew."""
     changing = of_generation(plan, generation=generation, port=port, error_file=error_file, log_dir=log_dir)
     return {**caller, **worker.variables, **of_mps, **changing}
 
 
 def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "", log_dir: str = "") -> dict[str, str]:
-    """Give the variables that change when all workers are started again.
+    """Return the variables that change when all workers are started again.
 
     `error_file` is where the worker writes its uncaught exception, "" for nowhere.
     """
@@ -85,7 +85,7 @@ def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "
 
 
 def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
-    """Give what the environments of all workers of the node have in common, whatever their ranks and their generation."""
+    """Return what the environments of all workers of the node have in common, whatever their ranks and their generation."""
     first, *others = (worker.variables for worker in plan.workers)
     shared = {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
     return {
@@ -96,7 +96,7 @@ def of_fork_server(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 
 def of_warm_interpreter(caller: Mapping[str, str], plan: Plan) -> dict[str, str]:
-    """Give the same without what differs from shell to shell, and which no module reads when it is imported."""
+    """Return the same without what differs from shell to shell, and which no module reads when it is imported."""
     return {name: value for name, value in of_fork_server(caller, plan).items() if name not in _OF_A_SHELL}
 
 
@@ -110,7 +110,7 @@ def init_file(plan: Plan, generation: int) -> str | None:
 def common(
     spec: JobSpec, caller: Mapping[str, str], *, run_id: str, backend: str, address: str, omp: int | None
 ) -> dict[str, str]:
-    """Give the variables that all workers of the job share; `omp` is the number of their threads, None: as the caller has it."""
+    """Return the variables that all workers of the job share; `omp` is their number of threads (None: the caller's)."""
     found = {
         **dict(spec.env),
         "MASTER_ADDR": address,
@@ -131,7 +131,7 @@ def common(
 
 
 def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that bind gloo and NCCL to one interface, as far as `env` does not set them itself.
+    """Return the variables that bind gloo and NCCL to one interface, as far as `env` does not set them itself.
 
     By default gloo listens where the host's own name resolves to, which is 127.0.1.1 on many hosts
     (createDefaultDevice in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), and NCCL takes every interface that is not
@@ -147,7 +147,7 @@ def socket_interface_variables(interface: str, env: Mapping[str, str]) -> dict[s
 
 
 def threads(spec: JobSpec, usable: int, workers: int, env_value: str | None) -> tuple[int | None, str]:
-    """Give OMP_NUM_THREADS for each worker and the reason; None: leave the variable as it is.
+    """Return OMP_NUM_THREADS for each worker and the reason; None: leave the variable as it is.
 
     `usable` is the number of CPUs that the workers of this node share, `env_value` what OMP_NUM_THREADS holds before
     ddplaunch sets anything. --threads beats the variable. An empty variable counts as not set, as it does for OpenMP,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
     from ddplaunch.process.ask import Asked
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 class AskApart:

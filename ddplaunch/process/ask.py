@@ -30,7 +30,7 @@ class AskedEnded(Exception):
 
 
 def ask(question: Callable[[], T], timeout: float) -> T:
-    """Give what `question` gives, or raise what it raises; that is called in a child, which takes no signal.
+    """Return what `question` gives, or raise what it raises; that is called in a child, which takes no signal.
 
     Raises:
         AskedEnded: there is no answer, or only the beginning of one.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 
-@record
-class End:
+class End(Struct, frozen=True):
     """How a process ended."""
 
     code: int | None  # exit status; None if a signal ended it
@@ -17,7 +16,7 @@ class End:
 
     @classmethod
     def of(cls, code: int, status: int) -> End:
-        """Give it for si_code and si_status of waitid(2)."""
+        """Return it for si_code and si_status of waitid(2)."""
         if code == os.CLD_EXITED:
             return cls(status, None, False)
         return cls(None, status, code == os.CLD_DUMPED)
@@ -26,16 +25,14 @@ class End:
         return f"exit status {self.code}" if self.signal is None else f"killed by signal {self.signal}"
 
 
-@record
-class Usage:
+class Usage(Struct, frozen=True):
     """What a process and the children it waited for have used."""
 
     peak_rss: int  # bytes, of the largest of them
     cpu_seconds: float  # user and system
 
 
-@record
-class Child:
+class Child(Struct, frozen=True):
     """A process that was started, and the handles that show its end; the holder of this value owns them."""
 
     pid: int  # also its session and its process group
@@ -53,7 +50,7 @@ class Child:
         return True
 
     def look(self) -> End | None:
-        """Give how it ended, None while it lives; does not reap it."""
+        """Return how it ended, None while it lives; does not reap it."""
         info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         return None if info is None else End.of(info.si_code, info.si_status)
 

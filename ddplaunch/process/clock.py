@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 BEAT = 1.0  # seconds that a sleep before a deadline lasts at most: so much of a pause is taken for time
 LATE = 1.0  # seconds from look to look, sleep aside, that count as time: a busy machine makes a process wait for less
 
 
-@record
-class Pause:
+class Pause(Struct, frozen=True):
     """A time in which this process did not run, though it should have woken."""
 
     seconds: float
@@ -37,7 +36,7 @@ class Clock:
         self.pause: Pause | None = None  # the last one that was notable
 
     def now(self) -> float:
-        """Give the time in seconds."""
+        """Return the time in seconds."""
         return self._pass(0.0)
 
     def protect(self, timeout: float) -> None:

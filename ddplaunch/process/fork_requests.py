@@ -11,13 +11,13 @@ import os
 import selectors
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
 
 from ddplaunch.process import clock
 from ddplaunch.process.start import StartError, Stdio
-from ddplaunch.record import record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.process.child import Child
     from ddplaunch.process.guard import GuardedChild
@@ -33,8 +33,7 @@ class ServerLost(Exception):
     """The server can fork no worker; the text says why."""
 
 
-@record
-class Fork:
+class Fork(Struct, frozen=True):
     """A worker to be forked; `argv` as for `start`, with the interpreter and the bootstrap that are running already."""
 
     argv: Sequence[str]
@@ -197,12 +196,12 @@ def _number(value: int) -> bytes:
 
 
 def joined(fields: Iterable[str]) -> bytes:
-    """Give fields as they are sent, each ended by a zero byte."""
+    """Return fields as they are sent, each ended by a zero byte."""
     return b"".join(os.fsencode(field) + b"\0" for field in fields)
 
 
 def nothing_failed() -> int:
-    """Give what `Child.failure` is of a process that has no exec to fail."""
+    """Return what `Child.failure` is of a process that has no exec to fail."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.close(write)
     return read

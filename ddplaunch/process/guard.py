@@ -96,7 +96,7 @@ class Guard(ForkRequests):
                 os.close(fd)
 
     def left(self) -> list[Process]:
-        """Give what is below it; itself, once it was killed, until all that was is gone."""
+        """Return what is below it; itself, once it was killed, until all that was is gone."""
         if self._process is None or self.is_over:
             return []
         return [self._process] if self.has_ended else list(descendants(self.pid))
@@ -156,7 +156,7 @@ class GuardedChild:
         return not self._guard.has_ended
 
     def look(self) -> End | None:
-        """Give how it ended, None while it lives; does not reap it."""
+        """Return how it ended, None while it lives; does not reap it."""
         if self._end is None:
             try:
                 status = os.read(self.ended, 32)

@@ -13,7 +13,7 @@ PIPES = 1 << 25  # bytes of all pipes; above 64 MiB a user's further pipes are t
 
 
 def room(pipes: int) -> int:
-    """Give the size of each of so many pipes."""
+    """Return the size of each of so many pipes."""
     return min(PIPE, PIPES // max(1, pipes))
 
 

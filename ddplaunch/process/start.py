@@ -9,15 +9,14 @@ import resource
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct
 
 from ddplaunch.process.child import Child
 from ddplaunch.process.linux import of_open_files, signal_at_end_of
-from ddplaunch.record import record
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
-
     from ddplaunch.process.guard import GuardedChild
 
 
@@ -26,8 +25,7 @@ STACKS_SIGNAL = signal.SIGRTMAX - 5
 ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/attach.py
 
 
-@record
-class Stdio:
+class Stdio(Struct, frozen=True):
     """The file descriptors that a child gets as 0, 1 and 2, and as STACKS_FD."""
 
     stdin: int
@@ -90,12 +88,12 @@ def start(
 
 
 def handled_signals() -> tuple[int, ...]:
-    """Give the signals that this process has a handler for."""
+    """Return the signals that this process has a handler for."""
     return tuple(signum for signum in _signal.valid_signals() if callable(_signal.getsignal(signum)))
 
 
 def why_not_started(child: Child | GuardedChild, program: str) -> StartError | None:
-    """Give the reason why a child that has ended failed to exec; None if exec succeeded."""
+    """Return the reason why a child that has ended failed to exec; None if exec succeeded."""
     try:
         number = os.read(child.failure, 16)
     except BlockingIOError:  # it was killed before exec, and another process still has a copy of the other end
@@ -139,7 +137,7 @@ def _exec_program(
 
 
 def _place(fd: int, target: int, kept: int) -> int:
-    """Give a descriptor this number; return that of `kept`, which may have had it. A low limit of open files forbids it."""
+    """Return a descriptor this number; return that of `kept`, which may have had it. A low limit of open files forbids it."""
     with suppress(OSError):
         kept = os.dup(kept) if kept == target else kept
         if fd == target:
@@ -150,7 +148,7 @@ def _place(fd: int, target: int, kept: int) -> int:
 
 
 def _reset_signals(handled: Iterable[int]) -> None:
-    """Give these signals their default action, but leave ignored what the caller ignores (nohup); then unblock them."""
+    """Return these signals their default action, but leave ignored what the caller ignores (nohup); then unblock them."""
     ignored_by_python = (_signal.SIGPIPE, _signal.SIGXFSZ)  # and exec keeps a signal ignored
     for signum in (*handled, *ignored_by_python):
         _signal.signal(signum, _signal.SIG_DFL)

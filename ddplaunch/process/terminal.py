@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 _STDIN = 0
 _UNKNOWN = os.terminal_size((80, 24))  # of a serial line
@@ -15,7 +12,7 @@ Modes = list["Any"]  # as termios has them
 
 
 def modes() -> Modes | None:
-    """Give the modes; None if stdin is no terminal, or another job of the shell has it."""
+    """Return the modes; None if stdin is no terminal, or another job of the shell has it."""
     if not os.isatty(_STDIN):
         return None
     import termios  # an extension module that nothing else here needs
@@ -27,7 +24,7 @@ def modes() -> Modes | None:
 
 
 def size_of(fd: int) -> os.terminal_size | None:
-    """Give the size of the terminal behind a descriptor; None if another job of the shell has it."""
+    """Return the size of the terminal behind a descriptor; None if another job of the shell has it."""
     try:
         if os.tcgetpgrp(fd) != os.getpgrp():
             return None

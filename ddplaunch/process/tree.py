@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.process import clock
-from ddplaunch.record import record
 
 # torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends when the last process that it serves has; ended before, it
 # leaves what that shared in /dev/shm. NVIDIA's MPS ends on `quit`. A name in /proc has 15 characters.
@@ -20,8 +21,7 @@ _REST = 9
 _REST_OF_SWEEP = 1
 
 
-@record
-class Process:
+class Process(Struct, frozen=True):
     """One process as /proc shows it."""
 
     pid: int
@@ -89,7 +89,7 @@ def _living_states(pid: int) -> Iterator[str]:
 
 
 def children(pid: int) -> list[int]:
-    """Give the direct children of `pid`, dead and unreaped ones included."""
+    """Return the direct children of `pid`, dead and unreaped ones included."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -122,7 +122,7 @@ def is_orphaned_group() -> bool:
 
 
 def descendants(pid: int, but_for: Collection[int] = ()) -> Iterator[Process]:
-    """Give every process below `pid`, but for these and what is below them; dead ones that wait to be reaped are left out."""
+    """Return every process below `pid`, but for these and what is below them; dead ones that wait to be reaped are left out."""
     seen: set[int] = set()
     # no recursion: a chain of processes may be deeper than Python's stack is. A parent that ends before its children are read
     # leaves them to `pid`, if that is a subreaper: so the children of this one are read until there is no new one

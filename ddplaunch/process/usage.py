@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.process.tree import content, descendants
-from ddplaunch.record import record
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@record
-class ProcessUsage:
+class ProcessUsage(Struct, frozen=True):
     """What /proc/PID/stat says (proc(5))."""
 
     state: str
@@ -30,8 +30,7 @@ def usage(pid: int) -> ProcessUsage | None:
     return ProcessUsage(fields[0].decode(), sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * _PAGE)
 
 
-@record
-class Footprint:
+class Footprint(Struct, frozen=True):
     """What a process and all below it have done so far."""
 
     pids: frozenset[int]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from ddplaunch.process.child import Child, End, Usage
 from ddplaunch.process.start import StartError, why_not_started
 from ddplaunch.process.tree import content
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.process.guard import GuardedChild
 
@@ -53,7 +53,7 @@ class RunningWorker:
         self._written_before: int | None = None  # bytes, when it was asked to end
 
     def look(self) -> End | None:
-        """Give how it ended, None while it lives; does not reap it."""
+        """Return how it ended, None while it lives; does not reap it."""
         return self._child.look()
 
     @property
@@ -67,7 +67,7 @@ class RunningWorker:
         return self._child.has_stopped
 
     def why_not_started(self, program: str) -> StartError | None:
-        """Give the reason, once it has ended, why exec failed; None if it succeeded."""
+        """Return the reason, once it has ended, why exec failed; None if it succeeded."""
         return why_not_started(self._child, program)
 
     def signal(self, signum: int) -> None:

@@ -9,7 +9,7 @@ _PROBES = 3  # keepalives without a reply after which ssh ends
 
 
 def argv(starter: str, host: str, python: str, heartbeat_timeout: float) -> tuple[str, ...]:
-    """Give the command that starts `python -m ddplaunch.launcher.host` on the host; `heartbeat_timeout` in seconds."""
+    """Return the command that starts `python -m ddplaunch.launcher.host` on the host; `heartbeat_timeout` in seconds."""
     match starter:
         case "simulate":
             return (python, *REMOTE)

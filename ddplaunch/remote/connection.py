@@ -8,6 +8,7 @@ import selectors
 import signal
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
 from ddplaunch.process.child import Child
@@ -16,7 +17,6 @@ from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, FrameError, Greeting
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.stdio import OutputPipe
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.remote.dispatcher import Dispatcher
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ddplaunch import __version__
 from ddplaunch.errors import LaunchError, some
 from ddplaunch.exitcodes import BUG, NODE_LOST, NOT_EXECUTABLE, NOT_FOUND, RENDEZVOUS, USAGE
-from ddplaunch.record import record
 
 _SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
 _SHOWN = 8  # lines
 
 
-@record
-class HostError:
+class HostError(Struct, frozen=True):
     """Why a job cannot run on a host."""
 
     message: str  # as it reads after the host's name

@@ -169,7 +169,7 @@ class Dispatcher:
     # --- from the hosts
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
-        """Give a host its order."""
+        """Return a host its order."""
         if protocol != PROTOCOL or version != __version__:
             self._host_failed(host, diagnose.other_version(version))
             host.close_stdin()

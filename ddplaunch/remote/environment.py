@@ -23,12 +23,12 @@ _DEVICES = (
 
 
 def sent(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables that workers on other hosts get; not the options among them, nor the token: both are in the order."""
+    """Return the variables that workers on other hosts get; not the options among them, nor the token: both are in the order."""
     return {name: value for name, value in env.items() if not _is_of_host(name, value) and not _is_ours(name)}
 
 
 def received(sent: Mapping[str, str], own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
-    """Give the variables of workers on a host: those that were sent, and the host's own ones about itself.
+    """Return the variables of workers on a host: those that were sent, and the host's own ones about itself.
 
     A TMPDIR that does not exist here, such as one made for a batch job elsewhere, is replaced by this host's own.
     """

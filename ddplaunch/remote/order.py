@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
@@ -13,7 +15,6 @@ from ddplaunch.devices.node import Node
 from ddplaunch.options.argv import to_argv
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.plan.ranks import workers_of_node
-from ddplaunch.record import replace
 from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import Fault, JobSpec
 
@@ -78,7 +79,7 @@ def _for_host(spec: JobSpec, host: Host, run_id: str) -> JobSpec:
 
 
 def arguments(order: Order) -> list[str]:
-    """Give the command-line arguments of an order."""
+    """Return the command-line arguments of an order."""
     return list(map(os.fsdecode, order.arguments))
 
 
@@ -88,12 +89,12 @@ def from_files(order: Order) -> list[tuple[str, str, str]]:
 
 
 def variables(order: Order) -> dict[str, str]:
-    """Give the variables of an order."""
+    """Return the variables of an order."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in order.env}
 
 
 def screen(order: Order) -> Screen:
-    """Give the screen of an order."""
+    """Return the screen of an order."""
     return Screen(
         terminals=frozenset(Stream[name] for name in order.terminals),
         colour=frozenset(Stream[name] for name in order.colour),
@@ -102,7 +103,7 @@ def screen(order: Order) -> Screen:
 
 
 def allocation(order: Order, coordinator: CoordinatorAddress | None) -> Allocation:
-    """Give the allocation of a host from its order; `coordinator` is None for the first host and for an only one."""
+    """Return the allocation of a host from its order; `coordinator` is None for the first host and for an only one."""
     return Allocation(
         cluster=order.cluster,
         nnodes=(order.min_nodes, len(order.hosts)),
@@ -126,12 +127,12 @@ def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezv
 
 
 def faults(order: Order) -> tuple[Fault, ...]:
-    """Give what a failure report has to know of --chaos."""
+    """Return what a failure report has to know of --chaos."""
     return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
 
 
 def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:
-    """Give the job as it runs without a terminal to pass through: the output of an only worker is shown raw."""
+    """Return the job as it runs without a terminal to pass through: the output of an only worker is shown raw."""
     if "output" in spec.origins:
         return spec
     single = alone and spec.debug_rank is None and workers_of_node(spec, node.devices, node.hardware)[0] == 1

@@ -62,7 +62,7 @@ class PipeDecoder:
         self._buffer += data
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Give the next frame's tag and data, None if it is incomplete.
+        """Return the next frame's tag and data, None if it is incomplete.
 
         Raises:
             FrameError: what arrived is no frame.
@@ -90,7 +90,7 @@ class GreetingDecoder:
         self.rest = b""
 
     def feed(self, data: bytes) -> tuple[int, str] | None:
-        """Give the protocol and the version of the peer, once the greeting is complete.
+        """Return the protocol and the version of the peer, once the greeting is complete.
 
         Raises:
             FrameError: too much comes before it.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.spec import Fault
 
 
-@record(kw_only=True)
-class AgentStart:
+class AgentStart(Struct, frozen=True, kw_only=True):
     """How the agent of a host is started, and its order."""
 
     node_rank: int
@@ -19,8 +19,7 @@ class AgentStart:
     order: Callable[[], bytes]
 
 
-@record(kw_only=True)
-class RemoteJob:
+class RemoteJob(Struct, frozen=True, kw_only=True):
     """All that the dispatcher needs to know."""
 
     agents: tuple[AgentStart, ...]  # by node rank

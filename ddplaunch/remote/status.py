@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import SIGKILL
 
+from msgspec import Struct
+
 from ddplaunch import exitcodes
-from ddplaunch.record import record
 from ddplaunch.remote import diagnose
 from ddplaunch.remote.diagnose import HostError
 from ddplaunch.report.closing import render_stopped
 
 
-@record
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The exit status of the command, and what is printed."""
 
     status: int
@@ -43,7 +43,7 @@ class HostStatuses:
         return node_rank > 0 and left >= self._min_nodes and not self.errors
 
     def verdict(self, *, signum: int, front_lost: bool) -> Verdict:
-        """Give the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none."""
+        """Return the status of the job, and what no agent has printed; `signum` is the signal to stop, 0 for none."""
         if front_lost:
             return Verdict(exitcodes.of_signal(SIGKILL))
         if self.errors:

@@ -36,7 +36,7 @@ class InputPipe:
         return bool(data)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Give the next complete frame, None if there is none yet.
+        """Return the next complete frame, None if there is none yet.
 
         Raises:
             FrameError: what arrived is no frame.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
+from typing import TYPE_CHECKING
 
 from ddplaunch.errors import MORE_OPEN_FILES, below
 from ddplaunch.report.words import count, duration, signal_name, size, these_ranks
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # an agent that joins others needs none of it
     from ddplaunch.supervise.job import State
 
@@ -30,7 +30,7 @@ _KEYS: dict[int, str] = {SIGINT: " (Ctrl-C)", SIGQUIT: " (Ctrl-\\)"}
 
 
 def ended_with(state: State) -> int | None:
-    """Give the signal that ended the job, or the worker that failed first; None if none did."""
+    """Return the signal that ended the job, or the worker that failed first; None if none did."""
     match state.why:
         case Why.SIGNALLED:
             return state.signum

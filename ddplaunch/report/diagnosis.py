@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.words import count, signal_name, size
 from ddplaunch.supervise.outcome import WorkerExit
 
 
-@record(kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """The cause of a failure, and what to do about it."""
 
     name: str

@@ -87,11 +87,11 @@ class ErrorFiles:
             return set()
 
     def path(self, generation: int, rank: int) -> str:
-        """Give the path of the file of a worker; "" if there is no place for it."""
+        """Return the path of the file of a worker; "" if there is no place for it."""
         return f"{self.folder}/{generation}-{rank}.json" if self.folder else ""
 
     def recorder(self, generation: int, rank: int) -> str:
-        """Give the path of the socket at which a worker's torch tells of its collectives; "" if there is no place for it.
+        """Return the path of the socket at which a worker's torch tells of its collectives; "" if there is no place for it.
 
         It lies in a folder of its own: what lies beside exceptions would be taken for one.
         """
@@ -105,7 +105,7 @@ class ErrorFiles:
             return False
 
     def written(self, generation: int) -> set[int]:
-        """Give the ranks of those that have written one in this generation: thousands that have not are not asked one by one."""
+        """Return the ranks that have written an error file in this generation; one listing, not a look for each rank."""
         with suppress(OSError):
             names = (name.removesuffix(".json").partition("-") for name in os.listdir(self._place))
             return {int(rank) for of, _, rank in names if of == str(generation) and rank.isdecimal()}

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from signal import SIGWINCH
+from typing import Any
+
+from msgspec import Struct
 
 from ddplaunch.plan.ranks import compress
-from ddplaunch.record import record
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import node
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 VERSION = 1
 
@@ -92,8 +90,7 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@record
-class Event:
+class Event(Struct, frozen=True):
     """One thing that happened."""
 
     name: str  # a key of SCHEMA
@@ -108,7 +105,7 @@ Named = tuple[str, Mapping[str, "Any"]]  # the name of an event and its fields
 
 
 def of_event(event: node.Event) -> Named | None:
-    """Give the public event of what happened, if that is all there is to report of it."""
+    """Return the public event of what happened, if that is all there is to report of it."""
     match event:
         case node.WorkerRaised(rank, error, _):
             return "worker_raised", {"rank": rank, "type": error.type, "message": error.message}
@@ -131,7 +128,7 @@ def of_event(event: node.Event) -> Named | None:
 
 
 def of_action(action: node.Action) -> Named | None:
-    """Give the public event of what is being done."""
+    """Return the public event of what is being done."""
     match action:
         case node.ForwardSignal(signum, ranks) if signum != SIGWINCH:
             return "signal_forwarded", {"signal": int(signum), "name": signal_name(signum), "ranks": compress(ranks)}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.first_failure import failure_text, follows, searchable
 from ddplaunch.supervise.outcome import WorkerExit
 
 _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container by default
 
 
-@record(kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """What is known about the node of the first failure."""
 
     oom_kills: int = 0  # processes that the kernel killed for memory since the job began
@@ -42,8 +42,7 @@ Found = Mapping[str, str]  # values for the advice
 Predicate = Callable[[WorkerExit, Evidence], Found | None]
 
 
-@record
-class Row:
+class Row(Struct, frozen=True):
     """One line of the table of causes."""
 
     name: str

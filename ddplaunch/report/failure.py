@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from signal import SIGABRT
 
+from msgspec import Struct
+
 from ddplaunch.errors import below
-from ddplaunch.record import record
 from ddplaunch.report.diagnosis import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import describe_others, what_failed
@@ -31,8 +32,7 @@ _CYAN_HINT = "\x1b[1;36mhint\x1b[0m\x1b[1m:\x1b[0m"
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
 
-@record(kw_only=True)
-class FailureReport:
+class FailureReport(Struct, frozen=True, kw_only=True):
     """All that the report needs."""
 
     first: WorkerExit  # as `first_failure` picked it
@@ -63,7 +63,7 @@ def render(report: FailureReport, *, colour: bool = False) -> str:
 
 
 def _head(report: FailureReport) -> list[str]:
-    """Give which rank failed, why, how and after how long; then the rest of the exception's message."""
+    """Return which rank failed, why, how and after how long; then the rest of the exception's message."""
     first = report.first
     hosts = {end.host for end in report.exits}
     who = f"rank {first.rank} on {first.host}" if len(hosts) > 1 else f"rank {first.rank}"
@@ -131,7 +131,7 @@ def _last_stderr(text: str) -> list[str]:
 
 
 def _who(report: FailureReport) -> list[str]:
-    """Give the process and its log; then what became of the others, and of the restarts."""
+    """Return the process and its log; then what became of the others, and of the restarts."""
     first = report.first
     facts = [f"pid {first.pid}", first.device]
     if len({end.host for end in report.exits}) > 1:

@@ -6,15 +6,16 @@ the agent's request or with the agent, after all that was handed over or left to
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import json
 import marshal
 import os
 import select
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.output.file_messages import (
     CLOSE,
@@ -36,10 +37,8 @@ from ddplaunch.output.log import BoundedLog
 from ddplaunch.report import folders, run_socket
 from ddplaunch.report.log_times import LogTimes
 
-TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from io import BufferedReader
-    from typing import Any
 
 TIDY_AFTER = 1.0  # seconds: most jobs have started all their workers by then
 
@@ -189,7 +188,7 @@ class _Writer:
         os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
-        """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
+        """Return the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:
             with suppress(OSError):  # the file system has no sockets

@@ -47,7 +47,7 @@ def make_all(path: str) -> None:
 
 
 def replaceable_in(path: str) -> str | None:
-    """Give the folder above this one in which every user may rename what is others', None if there is none.
+    """Return the folder above this one in which every user may rename what is others', None if there is none.
 
     In one with the sticky bit, as /tmp has it, only the owner may.
     """
@@ -81,7 +81,7 @@ def keep_newest(root: str, number: int) -> Iterator[None]:
 
 
 def _surely_old(paths: Sequence[str], number: int) -> str:
-    """Give a time, as in names, by which a run has ended that cannot be one of the newest; "" if the names tell of none.
+    """Return a time, as in names, by which a run has ended that cannot be one of the newest; "" if the names tell of none.
 
     Only by this each of many short jobs, which all begin anew, removes some. Several times as many have begun since, as clocks
     and time zones may differ between hosts.

@@ -40,7 +40,7 @@ class LogTimes:
 
 
 def offset_at(folder: str, name: str, at: float) -> int:
-    """Give an offset in a log before which all was written before this time; 0 if that is not known."""
+    """Return an offset in a log before which all was written before this time; 0 if that is not known."""
     return _offsets_at(folder, at).get(os.fsencode(name), 0)
 
 

@@ -16,7 +16,7 @@ _LONGEST = 120  # characters of a later failure's message
 
 
 def describe_others(first: WorkerExit, exits: Iterable[WorkerExit], cwd: str) -> list[str]:
-    """Give one line each for those that failed alike, failed otherwise, followed, had finished, were stopped."""
+    """Return one line each for those that failed alike, failed otherwise, followed, had finished, were stopped."""
     others = sorted((end for end in exits if end.rank != first.rank), key=lambda end: end.rank)
     likeness = _likeness(first)
     alike: list[WorkerExit] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__
 from ddplaunch.devices import memory
@@ -20,10 +21,7 @@ from ddplaunch.supervise import node
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # few jobs need it
-    from typing import Any
-
     from ddplaunch.supervise.outcome import Intent
 
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
@@ -237,7 +235,7 @@ class Reporter:
             self.write(text)
 
     def stopped(self, signum: int) -> str:
-        """Give the line for a node that the user has stopped while no coordinator answered."""
+        """Return the line for a node that the user has stopped while no coordinator answered."""
         return f"ddplaunch: {render_stopped(signum, self.clock() - self.began, ())}\n"
 
     def report(self, text: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from ddplaunch.output.file_messages import EVENT, JSON, MAKE, REMOVE, REPLACE, pack
 from ddplaunch.output.file_queue import FileQueue, Log
@@ -23,10 +24,6 @@ from ddplaunch.report.events import VERSION, Event
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
@@ -121,7 +118,7 @@ class RunFolder:
         self.files.put(REMOVE, os.fsencode(path))
 
     def log_names(self, generation: int, rank: int, local_rank: int) -> tuple[str, str]:
-        """Give the names of a worker's stdout and stderr logs in the folder."""
+        """Return the names of a worker's stdout and stderr logs in the folder."""
         if self._torchrun_layout:
             attempt = f"attempt_{generation}/{local_rank}"
             return f"{attempt}/stdout.log", f"{attempt}/stderr.log"
@@ -135,7 +132,7 @@ class RunFolder:
         return out, err
 
     def filtered_names(self, generation: int) -> tuple[str, str]:
-        """Give the names of what torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters write to."""
+        """Return the names of what torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters write to."""
         base = f"attempt_{generation}/" if self._torchrun_layout else ""
         return f"{base}filtered_stdout.log", f"{base}filtered_stderr.log"
 

@@ -5,8 +5,8 @@ It is there, and answers, from the moment that it has its name; a socket that re
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import os
+import socket
 import stat
 import struct
 from contextlib import suppress
@@ -17,7 +17,7 @@ _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: unix(7), SO_PEERCRED
 
 
 def runtime_folder(uid: int) -> str:
-    """Give the folder of the sockets that lie in no run folder; independent of variables, so that every command finds them."""
+    """Return the folder of the sockets that lie in no run folder; independent of variables, so that every command finds them."""
     return f"/tmp/ddplaunch-{uid}"
 
 
@@ -51,7 +51,7 @@ def problem() -> str:
 
 
 def address(folder: int, name: str) -> str:
-    """Give the address of a socket in an open folder: short enough, wherever that lies (107 bytes, unix(7))."""
+    """Return the address of a socket in an open folder: short enough, wherever that lies (107 bytes, unix(7))."""
     return f"/proc/self/fd/{folder}/{name}"
 
 
@@ -83,12 +83,12 @@ def remove_refusing(path: str, name: str) -> None:
 
 
 def uid_of(sock: socket.socket) -> int:
-    """Give the user at the other side of a connection, as it was made."""
+    """Return the user at the other side of a connection, as it was made."""
     return _credentials(sock)[1]
 
 
 def pid_of(sock: socket.socket) -> int:
-    """Give the process that had called listen(2) for the other side of a connection."""
+    """Return the process that had called listen(2) for the other side of a connection."""
     return _credentials(sock)[0]
 
 

@@ -15,7 +15,7 @@ _BOOTSTRAP = "/ddplaunch/worker/bootstrap.py"  # lies below the program's first 
 
 
 def frames_of(error: WorkerError) -> tuple[Frame, ...]:
-    """Give the frames of an error, outermost first, from its traceback's text if that is all there is."""
+    """Return the frames of an error, outermost first, from its traceback's text if that is all there is."""
     if error.frames:
         return error.frames
     # of a chain of exceptions the last one is what ended the worker

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # typing's own would be an import
 if TYPE_CHECKING:
     from ddplaunch.spec import JobSpec
 
@@ -14,7 +14,7 @@ BEGAN = "%Y%m%d-%H%M%S"  # the time with which the names of runs begin that were
 
 
 def state_folder(env: Mapping[str, str]) -> str | None:
-    """Give the folder in which programs of this user keep what is to last; None if the user has no home."""
+    """Return the folder in which programs of this user keep what is to last; None if the user has no home."""
     state = env.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):  # which the XDG standard says to ignore
         state = os.path.join(env.get("HOME") or _home_of_user(), ".local", "state")
@@ -31,11 +31,11 @@ def _home_of_user() -> str:
 
 
 def runs_folder(env: Mapping[str, str]) -> str | None:
-    """Give the folder of all runs of this user that have no --log-dir; None if the user has no home."""
+    """Return the folder of all runs of this user that have no --log-dir; None if the user has no home."""
     state = state_folder(env)
     return None if state is None else os.path.join(state, "ddplaunch", "runs")
 
 
 def run_id_of(spec: JobSpec) -> str:
-    """Give the name of this run: as was asked, or one that no other run has."""
+    """Return the name of this run: as was asked, or one that no other run has."""
     return spec.run_id or f"{time.strftime(BEGAN)}-{os.urandom(2).hex()}"

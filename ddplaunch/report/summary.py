@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise.node import State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:  # few jobs need it
-    from typing import Any
-
     from ddplaunch.supervise.outcome import Intent
 
 
@@ -23,7 +21,7 @@ def summary(
     first: WorkerExit | StartFailure | None = None,
     left_after: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Give the summary as plain data.
+    """Return the summary as plain data.
 
     `exits` are those of the last generation, `seconds` the job's, `first` its first failure if that is known to have been
     on another node, `left_after` what it holds about a notice.
@@ -54,7 +52,7 @@ def summary(
 
 
 def left_after(notice: int, intent: Intent | None, failed: str | None) -> dict[str, Any]:
-    """Give what the summary holds about a notice after which all workers left, and about the requeue."""
+    """Return what the summary holds about a notice after which all workers left, and about the requeue."""
     return {
         "signal": signal_name(notice),
         "job": intent.job if intent else None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import gc
 import os
 import signal
+import socket
 
 from ddplaunch.errors import not_imported
 from ddplaunch.output.file_messages import PROGRESS, reply

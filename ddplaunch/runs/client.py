@@ -8,13 +8,14 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
+from msgspec import Struct
+
 from ddplaunch.control import requests
 from ddplaunch.control.fields import Malformed
 from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
 from ddplaunch.process import clock
-from ddplaunch.record import record
 from ddplaunch.report import run_socket
 
 _CHUNK = 1 << 16  # bytes
@@ -23,8 +24,7 @@ _SILENT = "does not answer"
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
-@record
-class SocketPlace:
+class SocketPlace(Struct, frozen=True):
     """Where the socket of a run lies."""
 
     folder: str
@@ -36,8 +36,7 @@ class SocketPlace:
         return f"{self.folder}/{self.name}"
 
 
-@record
-class RunReplies:
+class RunReplies(Struct, frozen=True):
     """What a run has replied, and what kept it from more; "" if it has replied all."""
 
     place: SocketPlace

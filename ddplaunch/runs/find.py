@@ -6,12 +6,13 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import these_ranks
@@ -21,8 +22,7 @@ ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
 _SHOWN = 5  # runs that an error names
 
 
-@record
-class Elsewhere:
+class Elsewhere(Struct, frozen=True):
     """A run whose folder is here, since the home is shared, and which goes on on another host."""
 
     run_id: str
@@ -31,7 +31,7 @@ class Elsewhere:
 
 
 def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
-    """Give where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
+    """Return where the sockets of this user's runs lie: in their folders, and in the folder of those that lie in none."""
     for folder in folders(env):
         if os.path.lexists(f"{folder}/{run_socket.NAME}"):
             yield SocketPlace(folder, run_socket.NAME)
@@ -46,7 +46,7 @@ def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
 
 
 def folders(env: Mapping[str, str]) -> list[str]:
-    """Give the folders of this user's runs but those with --log-dir, by name."""
+    """Return the folders of this user's runs but those with --log-dir, by name."""
     runs = runs_folder(env)
     try:
         return [f"{runs}/{name}" for name in sorted(os.listdir(runs))] if runs is not None else []
@@ -60,7 +60,7 @@ def running(env: Mapping[str, str]) -> list[RunReplies]:
 
 
 def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewhere]:
-    """Give the runs that go on on other hosts; `here` are those of this one."""
+    """Return the runs that go on on other hosts; `here` are those of this one."""
     import json
     import socket
 
@@ -81,7 +81,7 @@ def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewh
 
 
 def name_of(replies: RunReplies) -> str:
-    """Give the name of a run, as far as it is known."""
+    """Return the name of a run, as far as it is known."""
     if replies.run is not None:
         return replies.run.run_id
     in_folder = replies.place.name == run_socket.NAME
@@ -89,25 +89,25 @@ def name_of(replies: RunReplies) -> str:
 
 
 def names(env: Mapping[str, str]) -> list[str]:
-    """Give the names of the runs that go on here and of those that are kept."""
+    """Return the names of the runs that go on here and of those that are kept."""
     return sorted({*map(name_of, running(env)), *map(os.path.basename, folders(env))}, reverse=True)
 
 
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
-    """Give the workers of the run of this name, or of the only one, by rank, each with its node; none if it is not clear."""
+    """Return the workers of the run of this name, or of the only one, by rank, each with its node; none if it is not clear."""
     found = [replies for replies in running(env) if named is None or name_of(replies) == named]
     return sorted(workers_of(found[0]), key=lambda pair: pair[1].rank) if len(found) == 1 else []
 
 
 def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
-    """Give the workers that the nodes of a run have named, each with its node."""
+    """Return the workers that the nodes of a run have named, each with its node."""
     for node in replies.nodes:
         if isinstance(node.answer, NodeStatus):
             yield from ((node, worker) for worker in node.answer.workers)
 
 
 def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
-    """Give the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
+    """Return the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
 
     Raises:
         LaunchError: there is none, or it is not clear which.
@@ -157,7 +157,7 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], v
 
 
 def several(what: str, names: Sequence[str], verb: str) -> LaunchError:
-    """Give the error where several runs could be meant."""
+    """Return the error where several runs could be meant."""
     return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
 
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.errors import LaunchError, why_failed
-from ddplaunch.record import record
 from ddplaunch.report.log_times import offset_at
 
 CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
@@ -21,8 +22,7 @@ _ATTEMPT = re.compile(r"attempt_(\d{1,9})")
 _TORCHRUNS = {"stdout.log": "out", "stderr.log": "err"}
 
 
-@record
-class LogFile:
+class LogFile(Struct, frozen=True):
     """One log of a rank."""
 
     rank: int
@@ -38,7 +38,7 @@ class LogFile:
 
 
 def logs_of(run: str) -> list[LogFile]:
-    """Give all logs of a run whose folder this is: its own and, where the nodes share a home, those of all nodes."""
+    """Return all logs of a run whose folder this is: its own and, where the nodes share a home, those of all nodes."""
     roots = [run, *(f"{run}/{name}" for name in _names(run) if _NODE.fullmatch(name))]
     return sorted((log for root in roots for log in _logs_in(root)), key=lambda log: log.order)
 
@@ -83,7 +83,7 @@ class LogReader:
         self._log = log
 
     def lines(self) -> Iterator[bytes]:
-        """Give whole lines up to the end that the log has now, each with its newline.
+        """Return whole lines up to the end that the log has now, each with its newline.
 
         Raises:
             LaunchError: its disk fails.
@@ -104,7 +104,7 @@ class LogReader:
             self._segment = following
 
     def rest(self) -> Iterator[bytes]:
-        """Give what stands behind the last newline, if anything, as a line."""
+        """Return what stands behind the last newline, if anything, as a line."""
         rest, self._rest = self._rest, b""
         if rest:
             yield rest + b"\n"

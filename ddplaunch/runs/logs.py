@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.exitcodes import OK
 from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.record import record
 from ddplaunch.report.folders import OF_A_NODE, goes_on
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
@@ -26,8 +27,7 @@ _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
 _INTERVAL = 0.2  # seconds between two looks for what is new
 
 
-@record(kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What is to be shown."""
 
     ranks: frozenset[int] | None = None

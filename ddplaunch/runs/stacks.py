@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from ddplaunch.control.questions import NoAnswer
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory
-from ddplaunch.record import fields_of
 from ddplaunch.runs import client, find
 from ddplaunch.stacks.collectives import explain
 from ddplaunch.stacks.hang import told_by_ras
@@ -81,6 +83,4 @@ def _plain(value: Any) -> Any:
     """A record as JSON has it."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
-    return (
-        {name: _plain(getattr(value, name)) for name in fields_of(type(value))} if hasattr(value, "_fields") else value
-    )
+    return {name: _plain(part) for name, part in asdict(value).items()} if isinstance(value, Struct) else value

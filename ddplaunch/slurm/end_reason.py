@@ -51,7 +51,7 @@ def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
 
 
 def lost_nodes(given: str, left: str) -> tuple[str, ...]:
-    """Give the nodes that a job has lost, from the host lists of those that it was given and of those that are left."""
+    """Return the nodes that a job has lost, from the host lists of those that it was given and of those that are left."""
     try:
         still = hostlist.expand(left, "NodeList") if left else ()
         return tuple(node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in still)
@@ -60,7 +60,7 @@ def lost_nodes(given: str, left: str) -> tuple[str, ...]:
 
 
 def down_nodes(output: str) -> tuple[str, ...]:
-    """Give the nodes that are down, from the output of `scontrol show nodes -o`."""
+    """Return the nodes that are down, from the output of `scontrol show nodes -o`."""
     nodes = parse_records(output, "NodeName")
     return tuple(node["NodeName"] for node in nodes if "DOWN" in re.split(r"[^A-Z_]", node.get("State", "")))
 

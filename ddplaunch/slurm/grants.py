@@ -38,7 +38,7 @@ def query(env: Mapping[str, str]) -> Grants:
 
 
 def parse(output: str) -> Grants:
-    """Give the GPUs of each node, from the output of `scontrol show job -d -o`.
+    """Return the GPUs of each node, from the output of `scontrol show job -d -o`.
 
     Raises:
         LaunchError: a list of nodes is malformed.
@@ -53,7 +53,7 @@ def parse(output: str) -> Grants:
 
 
 def options(hosts: Sequence[str], grants: Grants) -> tuple[str, ...]:
-    """Give the options of srun for the GPUs of these nodes, and whether the step may overlap with others.
+    """Return the options of srun for the GPUs of these nodes, and whether the step may overlap with others.
 
     A number for all nodes is met by what each of them has, but not in a step that overlaps: it counts no GPU as its own.
     """

@@ -26,7 +26,8 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.slurm.scontrol import ScontrolError, parse_records, scontrol
 
 ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
@@ -46,8 +47,7 @@ class JobStatus(Enum):
     ENDED = "ended"  # for any other reason
 
 
-@record(kw_only=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True, kw_only=True):
     """A job as slurmctld describes it."""
 
     states: tuple[str, ...]  # "RUNNING"; newer versions may give several
@@ -64,7 +64,7 @@ class JobRecord:
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """Give the id that means this job alone to `scontrol`: an array element's own, a het job's first one."""
+    """Return the id that means this job alone to `scontrol`: an array element's own, a het job's first one."""
     array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
     if array and index:
         return f"{array}_{index}"
@@ -72,7 +72,7 @@ def job_id(env: Mapping[str, str]) -> str:
 
 
 def restarts(env: Mapping[str, str]) -> int:
-    """Give how often Slurm has restarted this job."""
+    """Return how often Slurm has restarted this job."""
     text = env.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() else 0
 

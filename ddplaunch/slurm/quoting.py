@@ -14,5 +14,5 @@ def escaped(argv: Sequence[str]) -> list[str]:
 
 
 def unescaped(argv: Sequence[str]) -> list[str]:
-    """Give the arguments as they were before `escaped`."""
+    """Return the arguments as they were before `escaped`."""
     return [argument[1:] if _BARE.fullmatch(argument) else argument for argument in argv]

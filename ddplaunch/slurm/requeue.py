@@ -5,18 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
 
 from ddplaunch import exitcodes
-from ddplaunch.record import record
 from ddplaunch.slurm.job import ANSWER_TIMEOUT, JobRecord, JobStatus, job_id, query_job, restarts, status_of
 from ddplaunch.slurm.scontrol import ScontrolError, ScontrolMissing, Unreachable, scontrol
 from ddplaunch.supervise.outcome import Intent
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # srun is started the sooner
-    from typing import TypeVar
+_Reply = TypeVar("_Reply")
 
-    _Reply = TypeVar("_Reply")
 
 RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
 
@@ -40,13 +39,12 @@ def refusal(job: JobRecord, found: JobStatus) -> str | None:
 
 
 def manual_requeue(env: Mapping[str, str], signum: int) -> str:
-    """Give the line of a batch script that requeues the job after this signal."""
+    """Return the line of a batch script that requeues the job after this signal."""
     own = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if "_" in job_id(env) else "$SLURM_JOB_ID"
     return f"[ $? -ne {exitcodes.of_signal(signum)} ] || scontrol requeue {own}"
 
 
-@record
-class SlurmRequeue:
+class SlurmRequeue(Struct, frozen=True):
     """Requeues this job `max_requeues` times at most; Slurm's own requeues count."""
 
     env: Mapping[str, str]
@@ -95,7 +93,7 @@ class SlurmRequeue:
         return None
 
     def undecided(self, signum: int) -> Intent:
-        """Give what `decide` comes to where Slurm is not waited for."""
+        """Return what `decide` comes to where Slurm is not waited for."""
         job, notice = job_id(self.env), signal.Signals(signum).name
         return Intent(job=job, requeues=False, text=f"job {job} is not requeued after {notice}: {_UNANSWERED}")
 

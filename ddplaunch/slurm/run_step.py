@@ -10,6 +10,9 @@ import stat
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from ddplaunch.agent import child, front
 from ddplaunch.agent.pipes import FrontPipes
@@ -20,7 +23,6 @@ from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.record import NOTHING, replace
 from ddplaunch.slurm import grants, srun
 from ddplaunch.slurm.quoting import escaped
 from ddplaunch.slurm.requeue import SlurmRequeue
@@ -93,9 +95,9 @@ def argv(
     allocation: Allocation,
     python: str,
     components: Sequence[Collection[str]] = (),
-    gpus: grants.Grants = NOTHING,
+    gpus: grants.Grants = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Give the command that starts an agent on each node.
+    """Return the command that starts an agent on each node.
 
     srun binds and labels nothing: agents know their devices, and write the ranks before the lines themselves. A bad exit of
     one kills none of the others: they end together by themselves, and srun would SIGKILL workers that are saving. The step
@@ -139,7 +141,7 @@ def _on(hosts: Sequence[str], gpus: grants.Grants) -> tuple[str, ...]:
 
 
 def environment(env: Mapping[str, str], *, token: str, port: int) -> dict[str, str]:
-    """Give the variables of the step."""
+    """Return the variables of the step."""
     kept = {name: value for name, value in secret.public(env).items() if _is_for_the_step(name)}
     if tasks := env.get("SLURM_NTASKS_PER_NODE"):
         kept[secret.TASKS_PER_NODE] = tasks

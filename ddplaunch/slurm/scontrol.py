@@ -84,7 +84,7 @@ def _ignore_sigterm() -> None:
 
 
 def jobs(env: Mapping[str, str], job_id: str, cluster: str | None = None) -> tuple[Mapping[str, str], ...]:
-    """Give the records of `scontrol show job`, one for each element of an array.
+    """Return the records of `scontrol show job`, one for each element of an array.
 
     Raises:
         UnknownJob: there is no such job.

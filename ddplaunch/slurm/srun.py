@@ -6,29 +6,26 @@ from a batch script (`proctrack/linuxproc`), srun would kill the workers at the 
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import errno
 import os
 import select
 import signal
+import socket
 from collections.abc import Mapping
+from typing import NoReturn
+
+from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.process.child import Child
 from ddplaunch.process.start import StartError, Stdio, start, why_not_started
-from ddplaunch.record import record
 from ddplaunch.slurm.requeue import SlurmRequeue
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # srun is started the sooner
-    from typing import NoReturn
 
 _FORK = "cannot create a process"
 
 
-@record(kw_only=True)
-class StepJob:
+class StepJob(Struct, frozen=True, kw_only=True):
     """All that the watcher needs to know."""
 
     argv: tuple[str, ...]  # srun and the command of each task
@@ -64,7 +61,7 @@ class Srun:
             pass
 
     def end(self) -> tuple[int, StartError | None]:
-        """Give its wait status, and the reason why it was never started; None if it was."""
+        """Return its wait status, and the reason why it was never started; None if it was."""
         report = self._connection.recv(1000)
         self._connection.close()
         if not report:  # its parent was killed, and it with that

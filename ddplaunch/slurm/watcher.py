@@ -225,7 +225,7 @@ class Watcher:
         return exitcodes.of_signal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def _lost(self) -> int | None:
-        """Give the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
+        """Return the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
         question = partial(why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
         ending = self._signals.wait_for(self.ask_apart(question, ClusterEnding()))
         if ending.outcome is None:

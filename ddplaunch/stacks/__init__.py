@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.outcome import Frame
 
 
-@record(kw_only=True)
-class Thread:
+class Thread(Struct, frozen=True, kw_only=True):
     """One thread of a process."""
 
     frames: tuple[Frame, ...]  # innermost first
@@ -18,8 +18,7 @@ class Thread:
     is_main: bool = False
 
 
-@record(kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One collective that a worker has called, or a send or receive."""
 
     number: int  # of the collectives of its group, from 1 on
@@ -31,8 +30,7 @@ class Call:
     at: int = 0  # nanoseconds of the time of day: when the worker came to it; 0: not known
 
 
-@record(kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """What a worker has called in one process group."""
 
     name: str
@@ -42,8 +40,7 @@ class Group:
     calls: tuple[Call, ...] = ()  # the last ones, in their order
 
 
-@record(kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """One process at one moment: a worker, or what a worker has started."""
 
     rank: int

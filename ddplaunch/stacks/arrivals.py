@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.stacks.recorder import entries_of, number_of
 
 _MOST_GROUPS = 64  # of a worker
@@ -17,8 +18,7 @@ _LEAST_REPEATS = 3  # of a sequence, or it is none that repeats
 _RARE = 2  # times that a collective is called which belongs to no step: an evaluation's, or the first ones
 
 
-@record(kw_only=True)
-class Arrivals:
+class Arrivals(Struct, frozen=True, kw_only=True):
     """What one worker has called last in one process group."""
 
     group: str  # its name, and what carries it out: "nccl 0"
@@ -32,7 +32,7 @@ class Arrivals:
 
 
 def arrivals(bodies: Iterable[bytes], members: Mapping[str, str], every: int = 1) -> list[Arrivals]:
-    """Give what the recorders of a worker tell; of the steps only every so many, but some of those that are known."""
+    """Return what the recorders of a worker tell; of the steps only every so many, but some of those that are known."""
     calls: dict[str, list[tuple[int, int, str, str]]] = {}
     for body in bodies:
         for fields in entries_of(body):
@@ -92,7 +92,7 @@ def _kept(first: int, last: int, length: int, every: int) -> range:
 
 
 def step(calls: Sequence[tuple[int, Hashable]]) -> tuple[int, float]:
-    """Give the length of what repeats in these calls, each with its time, and its period in seconds; 0 and 0.0 for nothing.
+    """Return the length of what repeats in these calls, each with its time, and its period in seconds; 0 and 0.0 for nothing.
 
     Where not all of it repeats, as around an evaluation, the later half is looked at, and then the earlier one. Nothing is given
     where all of it repeats, but too few times: what repeats more often may be a part of the step, as the layers of a model are.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Call, Group, Sample
 from ddplaunch.stacks.merge import is_in_call, merge, own_place, where
@@ -26,8 +27,7 @@ _EQUAL_SIZES = {
 _MOST = 16  # groups that are named
 
 
-@record(kw_only=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """The oldest collective of a group in which some rank waits."""
 
     name: str  # of the group
@@ -46,7 +46,7 @@ def explain(samples: Iterable[Sample], cwd: str) -> list[str]:
 
 
 def awaited(samples: Iterable[Sample]) -> tuple[frozenset[int], str]:
-    """Give the ranks that others wait for while they wait in no collective, and a sentence that says so; "" for none."""
+    """Return the ranks that others wait for while they wait in no collective, and a sentence that says so; "" for none."""
     ranks = {sample.rank: sample for sample in samples if not sample.child}
     groups = _groups(ranks)
     waits = _waits(groups, ranks)

@@ -27,7 +27,7 @@ _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """Give the threads of a dump, the main one marked: that which took the signal, as the kernel prefers, else the last."""
+    """Return the threads of a dump, the main one marked: that which took the signal, as the kernel prefers, else the last."""
     threads: list[tuple[bool, str, list[Frame]]] = []
     for line in text.split("\n"):
         if len(line) > _LONGEST_LINE:
@@ -58,7 +58,7 @@ def _frame(found: re.Match[str]) -> Frame:
 
 
 def _unescaped(text: str) -> str:
-    """Give the letters that faulthandler writes as escapes, since it writes ASCII only."""
+    """Return the letters that faulthandler writes as escapes, since it writes ASCII only."""
     return _ESCAPED.sub(_letter, text) if "\\" in text else text
 
 

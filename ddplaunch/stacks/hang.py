@@ -14,12 +14,12 @@ _MOST_LINES = 80  # of RAS
 
 
 def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
-    """Give what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
+    """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
     return describe(samples, cwd) if of_hang else ("", at_the_end(samples, cwd))
 
 
 def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
-    """Give in a sentence what is wrong, "" if that is not known, and who is where, those that others wait for first."""
+    """Return in a sentence what is wrong, "" if that is not known, and who is where, those that others wait for first."""
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
     waits = explain(samples, cwd)
     first, head = awaited(samples)
@@ -38,7 +38,7 @@ def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
 
 
 def told_by_ras(samples: Sequence[Sample]) -> list[str]:
-    """Give what NCCL's RAS service says of the whole job, if a worker listens for it."""
+    """Return what NCCL's RAS service says of the whole job, if a worker listens for it."""
     asked = next((sample for sample in samples if sample.ras), None)
     if asked is None:
         return []

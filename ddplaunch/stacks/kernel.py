@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 # the calls in which a process hangs for long, by the numbers of the architecture (asm/unistd_64.h, asm-generic/unistd.h)
 _CALLS = {
@@ -27,8 +27,7 @@ _CALLS = {
 }  # fmt: skip
 
 
-@record
-class Status:
+class Status(Struct, frozen=True):
     """What /proc/PID/status says of a process and its main thread."""
 
     state: str  # "R", "S", "D", "T", ...

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from msgspec import Struct
+
 from ddplaunch.errors import count
-from ddplaunch.record import record
 from ddplaunch.report.stack import is_library, place
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Sample
@@ -29,8 +30,7 @@ _COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d
 _MOST_FRAMES = 24  # of a stack that are shown
 
 
-@record(kw_only=True)
-class Alike:
+class Alike(Struct, frozen=True, kw_only=True):
     """Processes with equal stacks."""
 
     samples: tuple[Sample, ...]

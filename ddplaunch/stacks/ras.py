@@ -11,15 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 _PORT = 28028  # unless NCCL_RAS_ADDR names another
 _LIMIT = 20_000  # bytes of an answer
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
-@record
-class Service:
+class Service(Struct, frozen=True):
     """A socket where a worker listens."""
 
     rank: int

@@ -73,7 +73,7 @@ def _gaps(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def received(node: NodeArrivals) -> dict[int, list[Arrivals]]:
-    """Give what a node has sent, by rank."""
+    """Return what a node has sent, by rank."""
     found: dict[int, list[Arrivals]] = {}
     for each in node.series:
         numbers, times = tuple(accumulate(each.numbers)), tuple(accumulate(each.times))

@@ -49,7 +49,7 @@ class _Table(Generic[T]):
 
 
 def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
-    """Give samples as they are sent; without `threads` only the main ones."""
+    """Return samples as they are sent; without `threads` only the main ones."""
     stacks, members = _Table[tuple[Frame, ...]](MAX_STACKS), _Table[tuple[int, ...]](MAX_SETS)
     processes = tuple(_process(sample, stacks, members, threads) for sample in list(samples)[:MAX_PROCESSES])
     return NodeStacks(
@@ -101,7 +101,7 @@ def _group(group: Group, members: _Table[tuple[int, ...]]) -> SentGroup:
 
 
 def received(node: NodeStacks, host: str) -> list[Sample]:
-    """Give the samples of a node on `host`."""
+    """Return the samples of a node on `host`."""
     stacks = [tuple(Frame(**asdict(frame)) for frame in stack) for stack in node.stacks]
     samples = []
     for process in node.processes:

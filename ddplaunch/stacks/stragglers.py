@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.record import record, replace
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.report.words import duration
 from ddplaunch.stacks.arrivals import Arrivals, middle
 
@@ -20,8 +22,7 @@ _LEAST_LAST = 0.7  # of the steps: of two equal ranks each is the last in half o
 _STANDS = 10  # periods without a collective after which a job makes no steps any more
 
 
-@record(kw_only=True)
-class Late:
+class Late(Struct, frozen=True, kw_only=True):
     """The last rank to a collective of one step: where it was the latest."""
 
     step: int  # its number
@@ -29,8 +30,7 @@ class Late:
     seconds: float  # after the median of the others, less what the clocks may be wrong by
 
 
-@record(kw_only=True)
-class Steps:
+class Steps(Struct, frozen=True, kw_only=True):
     """What one reading shows of a group."""
 
     group: tuple[str, str]  # its name and its ranks
@@ -42,8 +42,7 @@ class Steps:
     late: tuple[Late, ...]  # by step
 
 
-@record(kw_only=True)
-class Straggler:
+class Straggler(Struct, frozen=True, kw_only=True):
     """A rank that most steps wait for."""
 
     rank: int
@@ -61,8 +60,7 @@ class Straggler:
         )
 
 
-@record(kw_only=True)
-class Clock:
+class Clock(Struct, frozen=True, kw_only=True):
     """How the times of a node are brought to one clock."""
 
     ahead: int  # nanoseconds to be subtracted

@@ -11,10 +11,12 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.process.linux import memory_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look, signal_process
-from ddplaunch.record import record, replace
 from ddplaunch.stacks import Group, Sample, dump
 from ddplaunch.stacks.kernel import Status, place_in_kernel, read_status
 from ddplaunch.stacks.ras import ask as ask_ras
@@ -28,8 +30,7 @@ _RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that 
 _NAME = "/memfd:ddplaunch-stacks"
 
 
-@record
-class Target:
+class Target(Struct, frozen=True):
     """A worker that has been started."""
 
     rank: int

@@ -7,10 +7,10 @@ _LONGEST = 30.0  # seconds
 
 
 def soonest(*deadlines: float | None) -> float | None:
-    """Give the earliest of these deadlines, None if there is none."""
+    """Return the earliest of these deadlines, None if there is none."""
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
 def pause(short_lives: int) -> float:
-    """Give the seconds to wait after so many generations in a row that failed at once."""
+    """Return the seconds to wait after so many generations in a row that failed at once."""
     return min(2.0 ** (short_lives - 2), _LONGEST) if short_lives > 1 else 0.0

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 # Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28. Plain "Connection reset by peer" is not among them: it may as
@@ -105,7 +106,7 @@ def searchable(text: str) -> str:
 
 
 def failure_status(first: WorkerExit) -> int:
-    """Give the status that a first failure stands for, never 0: 1 if it had raised and was then stopped by us."""
+    """Return the status that a first failure stands for, never 0: 1 if it had raised and was then stopped by us."""
     if first.stopped_with is None or ended_otherwise(first):
         return first.status or 1
     return first.code or 1

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
+V = TypeVar("V")
 
-    V = TypeVar("V")
 
 _SHARD = 128  # keys of a part: of ten thousand items, one more copies these and the list of some eighty parts
 
@@ -22,7 +20,7 @@ class FrozenMap(Mapping[int, "V"]):
 
     @classmethod
     def of(cls, items: Mapping[int, V]) -> FrozenMap[V]:
-        """Give these items."""
+        """Return these items."""
         parts: dict[int, dict[int, V]] = {}
         for key, value in items.items():
             parts.setdefault(key // _SHARD, {})[key] = value
@@ -39,12 +37,12 @@ class FrozenMap(Mapping[int, "V"]):
         return self._length
 
     def with_item(self, key: int, value: V) -> FrozenMap[V]:
-        """Give these with one that is new, or has another value."""
+        """Return these with one that is new, or has another value."""
         part = self._parts.get(key // _SHARD, {})
         return FrozenMap({**self._parts, key // _SHARD: {**part, key: value}}, self._length + (key not in part))
 
     def without(self, key: int) -> FrozenMap[V]:
-        """Give these without one of them."""
+        """Return these without one of them."""
         part = self._parts[key // _SHARD].copy()
         del part[key]
         return FrozenMap({**self._parts, key // _SHARD: part}, self._length - 1)

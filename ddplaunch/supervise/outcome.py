@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from signal import Signals
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
@@ -29,8 +29,7 @@ class Why(Enum):
     JOB_ENDED = auto()
 
 
-@record(kw_only=True)
-class Frame:
+class Frame(Struct, frozen=True, kw_only=True):
     """One line of a Python traceback."""
 
     file: str
@@ -39,8 +38,7 @@ class Frame:
     source: str = ""  # the source line, stripped; empty: not known
 
 
-@record(kw_only=True)
-class WorkerError:
+class WorkerError(Struct, frozen=True, kw_only=True):
     """The exception that ended a worker, as its bootstrap (or torch's @record) wrote it to the error file."""
 
     type: str  # "RuntimeError", "torch.cuda.OutOfMemoryError"
@@ -50,8 +48,7 @@ class WorkerError:
     at: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: not recorded
 
 
-@record(kw_only=True)
-class WorkerExit:
+class WorkerExit(Struct, frozen=True, kw_only=True):
     """The end of one worker."""
 
     rank: int
@@ -91,8 +88,7 @@ class WorkerExit:
         return f"rank {self.rank} on {self.host} (pid {self.pid}): {self.how}"
 
 
-@record
-class StartFailure:
+class StartFailure(Struct, frozen=True):
     """A worker that could not be started."""
 
     rank: int
@@ -102,16 +98,14 @@ class StartFailure:
     errno: int = 0  # of the system call that failed, if one has
 
 
-@record
-class ClusterEnding:
+class ClusterEnding(Struct, frozen=True):
     """Why the cluster has ended a job."""
 
     text: str = ""  # PREEMPTED, OUT_OF_WALLTIME or others, "" if it has not
     outcome: tuple[int, str] | None = None  # the status and the `why` of the job, where these are not the signal's
 
 
-@record(kw_only=True)
-class Traces:
+class Traces(Struct, frozen=True, kw_only=True):
     """What only the node itself knows about the end of its workers."""
 
     oom_kills: int  # processes that the kernel killed for memory while the job ran
@@ -120,8 +114,7 @@ class Traces:
     log_folder: str | None
 
 
-@record(kw_only=True)
-class Intent:
+class Intent(Struct, frozen=True, kw_only=True):
     """Whether the job is to be requeued, and what to print about it."""
 
     job: str  # its id, "" if this is no Slurm job

@@ -7,9 +7,9 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from ddplaunch.functions import pickling
-from ddplaunch.record import record
 
 REPORT = "_ddplaunch_report"  # attribute of an exception: pytest's report of it, as plain data
 
@@ -21,7 +21,7 @@ class RankOutcome(Exception):
         super().__init__(kind, message)
 
     def exception(self) -> BaseException:
-        """Give pytest's own exception."""
+        """Return pytest's own exception."""
         kind, message = self.args
         if kind == "Skipped":
             return pytest.skip.Exception(message, _use_item_location=True)
@@ -61,8 +61,7 @@ class PickledValue:
         return pickling.loads(self._data, self._descriptors)
 
 
-@record(kw_only=True)
-class RankRequest:
+class RankRequest(Struct, frozen=True, kw_only=True):
     """Which test to run."""
 
     arguments: list[str]  # pytest's command line

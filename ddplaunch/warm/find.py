@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch import __version__
 from ddplaunch.errors import why_failed
 from ddplaunch.process.fork_requests import ServerLost
 from ddplaunch.process.guard import Guard
-from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.warm import inherited
 
@@ -22,8 +23,7 @@ _PREFIX = ".warm-"  # a hidden name: it is no socket of a run
 _LONGEST_ANSWER = 8192  # bytes
 
 
-@record
-class Place:
+class Place(Struct, frozen=True):
     """An interpreter that fits a run, which is there or is to be."""
 
     name: str  # of its socket
@@ -82,7 +82,7 @@ def guard_at(place: Place, output: int) -> Guard:
 
 
 def names() -> Iterator[str]:
-    """Give the sockets that there are."""
+    """Return the sockets that there are."""
     with suppress(OSError):
         folder = run_socket.open_runtime_folder()
         try:
@@ -114,7 +114,7 @@ def make_room() -> None:
 
 
 def name_for(argv: Sequence[str], env: Mapping[str, str], modules: Sequence[str], folder: str) -> str | None:
-    """Give the name of the socket where an interpreter listens that fits: other names, other interpreters; None: none can.
+    """Return the name of the socket where an interpreter listens that fits: other names, other interpreters; None: none can.
 
     It fits if it was started by the same interpreter and version of ddplaunch, with the same variables and modules, and by a
     process that had inherited the same. Modules beside the script, in this folder, are of that folder alone.

@@ -28,7 +28,7 @@ class CannotKeep(Exception):
 
 
 def place_of(plan: Plan, caller: Mapping[str, str]) -> find.Place:
-    """Give where an interpreter listens, or would listen, that fits this plan.
+    """Return where an interpreter listens, or would listen, that fits this plan.
 
     Raises:
         CannotKeep: none may be kept here.

@@ -6,16 +6,16 @@ import os
 import signal
 from contextlib import suppress
 
+from msgspec import Struct
+
 from ddplaunch.errors import count
-from ddplaunch.record import record
 from ddplaunch.report import run_socket
 from ddplaunch.report.words import duration
 from ddplaunch.warm import find
 from ddplaunch.warm.prepare import VARIABLE
 
 
-@record
-class Kept:
+class Kept(Struct, frozen=True):
     """An interpreter that is kept warm, as it says of itself."""
 
     pid: int

@@ -71,7 +71,7 @@ def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
 
 
 def advice(result: object) -> str:
-    """Give advice on a result of a kind that is often returned by mistake."""
+    """Return advice on a result of a kind that is often returned by mistake."""
     kind = type(result).__name__
     if kind == "generator":
         return "; return list(...) of it"

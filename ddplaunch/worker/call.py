@@ -98,7 +98,7 @@ class Descriptor:
         self.descriptor = descriptor
 
     def detach(self) -> int:
-        """Give it away."""
+        """Return it away."""
         return self.descriptor
 
 

@@ -110,7 +110,7 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
 
 
 def parts(control: "Any", content: bytes, descriptors: "list[int]") -> "list[tuple[bytes, list[int]]]":
-    """Give what a request to fork says of each worker, and the descriptors of each; tell the agent if those are not all."""
+    """Return what a request to fork says of each worker, and the descriptors of each; tell the agent if those are not all."""
     each, content = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
     contents = []
     while content:

@@ -49,7 +49,7 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
 
 
 def _place(fd: int, target: int) -> None:
-    """Give a descriptor this number, unless what was imported has that, or a low limit of open files forbids it."""
+    """Return a descriptor this number, unless what was imported has that, or a low limit of open files forbids it."""
     if fd == target:
         return
     try:

@@ -61,7 +61,7 @@ class Children:
             pass
 
     def now(self) -> "list[int]":
-        """Give those that there are, ended ones included; this process has one thread."""
+        """Return those that there are, ended ones included; this process has one thread."""
         pid = os.getpid()
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(child) for child in file.read().split()]

@@ -100,7 +100,7 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
 
 
 def folder_of(kind: str, target: str) -> str:
-    """Give the folder that is first on the import path of a program."""
+    """Return the folder that is first on the import path of a program."""
     return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
 
 

@@ -93,7 +93,7 @@ def ranges_of(ranks: "Iterable[int]") -> str:
 
 
 def _quietly(make: "Callable[[], Any]") -> "Any":
-    """Give what `make` makes, without the line that it writes to stderr; what others write there meanwhile is kept."""
+    """Return what `make` makes, without the line that it writes to stderr; what others write there meanwhile is kept."""
     stderr = os.dup(2)
     in_memory = hasattr(os, "memfd_create")  # not where Python was built with an old glibc
     file = os.memfd_create("stderr") if in_memory else os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)

@@ -11,7 +11,7 @@ LONG = timedelta(days=7)
 
 
 def raise_all(distributed: "Any") -> None:
-    """Give every process group that will be made so much time, whatever the program gives it; a torch without it is left."""
+    """Return every process group that will be made so much time, whatever the program gives it; a torch without it is left."""
     module: Any = distributed.distributed_c10d
     make = module._new_process_group_helper
 

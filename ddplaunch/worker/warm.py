@@ -198,7 +198,7 @@ class _Warm:
         return int.from_bytes(peer[4:8], sys.byteorder) == os.getuid()
 
     def _answer(self, what: str, rest: str, connection: "Any") -> "tuple[str, bool]":
-        """Give the answer to a line, and whether a guard is to serve what follows."""
+        """Return the answer to a line, and whether a guard is to serve what follows."""
         if what == "status":
             left = round(self._until - time.monotonic())
             fields = (os.getpid(), self._runs, len(self.guards), left, sys.executable, ",".join(self._modules))

@@ -30,7 +30,7 @@ def mount(source: str, target: str, kind: str = "none", flags: int = 0, options:
 
 
 def own_places() -> None:
-    """Give the host its own /run, /dev/shm, /srv (its local disk) and /etc, and a /sys that shows its own network."""
+    """Return the host its own /run, /dev/shm, /srv (its local disk) and /etc, and a /sys that shows its own network."""
     mount("run", "/run", "tmpfs", options="mode=755")
     mount("shm", "/dev/shm", "tmpfs", options="mode=1777")
     mount("local", "/srv", "tmpfs", options="mode=1777")

@@ -50,7 +50,7 @@ def debug(job, program):
 
 
 def enter(terminal: Terminal, command: str) -> str:
-    """Give pdb a command; give its answer."""
+    """Return pdb a command; give its answer."""
     terminal.press(command, ENTER)
     terminal.sees("\r\n")
     return terminal.sees(PDB).strip()

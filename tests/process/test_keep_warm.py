@@ -99,7 +99,7 @@ class Keep:
         return result
 
     def parents(self, generation: int = 0) -> tuple[int, int]:
-        """Give the parent of its workers, and what has imported for them; it is one for both."""
+        """Return the parent of its workers, and what has imported for them; it is one for both."""
         (both,) = {self.job.sign(f"parents-{generation}-{rank}") for rank in range(2)}
         guard, interpreter = map(int, both.split())
         self.interpreters.add(interpreter)

@@ -18,7 +18,7 @@ from tests.process.speaker import STOPPING, Visitor, ended, hello, key_of
 
 @pytest.fixture
 def visit(nodes, program):
-    """Give visitors to a job of 2 nodes that runs; in the end it must have ended well."""
+    """Return visitors to a job of 2 nodes that runs; in the end it must have ended well."""
     flags = (program("behave"), "all=done_when_told")
     visitors: list[Visitor] = []
     nodes.static_nodes(2, *flags)

@@ -23,7 +23,7 @@ LOST_PEER = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connecti
 
 
 def work(call: Callable[[], object]) -> int:
-    """Give the number of instructions of Python that a call takes; what is in C counts as one."""
+    """Return the number of instructions of Python that a call takes; what is in C counts as one."""
     number = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

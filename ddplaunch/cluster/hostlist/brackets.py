@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.cluster.hostlist.host import MAX_HOSTS, MAX_NAME, checked, number, shown, too_many, wrong
-from ddplaunch.record import record
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
@@ -21,7 +22,7 @@ _LARGEST = 999_999_999
 
 
 def expand(text: str, origin: str) -> tuple[str, ...]:
-    """Give the names of a host list, in order.
+    """Return the names of a host list, in order.
 
     Raises:
         LaunchError: the text is no host list, or one of too many hosts.
@@ -60,7 +61,7 @@ def split(text: str, origin: str) -> list[str]:
 
 
 def expand_piece(piece: str, origin: str) -> list[str]:
-    """Give the names of one element of a list, such as `rack[1-2]n[01-03,7]`.
+    """Return the names of one element of a list, such as `rack[1-2]n[01-03,7]`.
 
     Raises:
         LaunchError: it names no hosts, or too many.
@@ -80,8 +81,7 @@ def expand_piece(piece: str, origin: str) -> list[str]:
     return [checked("".join((*found[:count][::-1], *found[count:])), piece, origin) for found in combinations]
 
 
-@record
-class _Range:
+class _Range(Struct, frozen=True):
     """Numbers in brackets, expanded to text only once they are known not to be too many."""
 
     numbers: range
@@ -110,7 +110,7 @@ def _ranges(content: str, piece: str, origin: str) -> list[_Range]:
 
 
 def counts(text: str, origin: str) -> tuple[int, ...]:
-    """Give the numbers of a list such as `5,1(x2)`: 5, 1, 1.
+    """Return the numbers of a list such as `5,1(x2)`: 5, 1, 1.
 
     Raises:
         LaunchError: the text is no such list, or too long a one.

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.cluster.hostlist.brackets import expand
 from ddplaunch.cluster.hostlist.host import Host, shown, wrong
 from ddplaunch.cluster.hostlist.hostfile import parse_devices
 from ddplaunch.errors import some
-from ddplaunch.record import replace
 
 
 def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
-    """Give those hosts, in their order, that `text` names, with the devices that it names.
+    """Return those hosts, in their order, that `text` names, with the devices that it names.
 
     Raises:
         LaunchError: it names a host or a device that is not there.
@@ -31,7 +32,7 @@ def include(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
 
 
 def exclude(hosts: Sequence[Host], text: str, origin: str) -> tuple[Host, ...]:
-    """Give those hosts, in their order, that `text` does not name, without the devices that it names.
+    """Return those hosts, in their order, that `text` does not name, without the devices that it names.
 
     Raises:
         LaunchError: it names a host or a device that is not there, or nothing is left.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import _socket as socket  # a small start: see CONTRIBUTING.md
 import re
+import socket
+
+from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.parsers import MOST, digits
-from ddplaunch.record import record
 
 MAX_HOSTS = MAX_SLOTS = MOST
 MAX_NAME = 512  # characters of a name with a user; DNS allows 253, and 65536 long ones would fill the memory
@@ -18,8 +19,7 @@ _NAME = rf"{_USER}[A-Za-z0-9_][\w.-]*"
 _IPV6 = rf"{_USER}([0-9A-Fa-f:.]+)(?:%[\w.-]+)?"
 
 
-@record(kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """A host of the job."""
 
     name: str  # as ssh takes it: "gpu01", "user@gpu01", "10.0.0.2", "fe80::1"
@@ -33,7 +33,7 @@ class Host:
 
 
 def checked(name: str, piece: str, origin: str) -> str:
-    """Give the name.
+    """Return the name.
 
     Raises:
         LaunchError: it is not valid.
@@ -52,7 +52,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def number(text: str, limit: int) -> int | None:
-    """Give the number from 0 to `limit`, None if the text is none."""
+    """Return the number from 0 to `limit`, None if the text is none."""
     value = digits(text)
     return None if value is None or value > limit else value
 

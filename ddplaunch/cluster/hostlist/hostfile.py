@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from ddplaunch.cluster.hostlist.brackets import expand_piece, split
 from ddplaunch.cluster.hostlist.host import MAX_HOSTS, MAX_SLOTS, Host, checked, number, shown, too_many, wrong
 from ddplaunch.errors import LaunchError
-from ddplaunch.record import record, replace
 
 _DEVICE = r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
 _SLOTS = re.compile(r"(.*):([^:\]]*)", re.DOTALL)
@@ -20,8 +22,7 @@ _IPV6 = re.compile(r"((?:[^\[\]]*@)?)\[([^\[\]:]*:[^\[\]]*)\]")
 _IGNORED = ("max_slots", "max-slots", "slots-max")  # how far Open MPI may overload a host: we never do
 
 
-@record
-class _Line:
+class _Line(Struct, frozen=True):
     """Hosts as one piece of text names them."""
 
     hosts: tuple[Host, ...]

@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, nullcontext
 
+from msgspec import Struct
+
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import OK
-from ddplaunch.record import record
 from ddplaunch.slurm.submit import args, output_paths, script, tail
 from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest, split
 from ddplaunch.slurm.submit.check import check, check_output
@@ -23,8 +24,7 @@ from ddplaunch.spec import JobSpec
 ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
 
 
-@record(kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """A job that is ready to be submitted."""
 
     script: str
@@ -86,7 +86,7 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
 
 
 def exported(env: Mapping[str, str], export: str | None) -> Mapping[str, str]:
-    """Give the variables that reach a job with this --export of sbatch: ALL, NONE, NIL or names, some with values."""
+    """Return the variables that reach a job with this --export of sbatch: ALL, NONE, NIL or names, some with values."""
     parts = (export or "ALL").split(",")
     kept = dict(env) if "ALL" in parts else {}
     for part in parts:

@@ -10,9 +10,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.record import record
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, SHORT, VALUED
 
 USAGE = "ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]..."
@@ -27,8 +28,7 @@ _REFUSED = {
 _OF_DDPLAUNCH = frozenset(option.flag.removeprefix("--") for option in OPTIONS)
 
 
-@record
-class SbatchOption:
+class SbatchOption(Struct, frozen=True):
     """One option, with its full name if that is known."""
 
     name: str  # "partition"; "Z" for an unknown short one
@@ -42,8 +42,7 @@ class SbatchOption:
         return f"{dashes}{self.name}" if self.value is None else f"{dashes}{self.name}{between}{self.value}"
 
 
-@record(kw_only=True)
-class SubmitRequest:
+class SubmitRequest(Struct, frozen=True, kw_only=True):
     """The parsed command line."""
 
     options: tuple[SbatchOption, ...] = ()

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from msgspec import Struct
+
 from ddplaunch.errors import below, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import of_signal
-from ddplaunch.record import NOTHING, record
 from ddplaunch.slurm import scontrol
 from ddplaunch.slurm.submit import job_state, output_paths
 from ddplaunch.slurm.submit.tail import Tail
@@ -27,8 +28,7 @@ FILE_TIMEOUT = 3.0  # seconds after the job's end in which a file may still appe
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@record(kw_only=True)
-class Submitted:
+class Submitted(Struct, frozen=True, kw_only=True):
     """A job that Slurm has accepted."""
 
     id: str
@@ -82,7 +82,7 @@ class _Watch:
     def __init__(self, job: Submitted, tails: Sequence[Tail], follow: bool) -> None:
         self._job = job
         self._tails = {tail.path: tail for tail in tails}
-        self._shown: Mapping[str, int] = NOTHING  # the job's output files, and the stream for each
+        self._shown: Mapping[str, int] = {}  # the job's output files, and the stream for each
         self._follow = follow
         self._observed = job_state.Observation()
         self._responds = True

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
+
 from ddplaunch.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
-from ddplaunch.record import NOTHING, record
 
 RETURN_TIME = 10.0  # seconds after which a job that may be requeued, but was not, is over
 
@@ -45,21 +46,19 @@ _LAUNCH_FAILURE = "JobLaunchFailure"
 _FORGOTTEN = "is no longer known to Slurm, so its exit status is unknown"
 
 
-@record(kw_only=True)
-class JobEnding:
+class JobEnding(Struct, frozen=True, kw_only=True):
     """The end of a job, or of an element of an array."""
 
     status: int
     text: str  # as it follows "job 84 "
 
 
-@record(kw_only=True)
-class Observation:
+class Observation(Struct, frozen=True, kw_only=True):
     """What was observed of a job so far."""
 
     line: str = ""  # the state that was reported last
-    ended: Mapping[str, JobEnding] = NOTHING  # by element
-    may_return: Mapping[str, float] = NOTHING  # by element: since when it is in a state from which it may be requeued
+    ended: Mapping[str, JobEnding] = {}  # by element
+    may_return: Mapping[str, float] = {}  # by element: since when it is in a state from which it may be requeued
     over: bool = False
 
     @property

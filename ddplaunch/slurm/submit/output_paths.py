@@ -29,7 +29,7 @@ def is_complete(pattern: str) -> bool:
 
 
 def of_job(job: Mapping[str, str]) -> dict[str, int]:
-    """Give the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
+    """Return the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
 
     scontrol expands most, but not the node, padded numbers and %%.
     """

@@ -44,7 +44,7 @@ def submit(script: str, options: Sequence[str], env: Mapping[str, str]) -> Submi
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the variables for sbatch, which it exports to the job."""
+    """Return the variables for sbatch, which it exports to the job."""
     if "SLURM_JOB_ID" not in env:
         return dict(env)
     return {

@@ -22,7 +22,7 @@ _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
 
 def options(request: SubmitRequest, spec: JobSpec) -> tuple[SbatchOption, ...]:
-    """Give the options in the script: those that were typed, and defaults."""
+    """Return the options in the script: those that were typed, and defaults."""
     defaults = [
         SbatchOption("nodes", _nodes(spec)) if "nnodes" in spec.origins and not request.has("nodes") else None,
         SbatchOption("ntasks-per-node", "1") if not request.has(*_ABOUT_TASKS) else None,

@@ -23,7 +23,7 @@ class Tail:
         self._rest = b""
 
     def read(self, *, end: bool = False) -> bytes:
-        """Give new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
+        """Return new data, up to _PIECE bytes; an incomplete last character is held back unless this is the end."""
         new = self._new()  # which may find that the file was replaced
         data = self._rest + new
         cut = len(data) if end else whole(data)
@@ -58,7 +58,7 @@ class Tail:
 
 
 def whole(data: bytes) -> int:
-    """Give how many bytes are complete characters, as far as the data is UTF-8."""
+    """Return how many bytes are complete characters, as far as the data is UTF-8."""
     for back in range(1, min(len(data), _LONGEST) + 1):
         byte = data[-back]
         if byte < 0x80:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
 
 
-@record
-class BeginGeneration:
+class BeginGeneration(Struct, frozen=True):
     """Reserve a port and have these agents start their workers, in the order of their places."""
 
     generation: int
@@ -14,8 +13,7 @@ class BeginGeneration:
     restarts: int
 
 
-@record
-class StopNodes:
+class StopNodes(Struct, frozen=True):
     """Have these agents stop their workers."""
 
     ids: tuple[int, ...]
@@ -23,15 +21,13 @@ class StopNodes:
     by_cluster: bool = False  # the cluster sends the signal to all workers itself
 
 
-@record
-class KillNodes:
+class KillNodes(Struct, frozen=True):
     """Have these agents kill the workers that they stop."""
 
     ids: tuple[int, ...]
 
 
-@record
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Report to this agent that it cannot take part."""
 
     id: int
@@ -40,44 +36,38 @@ class Refuse:
     hint: str = ""
 
 
-@record
-class Release:
+class Release(Struct, frozen=True):
     """Have this agent end, as the signal that came to it asked: the others go on."""
 
     id: int
     signum: int
 
 
-@record
-class Drop:
+class Drop(Struct, frozen=True):
     """Close the connection with this agent."""
 
     id: int
 
 
-@record
-class ReportFailure:
+class ReportFailure(Struct, frozen=True):
     """Report a failed generation; another follows after `wait` seconds at the earliest."""
 
     wait: float
 
 
-@record
-class Print:
+class Print(Struct, frozen=True):
     """Print a line for the user."""
 
     text: str
 
 
-@record
-class NameStill:
+class NameStill(Struct, frozen=True):
     """Say that no worker of any node has moved for so many seconds."""
 
     seconds: float
 
 
-@record
-class EndJob:
+class EndJob(Struct, frozen=True):
     """The job has ended: report it to all agents, wait until they know."""
 
     status: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from signal import SIGKILL
 
+from msgspec.structs import replace
+
 from ddplaunch import exitcodes
-from ddplaunch.record import replace
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import failure_status, follows
 from ddplaunch.supervise.job import actions
@@ -76,7 +77,7 @@ def end(state: State, error: str = "") -> Result:
 
 
 def _left_after(state: State) -> int:
-    """Give the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
+    """Return the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
     if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
         return 0
     from ddplaunch.supervise.notice import all_left  # few jobs get a notice

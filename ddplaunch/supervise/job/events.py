@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job.state import Member
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 
 
-@record
-class Joined:
+class Joined(Struct, frozen=True):
     """An agent has joined."""
 
     member: Member
     at: float
 
 
-@record
-class Left:
+class Left(Struct, frozen=True):
     """The connection of an agent has ended."""
 
     id: int
@@ -25,15 +24,13 @@ class Left:
     at: float
 
 
-@record
-class NodeGivenUp:
+class NodeGivenUp(Struct, frozen=True):
     """A node has been given up by the command that starts the agents, and will not join."""
 
     at: float
 
 
-@record
-class NodeStopping:
+class NodeStopping(Struct, frozen=True):
     """An agent has begun to stop its workers."""
 
     id: int
@@ -43,16 +40,14 @@ class NodeStopping:
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
-@record
-class NodeNoticed:
+class NodeNoticed(Struct, frozen=True):
     """An agent has received a notice, or the user has stopped the job there."""
 
     id: int
     signum: int
 
 
-@record
-class NodeStill:
+class NodeStill(Struct, frozen=True):
     """No worker of this node has moved since then, until now."""
 
     id: int
@@ -60,8 +55,7 @@ class NodeStill:
     at: float
 
 
-@record
-class NodeEscalated:
+class NodeEscalated(Struct, frozen=True):
     """The user of this node does not want to wait for a stop."""
 
     id: int
@@ -69,8 +63,7 @@ class NodeEscalated:
     at: float
 
 
-@record
-class StopRequested:
+class StopRequested(Struct, frozen=True):
     """The command that has started all agents requests the end, or has ended itself."""
 
     why: Why
@@ -79,8 +72,7 @@ class StopRequested:
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
-@record
-class NodeEnded:
+class NodeEnded(Struct, frozen=True):
     """Nothing of the generation is left on this node."""
 
     id: int
@@ -90,45 +82,39 @@ class NodeEnded:
     left: tuple[str, ...] = ()  # processes that could not be ended, each as in a sentence
 
 
-@record
-class BeginFailed:
+class BeginFailed(Struct, frozen=True):
     """The coordinator could not begin the generation: no port is free."""
 
     failure: StartFailure
     at: float
 
 
-@record
-class PortTaken:
+class PortTaken(Struct, frozen=True):
     """Another process has the port of the generation that was to begin."""
 
     at: float
 
 
-@record
-class JobSuspended:
+class JobSuspended(Struct, frozen=True):
     """The job was suspended (Ctrl-Z): its time stands still."""
 
     at: float
 
 
-@record
-class JobResumed:
+class JobResumed(Struct, frozen=True):
     """The job goes on."""
 
     at: float
 
 
-@record
-class TimeoutHeld:
+class TimeoutHeld(Struct, frozen=True):
     """The user debugs a worker of a node, or does no longer."""
 
     id: int
     held: bool
 
 
-@record
-class DeadlineReached:
+class DeadlineReached(Struct, frozen=True):
     """The state's deadline may have come."""
 
     at: float
@@ -154,7 +140,7 @@ Event = (
 
 
 def event_of(report: object, id: int, now: float) -> Event | None:
-    """Give what a report of a node is to the decision about the job; None: that depends on more than the report."""
+    """Return what a report of a node is to the decision about the job; None: that depends on more than the report."""
     match report:
         case node.ReportStopping(why, signum, by_cluster):
             return NodeStopping(id, why, signum, now, by_cluster)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from signal import SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.job import actions
 from ddplaunch.supervise.job.ending import Result, stop
 from ddplaunch.supervise.job.events import NodeStill

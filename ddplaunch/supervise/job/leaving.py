@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from signal import SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.job.ending import MAY_RESTART
 from ddplaunch.supervise.job.events import NodeStopping
 from ddplaunch.supervise.job.state import OWN, Member, Phase, State

@@ -21,7 +21,7 @@ def why_refused(state: State, member: Member) -> str | None:
 
 
 def hint_to_refused(state: State, member: Member) -> str:
-    """Give what to type on a node that cannot take part."""
+    """Return what to type on a node that cannot take part."""
     if len(state.members) == state.policy.max_nodes:
         hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     else:
@@ -34,7 +34,7 @@ def hint_to_refused(state: State, member: Member) -> str:
 
 
 def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
-    """Give the agents by place: the coordinator's own first, each at its wanted place, the others in between.
+    """Return the agents by place: the coordinator's own first, each at its wanted place, the others in between.
 
     Agents that had a place before come before new ones, so that ranks change as little as they can.
     """

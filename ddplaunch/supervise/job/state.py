@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import chain
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.frozen_map import FrozenMap
@@ -25,8 +26,7 @@ class Phase(Enum):
     ENDED = auto()
 
 
-@record(kw_only=True)
-class Policy:
+class Policy(Struct, frozen=True, kw_only=True):
     """What the user decided about the nodes."""
 
     min_nodes: int  # nodes
@@ -45,8 +45,7 @@ class Policy:
     command: tuple[str, ...] = ()  # of another node, if users start it; the word `--node-rank=` lacks the rank
 
 
-@record(kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """An agent, as the coordinator knows it."""
 
     id: int
@@ -72,7 +71,7 @@ class Members(Mapping[int, Member]):
 
     @classmethod
     def of(cls, members: Iterable[Member]) -> Members:
-        """Give these members."""
+        """Return these members."""
         by_id = {member.id: member for member in members}
         by_place = {place: member.id for member in by_id.values() if (place := _wanted(member)) is not None}
         return cls(FrozenMap.of(by_id), FrozenMap.of(by_place), sum(map(_runs, by_id.values())))
@@ -87,14 +86,14 @@ class Members(Mapping[int, Member]):
         return len(self._by_id)
 
     def with_member(self, member: Member) -> Members:
-        """Give these with one that is new, or has changed."""
+        """Return these with one that is new, or has changed."""
         before, place = self._by_id.get(member.id), _wanted(member)
         running = self._running + _runs(member) - (before is not None and _runs(before))
         by_place = self._by_place if place is None else self._by_place.with_item(place, member.id)
         return Members(self._by_id.with_item(member.id, member), by_place, running)
 
     def without(self, id: int) -> Members:
-        """Give these without one."""
+        """Return these without one."""
         member = self._by_id[id]
         place = _wanted(member)
         by_place = self._by_place if place is None else self._by_place.without(place)
@@ -126,8 +125,7 @@ NO_NODE_STILL: FrozenMap[tuple[float, float]] = FrozenMap.of({})
 NO_EXITS: FrozenMap[tuple[WorkerExit, ...]] = FrozenMap.of({})
 
 
-@record(kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything that the next step depends on."""
 
     policy: Policy

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from signal import SIGTERM
 
+from msgspec.structs import replace
+
 from ddplaunch import exitcodes
-from ddplaunch.record import replace
 from ddplaunch.supervise.job import actions, events, hanging
 from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
 from ddplaunch.supervise.job.seating import disagreements, hint_to_refused, joined, missing, order, waiting, why_refused
@@ -33,7 +34,7 @@ def begin(policy: Policy, at: float) -> Result:
 
 
 def step(state: State, event: events.Event) -> Result:
-    """Give the state after `event` and what is to be done."""
+    """Return the state after `event` and what is to be done."""
     if state.phase is Phase.ENDED:
         return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
             event, events.Joined

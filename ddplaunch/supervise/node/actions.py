@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.outcome import Why
 
 
-@record
-class StartWorkers:
+class StartWorkers(Struct, frozen=True):
     """Start all workers as this generation."""
 
     generation: int
 
 
-@record
-class ForwardSignal:
+class ForwardSignal(Struct, frozen=True):
     """Pass a signal on to the groups of these workers; they go on."""
 
     signum: int
     ranks: frozenset[int]
 
 
-@record
-class StopWorkers:
+class StopWorkers(Struct, frozen=True):
     """Ask these workers' groups to end, and the groups of those that have ended already."""
 
     signum: int
@@ -30,8 +28,7 @@ class StopWorkers:
     by_cluster: bool = False  # they have had the signal, and get no second one
 
 
-@record
-class TakeStacks:
+class TakeStacks(Struct, frozen=True):
     """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds.
 
     `if_joined`: only if any has a process group, in which it may wait for others; else the answer comes at once.
@@ -43,96 +40,81 @@ class TakeStacks:
     ras: bool = False
 
 
-@record
-class Observe:
+class Observe(Struct, frozen=True):
     """Look whether the workers move, answer `Observed`."""
 
     asks: bool = True  # those that compute are asked where they are, by a signal; else only what torch tells counts
 
 
-@record
-class NameRunning:
+class NameRunning(Struct, frozen=True):
     """Print which workers still run though they were asked to end, and how long they may."""
 
     ranks: frozenset[int]
     left: float  # seconds until SIGKILL
 
 
-@record
-class KillWorkers:
+class KillWorkers(Struct, frozen=True):
     """SIGKILL these workers' groups."""
 
     ranks: frozenset[int]
 
 
-@record
-class Sweep:
+class Sweep(Struct, frozen=True):
     """Look for processes that workers left behind, signal those found, answer `Swept` now and whenever one ends."""
 
     signum: int
     sparing: bool = True  # not those that clean up after others and then end by themselves
 
 
-@record
-class LookForRaised:
+class LookForRaised(Struct, frozen=True):
     """Report each worker that has recorded an exception and still runs."""
 
 
-@record
-class RequestStore:
+class RequestStore(Struct, frozen=True):
     """Request from the coordinator that torch's store be hosted on node 0."""
 
 
-@record
-class HostStore:
+class HostStore(Struct, frozen=True):
     """Host torch's store at MASTER_PORT, until the workers have ended."""
 
 
-@record
-class LendTerminal:
-    """Give the terminal to this worker, which waits for it with its debugger, and show nothing of the others."""
+class LendTerminal(Struct, frozen=True):
+    """Return the terminal to this worker, which waits for it with its debugger, and show nothing of the others."""
 
     rank: int
 
 
-@record
-class ShowOutput:
+class ShowOutput(Struct, frozen=True):
     """Show again what the workers print: the terminal is back."""
 
 
-@record
-class RefuseTerminal:
+class RefuseTerminal(Struct, frozen=True):
     """Have this worker end without its debugger."""
 
     rank: int
 
 
-@record
-class Suspend:
+class Suspend(Struct, frozen=True):
     """SIGSTOP all workers' groups."""
 
 
-@record
-class Resume:
+class Resume(Struct, frozen=True):
     """SIGCONT all workers' groups."""
 
 
-@record
-class Print:
+class Print(Struct, frozen=True):
     """Print a line for the user."""
 
     text: str
 
 
-@record
-class Exit:
+class Exit(Struct, frozen=True):
     """Nothing is left: end with this status."""
 
     status: int
 
 
-@record
-class ReportStopping:
+class ReportStopping(Struct, frozen=True):
     """Report to the coordinator that this node stops, and why."""
 
     why: Why
@@ -140,36 +122,31 @@ class ReportStopping:
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
 
-@record
-class ReportNotice:
+class ReportNotice(Struct, frozen=True):
     """Report a signal to the coordinator that decides whether the job is queued again: a notice, or a user's stop."""
 
     signum: int
 
 
-@record
-class Escalate:
+class Escalate(Struct, frozen=True):
     """Report to the coordinator that the user does not want to wait for the stop."""
 
     signum: int
 
 
-@record
-class ReportStill:
+class ReportStill(Struct, frozen=True):
     """Report to the coordinator that no worker of this node has moved for so many seconds."""
 
     seconds: float
 
 
-@record
-class HoldTimeout:
+class HoldTimeout(Struct, frozen=True):
     """Report to the coordinator that the user debugs a worker, or does no longer: --timeout waits for that."""
 
     held: bool
 
 
-@record
-class ReportEnded:
+class ReportEnded(Struct, frozen=True):
     """Nothing is left: report to the coordinator how this node's workers ended, release what they held."""
 
 

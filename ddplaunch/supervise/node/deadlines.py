@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import actions, looking
 from ddplaunch.supervise.node.state import Phase, State

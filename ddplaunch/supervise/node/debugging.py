@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.node import actions, events
 from ddplaunch.supervise.node.state import State
 from ddplaunch.supervise.node.step import END_TIMEOUT
@@ -12,7 +13,7 @@ Event = events.TerminalAsked | events.TerminalReturned | events.DebuggerAttached
 
 
 def step(state: State, event: Event) -> Result:
-    """Give the state after `event` and what is to be done."""
+    """Return the state after `event` and what is to be done."""
     match event:
         case events.TerminalAsked():
             return _asked(state, event)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.outcome import StartFailure, WorkerError, WorkerExit
 
 
-@record
-class WorkerStarted:
+class WorkerStarted(Struct, frozen=True):
     """A worker has a process."""
 
     rank: int
     at: float
 
 
-@record
-class StartFailed:
+class StartFailed(Struct, frozen=True):
     """A worker could not be given a process, or that never became its program."""
 
     failure: StartFailure
     at: float
 
 
-@record
-class WorkerRaised:
+class WorkerRaised(Struct, frozen=True):
     """A worker that still runs has recorded the exception that is ending it."""
 
     rank: int
@@ -32,37 +30,32 @@ class WorkerRaised:
     lingers: bool = False  # it has had the time to end
 
 
-@record
-class ErrorRecorded:
+class ErrorRecorded(Struct, frozen=True):
     """Some worker may have recorded an exception, and is about to end."""
 
     at: float
 
 
-@record
-class StoreWanted:
+class StoreWanted(Struct, frozen=True):
     """A worker waits for torch's store at MASTER_PORT, which no process of node 0 hosts."""
 
     at: float
 
 
-@record
-class StoreOrdered:
+class StoreOrdered(Struct, frozen=True):
     """The coordinator wants this node, where it is, to host that store."""
 
     at: float
 
 
-@record
-class WorkerExited:
+class WorkerExited(Struct, frozen=True):
     """A worker's process has ended."""
 
     exit: WorkerExit
     at: float
 
 
-@record
-class SignalReceived:
+class SignalReceived(Struct, frozen=True):
     """A signal came to ddplaunch."""
 
     signum: int
@@ -73,37 +66,32 @@ class SignalReceived:
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
 
-@record
-class FrontLost:
+class FrontLost(Struct, frozen=True):
     """The command that the user typed has ended."""
 
     at: float
 
 
-@record
-class DeadlineReached:
+class DeadlineReached(Struct, frozen=True):
     """The state's deadline may have come."""
 
     at: float
 
 
-@record
-class StacksTaken:
+class StacksTaken(Struct, frozen=True):
     """Where the workers are is known, or cannot be."""
 
     at: float
 
 
-@record
-class Observed:
+class Observed(Struct, frozen=True):
     """Whether any worker of this node has moved since the last look; the first look says that it has."""
 
     moved: bool
     at: float
 
 
-@record
-class TerminalAsked:
+class TerminalAsked(Struct, frozen=True):
     """A worker has failed and asks for the terminal, for its debugger, before it ends."""
 
     rank: int
@@ -111,40 +99,35 @@ class TerminalAsked:
     at: float
 
 
-@record
-class TerminalReturned:
+class TerminalReturned(Struct, frozen=True):
     """It has left its debugger, or has ended."""
 
     rank: int
     at: float
 
 
-@record
-class DebuggerAttached:
+class DebuggerAttached(Struct, frozen=True):
     """A debugger holds a worker, or may at any moment."""
 
     rank: int
     at: float
 
 
-@record
-class DebuggerDetached:
+class DebuggerDetached(Struct, frozen=True):
     """It does no longer, or the worker has ended."""
 
     rank: int
     at: float
 
 
-@record
-class Swept:
+class Swept(Struct, frozen=True):
     """How many processes of the job, workers aside, still live."""
 
     left: tuple[str, ...]  # each as in a sentence, "pid 4711 (sleep)"
     at: float
 
 
-@record
-class GenerationBegun:
+class GenerationBegun(Struct, frozen=True):
     """The coordinator has begun a generation, in which these are the ranks of this node."""
 
     generation: int
@@ -153,8 +136,7 @@ class GenerationBegun:
     alone: bool = False  # no other node takes part
 
 
-@record
-class StopOrdered:
+class StopOrdered(Struct, frozen=True):
     """The coordinator wants the workers to be stopped: something happened on another node, or the job's time is up."""
 
     signum: int
@@ -164,15 +146,13 @@ class StopOrdered:
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
 
-@record
-class KillOrdered:
+class KillOrdered(Struct, frozen=True):
     """The user of another node does not want to wait for the stop."""
 
     at: float
 
 
-@record
-class JobEnded:
+class JobEnded(Struct, frozen=True):
     """The job has ended, at least for this node, and its command ends with this status."""
 
     status: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.node import actions
 from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.node.teardown import Result

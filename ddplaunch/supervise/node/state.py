@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from ddplaunch.record import record
+from msgspec import Struct
+
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerError, WorkerExit
@@ -22,8 +23,7 @@ class Phase(Enum):
     ENDED = auto()
 
 
-@record(kw_only=True)
-class Policy:
+class Policy(Struct, frozen=True, kw_only=True):
     """What the user decided about supervision."""
 
     ranks: frozenset[int]
@@ -36,8 +36,7 @@ class Policy:
     notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
 
 
-@record(kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """Everything that the next step depends on."""
 
     policy: Policy

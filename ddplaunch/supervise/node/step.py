@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 
+from msgspec.structs import replace
+
 from ddplaunch import exitcodes
-from ddplaunch.record import replace
 from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.node import actions, events, looking
 from ddplaunch.supervise.node.deadlines import reached
@@ -38,12 +39,12 @@ _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no gene
 
 
 def begin(policy: Policy) -> State:
-    """Give the first state, in which the coordinator is waited for."""
+    """Return the first state, in which the coordinator is waited for."""
     return State(policy=policy)
 
 
 def step(state: State, event: events.Event) -> Result:
-    """Give the state after `event` and what is to be done."""
+    """Return the state after `event` and what is to be done."""
     match event:
         case events.WorkerStarted(rank, at):
             state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise.node import actions
 from ddplaunch.supervise.node.state import Phase, State
 from ddplaunch.supervise.outcome import Why

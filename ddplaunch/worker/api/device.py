@@ -26,7 +26,7 @@ def device() -> torch.device:
 
 
 def choose(env: Mapping[str, str], count: Callable[[str], int]) -> str:
-    """Give the name of the device from the variables; `count` gives the number of a kind. Pure.
+    """Return the name of the device from the variables; `count` gives the number of a kind. Pure.
 
     Raises: ValueError: there is no such device.
     """

@@ -81,7 +81,7 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
 
 
 def suitable(kind: str, has: Callable[[str], bool]) -> str:
-    """Give the backend for a kind of device; `has` says whether torch was built with one. Pure."""
+    """Return the backend for a kind of device; `has` says whether torch was built with one. Pure."""
     backend = {"cuda": "nccl", "xpu": "xccl"}.get(kind, "gloo")
     return backend if has(backend) else "gloo"
 

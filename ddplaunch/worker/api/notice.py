@@ -37,7 +37,7 @@ def install_handlers() -> None:
 
 
 def signals(env: Mapping[str, str]) -> list[signal.Signals]:
-    """Give the signals that are a notice: SIGTERM, SIGUSR1 and those of `DDPLAUNCH_NOTICE_SIGNALS`. Pure.
+    """Return the signals that are a notice: SIGTERM, SIGUSR1 and those of `DDPLAUNCH_NOTICE_SIGNALS`. Pure.
 
     Raises: ValueError: a name is not that of a signal, or of one that no process can handle.
     """

@@ -14,7 +14,7 @@ class Place(NamedTuple):
 
 
 def place(env: Mapping[str, str]) -> Place:
-    """Give rank and world size, those of a single process if no launcher has set them.
+    """Return rank and world size, those of a single process if no launcher has set them.
 
     Raises: ValueError: one of the variables is missing, or they contradict each other.
     """
@@ -31,7 +31,7 @@ def place(env: Mapping[str, str]) -> Place:
 
 
 def number(name: str, env: Mapping[str, str]) -> int:
-    """Give the number in a variable, 0 if it is not set.
+    """Return the number in a variable, 0 if it is not set.
 
     Raises: ValueError: it holds something else.
     """

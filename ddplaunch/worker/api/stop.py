@@ -64,7 +64,7 @@ def _world_size() -> int:
 
 
 def _join() -> dist.ProcessGroup:
-    """Give our own group, made anew if the default group has changed."""
+    """Return our own group, made anew if the default group has changed."""
     global _group, _beside, _calls
     group, world = _group() if _group else None, dist.group.WORLD
     if group is None or _beside is None or _beside() is not world:

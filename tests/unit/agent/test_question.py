@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.agent.child import Question
 from ddplaunch.agent.pipes import GOES_ON, LIVES, RUNS, STOPPED, FrontPipes, Replies
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
-from ddplaunch.record import replace
 
 
 @pytest.fixture

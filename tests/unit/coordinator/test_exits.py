@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.control.frames import LIMIT
 from ddplaunch.control.messages import Ended, encode, for_coordinator
 from ddplaunch.coordinator.exits import received, sent
-from ddplaunch.record import replace
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
 END = WorkerExit(

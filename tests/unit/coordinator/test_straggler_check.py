@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
 from ddplaunch.control.messages import Answered, encode, for_coordinator
 from ddplaunch.control.questions import NoAnswer
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.coordinator.straggler_check import StragglerCheck
-from ddplaunch.record import replace
 from ddplaunch.stacks.arrivals import Arrivals
 from ddplaunch.stacks.read_arrivals import received, sent
 from ddplaunch.supervise.job import Member

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.control import messages, requests
 from ddplaunch.control.fields import Malformed
@@ -16,7 +17,6 @@ from ddplaunch.control.frames import LIMIT
 from ddplaunch.control.questions import Answer, NoAnswer
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import Answered, NodeEnd, Report
-from ddplaunch.record import replace
 from ddplaunch.report import error_file
 from ddplaunch.stacks import Call, Group, Sample, Thread, dump, read_arrivals
 from ddplaunch.stacks.arrivals import arrivals

@@ -7,13 +7,13 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.control import messages
 from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
-from ddplaunch.record import replace
 from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import Frame, StartFailure, Traces, Why, WorkerExit

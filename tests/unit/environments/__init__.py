@@ -16,14 +16,14 @@ from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 
 def captured(name: str, **changes: str) -> dict[str, str]:
-    """Give a captured environment; a variable that is changed to "" is not there."""
+    """Return a captured environment; a variable that is changed to "" is not there."""
     text = (Path(__file__).parent / f"{name}.env").read_text()
     env = dict(line.split("=", 1) for line in text.splitlines())
     return {key: value for key, value in {**env, **changes}.items() if value}
 
 
 def spec(origins: Mapping[str, str] | None = None, **fields: Any) -> JobSpec:
-    """Give a job asked for on the command line, unless `origins` says where else."""
+    """Return a job asked for on the command line, unless `origins` says where else."""
     typed = {name: f"--{name.replace('_', '-')}" for name in fields}
     program = Program(kind=ProgramKind.SCRIPT, target="train.py")
     return JobSpec(program=program, origins={**typed, **(origins or {})}, **fields)
@@ -37,7 +37,7 @@ def found(
     origins: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Allocation:
-    """Give what is discovered for a job with these fields."""
+    """Return what is discovered for a job with these fields."""
 
     def read(path: str) -> str:
         try:

@@ -11,7 +11,6 @@ from ddplaunch.options.argv import from_argv, to_argv
 from ddplaunch.options.option import Option
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.record import fields_of
 from ddplaunch.spec import JobSpec
 
 _SAMPLES: dict[str, list[str]] = {
@@ -49,7 +48,7 @@ def test_a_job_written_to_argv_reads_the_same(words: list[str]) -> None:
     except LaunchError:
         return  # an impossible combination
     again = main.resolve(main.parse("run", to_argv(job)), {}, None)
-    for name in fields_of(JobSpec):
+    for name in JobSpec.__struct_fields__:
         if name not in ("origins", "remarks"):
             assert getattr(again, name) == getattr(job, name), name
     assert job_spec(*from_argv(to_argv(job))) == again

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ddplaunch.options import durations, envfile, node_parsers, parsers
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.record import fields_of
 from ddplaunch.spec import Fault, JobSpec, StreamChoice, Streams, default
 
 RIGHT = [
@@ -176,7 +175,7 @@ def test_written_defaults_and_examples_of_every_option_are_read() -> None:
     for option in OPTIONS:
         if option.example:
             option.parse(option.example)
-        value = default(option.target) if option.target in fields_of(JobSpec) and not option.is_flag else None
+        value = default(option.target) if option.target in JobSpec.__struct_fields__ and not option.is_flag else None
         if value is not None and not option.repeatable and (text := option.write(value)):
             assert option.parse(text) == value
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.devices import Device
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.plan.backend import cannot_use, choose
-from ddplaunch.record import replace
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 CPU = TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)

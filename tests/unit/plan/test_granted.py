@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Device
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from tests.unit.plan.test_make import CPU, CUDA, HERE, node, spec
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation, Endpoint, Task
 from ddplaunch.devices import Core, Device, Hardware
@@ -16,7 +17,6 @@ from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, Seat
 from ddplaunch.plan.make import make_plan
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.plan.variables import threads
-from ddplaunch.record import replace
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file, of_generation, of_place
-from ddplaunch.record import replace
 from tests.unit.plans import plan_of
 
 

@@ -6,8 +6,8 @@ import re
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.report.closing import render_finished, render_short, render_stopped, render_timeout
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 

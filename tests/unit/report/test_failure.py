@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.failure import FailureReport, render

@@ -137,7 +137,7 @@ def test_a_tidying_that_fails_ends_no_writer(tmp_path: Path, monkeypatch) -> Non
 
 
 def keep_newest(root: Path, number: int) -> int:
-    """Give the number of steps."""
+    """Return the number of steps."""
     return sum(1 for _ in folders.keep_newest(str(root), number))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from signal import SIGABRT
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.report import error_file, evidence
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.evidence import Evidence, Row
@@ -64,7 +64,7 @@ def assert_quick(piece: str, function: Callable[..., object], *arguments: object
 
 
 def patterns_of(search: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give the patterns that a search applies."""
+    """Return the patterns that a search applies."""
     patterns: list[str] = []
 
     class Recorder:
@@ -83,7 +83,7 @@ def patterns_of(search: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -
 
 
 def hostile(patterns: list[str]) -> Iterator[str]:
-    """Give what, repeated, comes close to these patterns again and again: their literal pieces, alone and joined."""
+    """Return what, repeated, comes close to these patterns again and again: their literal pieces, alone and joined."""
     for pattern in patterns:
         runs = re.findall(r"(?:\\\W|[^\\.*+?()\[\]{}|^$])+", pattern)
         pieces = [piece for run in runs if len(piece := re.sub(r"\\(\W)", r"\1", run)) > 1]

@@ -6,8 +6,8 @@ from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.slurm import job as slurmjob
 from ddplaunch.slurm.job import JobStatus
 from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
@@ -13,7 +14,6 @@ from ddplaunch.options import token as secret
 from ddplaunch.options.argv import from_argv
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.record import replace
 from ddplaunch.slurm.quoting import escaped, unescaped
 from ddplaunch.slurm.run_step import argv, environment, run_step
 from ddplaunch.spec import JobSpec, Program, ProgramKind

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.stacks.collectives import explain
 from ddplaunch.stacks.recorder import parse, parse_members

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.stacks.hang import describe
 from ddplaunch.stacks.merge import is_waiting

@@ -5,7 +5,8 @@ from __future__ import annotations
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
@@ -59,7 +60,7 @@ class OneNode:
             self._decide(job.DeadlineReached(0.0), 0.0)  # nobody else comes
 
     def take(self, event: node.Event) -> list[node.Action | job.Action]:
-        """Give what the event asks of the operating system, and what the user is told."""
+        """Return what the event asks of the operating system, and what the user is told."""
         self._asked = []
         self._act(event, event.at)
         if isinstance(event, node.DeadlineReached):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import Member
 from ddplaunch.supervise.node import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from signal import SIGINT, SIGTERM
 
-from ddplaunch.record import replace
+from msgspec.structs import replace
+
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.node import (
     DeadlineReached,

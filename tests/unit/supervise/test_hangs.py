@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import (
     EndJob,

@@ -5,8 +5,8 @@ from signal import SIGINT, SIGTERM, SIGUSR1
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import (
     OWN,
@@ -459,8 +459,7 @@ def _runs(state: State, id: int) -> bool:
 
 
 def _at(event: Event, at: float) -> Event:
-    fields = {**vars(event), "at": at}
-    return type(event)(**fields)
+    return replace(event, at=at)
 
 
 def test_who_joined_late_and_leaves_before_its_turn_ends_nothing() -> None:
@@ -701,4 +700,4 @@ def test_the_end_of_a_node_copies_no_list_of_all_that_have_ended_before() -> Non
         [*(Joined(node, 0.0) for node in nodes), *(NodeEnded(id, exits[id], None, 5.0) for id in range(number - 1))],
     )
     assert len(state.exits) == 2 * (number - 1)
-    assert max(len(value) for value in vars(state).values() if isinstance(value, tuple)) <= 2
+    assert max(len(value) for value in asdict(state).values() if isinstance(value, tuple)) <= 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from signal import SIGINT, SIGTERM
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise.job import (
     Action,
     BeginGeneration,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise.frozen_map import FrozenMap
 from ddplaunch.supervise.job.state import Member, Members
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 
 import pytest
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import (
     DeadlineReached,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddplaunch.record import replace
 from ddplaunch.supervise import node
 from ddplaunch.supervise.job import ReportFailure
 from ddplaunch.supervise.node import (
