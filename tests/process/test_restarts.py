@@ -89,6 +89,18 @@ def test_when_no_restart_is_left_the_last_failure_gives_the_status(run, job):
     assert json.loads((job.folder / "summary.json").read_text())["restarts"] == 2
 
 
+@pytest.mark.parametrize("first_line", ["import torhc", "def main(:"], ids=["a missing module", "a syntax error"])
+def test_a_script_whose_first_lines_fail_on_all_ranks_is_not_started_again_and_it_is_said_why(job, first_line):
+    (job.home / "train.py").write_text(f"{first_line}\n")
+    result = job.run("--nproc-per-node", 3, "--max-restarts", 10, "train.py")
+    job.nothing_left()
+    assert result.status == 1
+    assert "failed at the same import in the first lines of the program" in result.err
+    assert (
+        len(job.events("generation_started")) <= 2
+    )  # a rank that takes seconds longer than the others is stopped before
+
+
 def test_what_a_worker_left_behind_is_ended_between_the_generations(run, job):
     assert run("leaves_something", restarts=1).status == 3
     assert json.loads(job.sign("still-there")) == []

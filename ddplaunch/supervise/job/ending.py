@@ -11,7 +11,7 @@ from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.first_failure import failure_status, follows
 from ddplaunch.supervise.job import actions
 from ddplaunch.supervise.job.state import Phase, State
-from ddplaunch.supervise.outcome import Why
+from ddplaunch.supervise.outcome import Why, WorkerExit
 
 Result = tuple[State, tuple[actions.Action, ...]]
 
@@ -55,6 +55,9 @@ def restart_or_end(state: State, at: float) -> Result:
     counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and here < policy.min_nodes)
     if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
         return end(state)
+    if failure is not None and (reason := _why_in_vain(state, failure)):
+        ended, then = end(state)
+        return ended, (actions.Print(f"not started again: {reason}"), *then)
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
     going_on = replace(
@@ -64,8 +67,37 @@ def restart_or_end(state: State, at: float) -> Result:
         short_lives=lives,
         phase_deadline=at + wait,
         port_deadline=None,
+        import_failure=_import_failure(failure) if state.why is Why.FAILED else "",
     )
     return going_on, () if state.why in NO_HARM else (actions.ReportFailure(wait),)
+
+
+def _why_in_vain(state: State, failure: WorkerExit) -> str:
+    """Return why the next generation would fail as this one did, in a sentence; "" if nothing says so.
+
+    Where other ranks have been stopped before they came that far, one restart shows it: what one rank lacks, as a file that
+    another one was about to write, may be there then.
+    """
+    if state.why is not Why.FAILED or not (found := _import_failure(failure)):
+        return ""
+    from ddplaunch.supervise.import_failure import shared_by_all
+
+    if shared_by_all(state.exits):
+        ranks = "the only rank" if len(state.exits) == 1 else f"all {len(state.exits)} ranks"
+        return f"{ranks} failed at the same import in the first lines of the program, as at any further start"
+    if found == state.import_failure:
+        return f"rank {failure.rank} failed at the same import in the first lines of the program as before the restart"
+    return ""
+
+
+def _import_failure(failure: WorkerExit | None) -> str:
+    """Return where a worker failed and at which import in its first lines; "" if it was not there."""
+    if failure is None or failure.error is None:
+        return ""
+    from ddplaunch.supervise.import_failure import import_failure  # most jobs do not fail
+
+    found = import_failure(failure.error)
+    return f"{failure.host}: {found}" if found else ""
 
 
 def end(state: State, error: str = "") -> Result:

@@ -140,6 +140,9 @@ class State(Struct, frozen=True, kw_only=True):
     generation: int = -1
     restarts: int = 0  # of --max-restarts that are used
     short_lives: int = 0
+    import_failure: str = (
+        ""  # in the first lines of a program, by which the generation before this one ended; with its host
+    )
     generation_at: float = 0.0
     still: FrozenMap[tuple[float, float]] = NO_NODE_STILL  # from when to when no worker of a node has moved, by id
     moved_at: float = float("-inf")  # when one of them has, as far as is known

@@ -31,7 +31,8 @@ from ddplaunch.supervise.node.teardown import (
 )
 from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
 
-CAUSE_TIMEOUT = 3.0  # seconds to wait for the end of the cause, which may have closed its connections long before
+# seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
+CAUSE_TIMEOUT = 3.0
 END_TIMEOUT = 10.0  # seconds that a worker has to end once it has recorded the exception that ends it
 EARLY_EXIT_WARNING = 60.0  # seconds after which a worker that ended with 0 is named while the others run on
 
@@ -161,7 +162,9 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
             # those before it follow, or the workers would have been asked to end
             cause_unknown = follows(exit) and not state.causes & state.alive
             # on other nodes there may be one even when all are gone here
-            if cause_unknown and not (all_gone and state.alone):
+            settles = cause_unknown and not (all_gone and state.alone)
+            # whether the others fail at the same import says whether a restart helps
+            if settles or (state.alive and _failed_at_import(exit)):
                 deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
                 return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
             return stop(state, Why.FAILED, SIGTERM, at)
@@ -172,6 +175,14 @@ def _exited(state: State, exit: WorkerExit, at: float) -> Result:
         case Phase.RUNNING if state.warning_deadline is None:
             return replace(state, warning_deadline=at + EARLY_EXIT_WARNING), ()
     return sweep_if_ended(state, at)
+
+
+def _failed_at_import(exit: WorkerExit) -> bool:
+    if exit.error is None:
+        return False
+    from ddplaunch.supervise.import_failure import import_failure  # most jobs do not fail
+
+    return bool(import_failure(exit.error))
 
 
 def _noted(state: State, signum: int) -> Result:
