@@ -29,18 +29,18 @@ _NO_ROOM = NoAnswer("could not create the process that asks the workers")
 def answer(
     question: Question,
     workers: Workers | None,
-    draft: Plan,
+    plan: Plan,
     debugged: frozenset[int],
     taker: StackTaker,
     reply: Callable[[Answer], None],
 ) -> None:
-    """Answer, now or later, by a call of `reply`; `draft` are the workers that there will be, if there are none yet.
+    """Answer, now or later, by a call of `reply`; `plan` has the workers that there will be, or were, while there are none.
 
     `debugged` are the ranks that have a debugger.
     """
     match question:
         case AskStatus():
-            reply(_bounded(_status(workers, draft, debugged)))
+            reply(_bounded(_status(workers, plan, debugged)))
         case AskStacks(within, threads, native):
             running = workers.running.values() if workers is not None else ()
             taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native, ras=True)
@@ -66,8 +66,8 @@ def _bounded(answer: Answer) -> Answer:
     return answer if size <= LIMIT - _ROOM else NoAnswer(f"has an answer of {size} bytes, more than a message holds")
 
 
-def _status(workers: Workers | None, draft: Plan, debugged: frozenset[int]) -> NodeStatus:
-    plans = (draft.workers if workers is None else workers.plans)[:MAX_WORKERS]
+def _status(workers: Workers | None, plan: Plan, debugged: frozenset[int]) -> NodeStatus:
+    plans = (plan.workers if workers is None else workers.plans)[:MAX_WORKERS]
     running = workers.running if workers is not None else {}
     quiet = workers.quiet if workers is not None else {}
     now = time.monotonic()

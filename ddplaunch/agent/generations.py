@@ -67,6 +67,7 @@ class Generations:
         self._joined = joined
         self._given_up: set[str] = set()  # of what a job can do without
         self._has_joined = False
+        self._plan = setup.draft  # of the last generation, once there is one
 
     # --- its start
 
@@ -107,6 +108,7 @@ class Generations:
         (generation, setup), self._ready = self._ready, None
         if generation.agreed is not None:
             self.output = self._setup.output(self._queue, setup.plan)  # ranks may have changed
+        self._plan = setup.plan
         self.workers = Workers(
             setup, self._starter, self.output, self._selector, self._ended, clock.now, self._ask_apart
         )
@@ -240,7 +242,8 @@ class Generations:
     def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
         """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""
         expendable(
-            lambda: self.inspection.answer(question, reply), partial(self._warn, "a question could not be answered")
+            lambda: self.inspection.answer(question, self._plan, reply),
+            partial(self._warn, "a question could not be answered"),
         )
 
     def _guard(self, without: str, call: Callable[[], None]) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.debuggers import Debuggers
     from ddplaunch.agent.observer import Observer
     from ddplaunch.control.questions import Answer, Question
+    from ddplaunch.plan import Plan
 
 
 class Inspection:
@@ -78,12 +79,12 @@ class Inspection:
         if workers is self._workers():
             self._feed(node.Observed(moved, clock.now()))
 
-    def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
-        """Answer a question about the workers, now or later, by a call of `reply`."""
+    def answer(self, question: Question, plan: Plan, reply: Callable[[Answer], None]) -> None:
+        """Answer a question about the workers, now or later, by a call of `reply`; `plan` tells of them while there are none."""
         from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
 
         debugged = self._debuggers.ranks if self._debuggers is not None else frozenset[int]()
-        answer(question, self._workers(), self._setup.draft, debugged, self._taker, reply)
+        answer(question, self._workers(), plan, debugged, self._taker, reply)
 
     @property
     def debuggers(self) -> Debuggers:

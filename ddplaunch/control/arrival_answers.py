@@ -10,6 +10,7 @@ from ddplaunch.control.fields import Duration, Number, Piece, Size
 
 MAX_MEMBERS = 4096  # characters of the ranks of a group: each node sends them with each reading
 MAX_CALLS = 100_000
+MAX_ENTRIES = 2000  # of a worker: its recorders keep 500 each, unless its user wants more
 MAX_SETS = 4096  # of ranks
 MAX_SERIES = 100_000  # workers and groups
 _MAX_RANKS = 65536

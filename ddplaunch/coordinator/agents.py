@@ -13,17 +13,19 @@ import msgspec
 
 from ddplaunch.control import messages
 from ddplaunch.control.listener import MAX_REFUSALS
+from ddplaunch.control.questions import Answer, NoAnswer
 from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
-from ddplaunch.coordinator.link import ForwardToAll, Generation, JobEnd, Order
+from ddplaunch.coordinator.link import Ask, ForwardToAll, Generation, JobEnd, Order
+from ddplaunch.coordinator.own_workers import speaks_for_others, why_refused, why_too_much
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.process import clock
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
-from ddplaunch.supervise.job.seating import why_refused
+from ddplaunch.supervise.job.seating import why_refused as why_not_seated
 from ddplaunch.supervise.outcome import Why
 
 _NO_MEMBER = -1  # no member's id
@@ -51,6 +53,8 @@ class Agents:
         self._requeues_after_sigterm = SIGTERM in coordinator.state.policy.notices and _has_scontrol()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
+        self._world_size = 0
+        self._asked = self._asked_before = 0  # the last question, and the last one before this generation began
         self._reports: dict[int, set[messages.ToCoordinator]] = {}  # of this generation, by connection
         self._said_hello = 0  # agents, those that are gone included
         self._refusals: set[str] = set()  # that were printed
@@ -108,7 +112,11 @@ class Agents:
                 self._ended(id, message)
             case messages.Escalate() | messages.RequestStore() if id not in self._ranks:
                 pass  # it has no part in what it wants killed, or served
-            case messages.Answered() | messages.Still() | messages.Held():
+            case messages.Answered(number, answer):
+                self._answered(id, number, answer)
+            case messages.Held() if not self._coordinator.state.policy.debugs:
+                self._dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
+            case messages.Still() | messages.Held():
                 self._report(id, message)
             case messages.Stopping() | messages.Noticed() | messages.Escalate() | messages.RequestStore():
                 self._reported(id, message)
@@ -118,13 +126,24 @@ class Agents:
         own = self._ranks.get(id)
         if own is None:
             return
-        ranks = [end.rank for end in message.exits]
-        named = [*ranks, *([message.start_failure.rank] if message.start_failure else [])]
-        named += [process.rank for process in message.stacks.processes] if message.stacks else []
-        if len(set(ranks)) < len(ranks) or not all(rank in own for rank in named):
+        if speaks_for_others(message, own):
             self.connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
             return
+        if message.stacks is not None and (why := why_too_much(message.stacks, len(own), self._world_size)):
+            self._dropped(id, f"it {why}")
+            message = msgspec.structs.replace(message, stacks=None)
         self._report(id, message)
+
+    def _answered(self, id: int, number: int, answer: Answer) -> None:
+        """Take an answer if it is about the agent's own workers, and the reason why it is not taken if it is not."""
+        # what was asked before this generation began may have been answered before its agent knew of it
+        is_older = number <= self._asked_before
+        own = range(0) if is_older else self._ranks.get(id, range(0))
+        if why := why_refused(answer, own, self._hellos[id].seat.workers, self._world_size):
+            if not is_older:
+                self._dropped(id, f"it {why}")
+            answer = NoAnswer("was to begin just then" if is_older else why)
+        self._report(id, messages.Answered(number, answer))
 
     def _reported(self, id: int, message: messages.ToCoordinator) -> None:
         """Take a report, unless it was made before in this generation: then it changes nothing, but would be logged."""
@@ -143,7 +162,7 @@ class Agents:
 
         A host may be back after a power cut, or a pod started anew, before its loss was noticed.
         """
-        if why_refused(self._coordinator.state, member) is None:
+        if why_not_seated(self._coordinator.state, member) is None:
             self._coordinator.feed(job.Joined(member, clock.now()))
         else:
             self._waiting[member.id] = member
@@ -154,7 +173,7 @@ class Agents:
         members = self._coordinator.state.members.values()
         is_clear = self.connections.all_answered and not any(member.is_leaving for member in members)
         for id, member in list(self._waiting.items()):
-            if why_refused(self._coordinator.state, member) is None or is_clear:
+            if why_not_seated(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
                 self._coordinator.feed(job.Joined(member, clock.now()))
 
@@ -188,6 +207,8 @@ class Agents:
         backend, reason = common_backend(hellos)
         seats = tuple(Seat(hello.seat.host, hello.seat.workers) for hello in hellos)
         self._ranks = dict(zip(order, ranks_of_all(seats), strict=True))
+        self._world_size = sum(seat.workers for seat in seats)
+        self._asked_before = self._asked
         self._reports.clear()
         for id in order:
             self.connections.admit(id)
@@ -209,6 +230,8 @@ class Agents:
     def send(self, ids: Sequence[int], order: Order) -> None:
         """Send an order to these agents."""
         payload = messages.encode(wire.encode_order(order))
+        if isinstance(order, Ask):
+            self._asked = order.number
         for id in ids:
             self.connections.send(id, payload)
 

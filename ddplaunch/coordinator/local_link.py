@@ -76,6 +76,7 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
         last_call=spec.last_call,
         timeout=spec.timeout,
         hang_timeout=spec.hang_timeout,
+        debugs=spec.debug_on_error or spec.debug_rank is not None or bool(spec.debugpy_ranks),
         straggler_check=spec.straggler_check,
         notices=frozenset(spec.requeue_on),
     )

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import asdict
 
-from ddplaunch.control.arrival_answers import MAX_CALLS, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
+from ddplaunch.control.arrival_answers import MAX_ENTRIES, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
 from ddplaunch.control.fields import duration, number, piece, size
 from ddplaunch.plan.ranks import compress
 from ddplaunch.stacks.arrivals import Arrivals, arrivals
@@ -47,7 +47,9 @@ def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
     """Return what was read as it is sent: whatever that is, the result is valid."""
     members: dict[str, int] = {"": 0}  # and their places
     series = []
-    for rank, each in ((rank, each) for rank, of_rank in found.items() for each in of_rank):
+    for rank, each, most in (
+        (rank, each, MAX_ENTRIES // len(of_rank)) for rank, of_rank in found.items() for each in of_rank
+    ):
         known = each.members if len(each.members) <= MAX_MEMBERS else ""
         if known not in members and len(members) < MAX_SETS:
             members[known] = len(members)
@@ -56,8 +58,8 @@ def sent(found: Mapping[int, Sequence[Arrivals]], wall: int) -> NodeArrivals:
                 rank=number(rank),
                 group=piece(each.group),
                 members=members.get(known, 0),
-                numbers=_gaps(each.numbers[-MAX_CALLS:]),
-                times=_gaps(each.times[-MAX_CALLS:]),
+                numbers=_gaps(each.numbers[-most:]),
+                times=_gaps(each.times[-most:]),
                 newest=size(each.newest),
                 newest_at=size(each.newest_at),
                 length=number(each.length),

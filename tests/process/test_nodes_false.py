@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.control import requests
 from ddplaunch.control.handshake import Server
+from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.runs import client, find
 from tests.conftest import until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of
 
@@ -89,6 +92,47 @@ def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(memb
     member.sock.close()
     assert nodes.statuses() == [0]
     assert nodes.started[0].err.count("warning: what visitor has sent about its workers was dropped: ") == 1
+
+
+WORKER_0 = [0, 0, 1, "cpu", "running", "", 1.0, 0.5, 4096, None]
+
+
+@pytest.mark.parametrize(
+    "answer", [{"type": "status", "workers": [WORKER_0]}, {"type": "stacks", **OF_RANK_0}], ids=["status", "stacks"]
+)
+def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answer):
+    [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
+    with client.connect(place) as sock:
+        sock.settimeout(30)
+        replies = client.replies_of(sock, AskStatus(), 30)
+        assert isinstance(next(replies), requests.Run)
+        member.say({"type": "answered", "number": member.hear("ask")["number"], "answer": answer})
+        answers = {reply.node_rank: reply.answer for reply in replies if isinstance(reply, requests.NodeReply)}
+    assert isinstance(answers[0], NodeStatus)
+    assert answers[1] == NoAnswer("speaks of workers that are not its own")
+    assert "warning: what visitor has sent about its workers was dropped: it speaks" in nodes.started[0].err
+    (nodes.home / "signs" / "go").touch()
+    until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
+    member.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    assert member.hear("quit")["status"] == 0
+    member.sock.close()
+    assert nodes.statuses() == [0]
+
+
+def test_nobody_switches_a_timeout_off_in_a_job_that_is_not_debugged(nodes, program):
+    flags = ("--timeout", "2s", program("behave"), "0=done_when_told", "1=done")
+    nodes.node(*nodes.static(2, 0), *flags)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
+    visitor.say(hello(1))
+    visitor.hear("begin")
+    visitor.say({"type": "held", "held": True})
+    visitor.hear("stop")
+    visitor.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    assert visitor.hear("quit")["why"] == "timed_out"
+    visitor.sock.close()
+    assert nodes.statuses() == [124]
+    assert "visitor" in nodes.started[0].err
 
 
 def test_an_altered_message_is_not_taken_for_the_agents(member, nodes):

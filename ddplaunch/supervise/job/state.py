@@ -36,6 +36,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     last_call: float = 30.0  # seconds to wait for further nodes once `min_nodes` have joined
     timeout: float | None = None  # seconds for the whole job
     hang_timeout: float | None = None  # seconds in which no worker moves
+    debugs: bool = False  # a debugger of the user may hold workers of any node
     straggler_check: float = 0.0  # seconds from one look at who comes last to the next; 0: that is not done
     replaceable: bool = False  # whether a lost node's agent may be started anew
     may_leave: bool = False  # whether SIGTERM to an agent of an elastic job concerns its node alone
@@ -163,6 +164,7 @@ class State(Struct, frozen=True, kw_only=True):
     job_deadline: float | None = None  # when the time of the whole job is up
     suspended_at: float | None = None
     held: frozenset[int] = frozenset()  # ids of nodes that say that a debugger holds a worker of this generation
+    named_as_held: frozenset[int] = frozenset()  # those of which it was said that time limits wait for them
     status: int | None = None
 
     @property

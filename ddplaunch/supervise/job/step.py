@@ -68,8 +68,7 @@ def step(state: State, event: events.Event) -> Result:
         case events.JobResumed(at):
             return _resumed(state, at), ()
         case events.TimeoutHeld(who, held):
-            holders = state.held | {who} if held else state.held - {who}
-            return (replace(state, held=holders), ()) if _is_awaited(state, who) else (state, ())
+            return _held(state, who, held=held) if _is_awaited(state, who) else (state, ())
         case events.DeadlineReached(at):
             return _deadline(state, at)
 
@@ -81,6 +80,19 @@ def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     if signum in state.policy.notices:
         return state if state.notice else replace(state, notice=signum)
     return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
+
+
+def _held(state: State, who: int, *, held: bool) -> Result:
+    """Have the time limits wait for the debugger of a node, or no longer; say once of each other node that they do."""
+    if not held:
+        return replace(state, held=state.held - {who}), ()
+    policy = state.policy
+    limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
+    is_said = who == OWN or who in state.named_as_held or not limits
+    state = replace(state, held=state.held | {who}, named_as_held=state.named_as_held | {who})
+    verb = "wait" if len(limits) > 1 else "waits"
+    word = f"{state.members[who]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
+    return state, () if is_said else (actions.Print(word),)
 
 
 def _is_awaited(state: State, who: int) -> bool:
@@ -164,6 +176,7 @@ def _start(state: State, at: float) -> Result:
         node_exits=NO_EXITS,
         still=NO_NODE_STILL,
         held=frozenset(),
+        named_as_held=frozenset(),
         lost=(),
         phase_deadline=None,
         rdzv_deadline=None,

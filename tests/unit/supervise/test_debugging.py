@@ -135,6 +135,19 @@ def test_time_limits_wait_until_the_last_debugger_of_any_node_is_left():
     assert history(timed, left)[0].why is Why.TIMED_OUT
 
 
+def test_the_node_whose_debugger_time_limits_wait_for_is_named_once():
+    toggled = [*met(), job.TimeoutHeld(1, True), job.TimeoutHeld(1, False), job.TimeoutHeld(1, True)]
+    words = [
+        action
+        for action in history(replace(THREE, timeout=60.0, hang_timeout=9.0), toggled)[1]
+        if "holds" in str(action)
+    ]
+    assert words == [
+        job.Print("node 1 (b) holds a worker in a debugger: --timeout and --hang-timeout wait until it is left")
+    ]
+    assert not any("holds" in str(action) for action in history(THREE, toggled)[1])
+
+
 def test_a_node_that_is_lost_ends_or_starts_again_takes_its_debugger_with_it():
     timed = replace(ELASTIC, timeout=60.0, max_restarts=1)
     held = [*met(), job.TimeoutHeld(2, True)]

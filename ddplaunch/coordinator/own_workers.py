@@ -1,0 +1,59 @@
+"""Whether an agent speaks of its own workers only, and of no more than so many workers can have. Pure.
+
+An agent with the secret may lie about its own workers, and about no others. The bounds follow from how many workers it has and
+how many the job has, and are checked before any work is done with what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.control.arrival_answers import MAX_ENTRIES, NodeArrivals
+from ddplaunch.control.messages import Ended
+from ddplaunch.control.questions import Answer, NodeStatus
+from ddplaunch.control.stack_answers import NodeStacks
+
+_MAX_PROCESSES = 65  # of a worker: itself, and what `stacks.take` asks at most of what it has started
+_MAX_SERIES = 128  # of a worker: process groups
+
+
+def speaks_for_others(ended: Ended, own: Sequence[int]) -> bool:
+    """Whether the end of a generation names workers that are not the agent's own, or one of them twice."""
+    ranks = [end.rank for end in ended.exits]
+    named = [*ranks, *([ended.start_failure.rank] if ended.start_failure else [])]
+    named += [process.rank for process in ended.stacks.processes] if ended.stacks else []
+    return len(set(ranks)) < len(ranks) or not all(rank in own for rank in named)
+
+
+def why_refused(answer: Answer, own: Sequence[int], seats: int, world_size: int) -> str:
+    """Say, as a predicate, why an answer is not to be taken; "" if it is.
+
+    `own` are the ranks of the agent, none if it takes no part in a generation: then it may say of at most `seats` workers that
+    they wait to be started.
+    """
+    match answer:
+        case NodeStatus(workers):
+            ranks = [worker.rank for worker in workers]
+            is_own = all(rank in own for rank in ranks) if own else not any(worker.pid for worker in workers)
+            if not is_own or len(set(ranks)) < len(ranks) or len(ranks) > seats:
+                return "speaks of workers that are not its own"
+        case NodeStacks(processes=processes):
+            if not all(process.rank in own for process in processes):
+                return "speaks of workers that are not its own"
+            return why_too_much(answer, len(own), world_size)
+        case NodeArrivals(series=series):
+            if not all(each.rank in own for each in series):
+                return "speaks of workers that are not its own"
+            entries = sum(len(each.numbers) + len(each.times) for each in series)
+            if len(series) > _MAX_SERIES * len(own) or entries > 2 * MAX_ENTRIES * len(own):
+                return "has more to say of collectives than its workers can have called"
+    return ""
+
+
+def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
+    """Say, as a predicate, why these stacks cannot be those of so many workers of a job; "" if they can."""
+    if len(found.processes) > _MAX_PROCESSES * workers:
+        return "has more processes than its workers can have started"
+    if any(len(ranks) > world_size or max(ranks, default=0) >= world_size for ranks in found.members):
+        return "has process groups of more ranks than the job has"
+    return ""

@@ -1,0 +1,72 @@
+"""An agent is believed about its own workers only, and no more than these can have is worked on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.control.arrival_answers import MAX_ENTRIES, NodeArrivals, SentArrivals
+from ddplaunch.control.questions import Answer, NoAnswer, NodeStatus, WorkerStatus
+from ddplaunch.control.stack_answers import NodeStacks, SentProcess
+from ddplaunch.coordinator.own_workers import why_refused
+
+OWN, SEATS, WORLD = range(2, 4), 2, 8
+NOT_OWN = "speaks of workers that are not its own"
+
+
+def status(*ranks: int, pid: int = 9) -> NodeStatus:
+    return NodeStatus(tuple(WorkerStatus(rank, 0, pid, "", "running", "", 1.0, 0.5, 0, None) for rank in ranks))
+
+
+def stacks(*ranks: int, members: tuple[tuple[int, ...], ...] = ()) -> NodeStacks:
+    processes = tuple(SentProcess(rank, 9, "", (), "", False, None, "") for rank in ranks)
+    return NodeStacks(stacks=(), members=members, processes=processes)
+
+
+def times(*ranks: int, entries: int = 3) -> NodeArrivals:
+    numbers = (1,) * entries
+    return NodeArrivals(
+        0, ("",), tuple(SentArrivals(rank, "nccl 0", 0, numbers, numbers, 3, 3, 1, 0.1) for rank in ranks)
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status(2, 3),
+        status(3),
+        status(),
+        stacks(2, 3, 3, members=((0, 7), tuple(range(WORLD)))),
+        times(2, 2, 3),
+        times(2, entries=2 * MAX_ENTRIES),
+        NoAnswer("could not"),
+    ],
+)
+def test_what_an_agent_says_of_its_own_workers_is_taken(answer: Answer) -> None:
+    assert why_refused(answer, OWN, SEATS, WORLD) == ""
+
+
+@pytest.mark.parametrize("answer", [status(0), status(2, 4), status(2, 2), stacks(2, 0), times(1, 2)])
+def test_an_agent_does_not_speak_of_others(answer: Answer) -> None:
+    assert why_refused(answer, OWN, SEATS, WORLD) == NOT_OWN
+
+
+def test_who_takes_no_part_has_workers_that_wait_and_no_others() -> None:
+    nothing = range(0)
+    assert why_refused(status(0, 1, pid=0), nothing, SEATS, WORLD) == ""
+    assert why_refused(status(0, 1, 2, pid=0), nothing, SEATS, WORLD) == NOT_OWN
+    for answer in (status(0), stacks(0), times(0)):
+        assert why_refused(answer, nothing, SEATS, WORLD) == NOT_OWN
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (stacks(2, members=((0, WORLD),)), "has process groups of more ranks than the job has"),
+        (stacks(2, members=((1,) * (WORLD + 1),)), "has process groups of more ranks than the job has"),
+        (stacks(*[2] * 131), "has more processes than its workers can have started"),
+        (times(2, entries=2 * MAX_ENTRIES + 1), "has more to say of collectives than its workers can have called"),
+        (times(*[2] * 257), "has more to say of collectives than its workers can have called"),
+    ],
+)
+def test_more_than_its_workers_can_have_is_refused_before_any_work(answer: Answer, why: str) -> None:
+    assert why_refused(answer, OWN, SEATS, WORLD) == why
