@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
 import selectors
@@ -23,7 +22,7 @@ NONE = "the lookup was killed, or could not be started"
 V4 = (socket.AF_INET, ("127.0.0.1", 4321))
 # an owner whose lookup never ends: it says who its child is, and goes on when told to by a line on its stdin
 OWNER = """
-import _socket as socket, selectors, signal, sys
+import socket, selectors, signal, sys
 real = socket.getaddrinfo
 def hang(host, *args, flags=0, **more):
     if flags:
@@ -64,7 +63,7 @@ def is_resolver(pid: int) -> bool:
 @pytest.fixture
 def hanging(monkeypatch):
     """Every lookup of a name takes for ever, as with a name server that is silent."""
-    real = _socket.getaddrinfo
+    real = socket.getaddrinfo
 
     def hang(host, *args, flags=0, **more):
         if flags & socket.AI_NUMERICHOST:
@@ -72,7 +71,7 @@ def hanging(monkeypatch):
         signal.pause()  # no signal gets through, so it never returns
         raise AssertionError
 
-    monkeypatch.setattr(_socket, "getaddrinfo", hang)
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
 
 
 def turn(selector: selectors.BaseSelector, answers: Sequence[object]) -> None:
@@ -150,8 +149,8 @@ def test_queries_are_answered_in_their_order_each_with_its_port(selector):
 
 def test_an_address_that_is_found_twice_is_given_once(selector, monkeypatch):
     """As when it stands twice in /etc/hosts."""
-    real = _socket.getaddrinfo
-    monkeypatch.setattr(_socket, "getaddrinfo", lambda *args, **more: 2 * real(*args, **more))
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: 2 * real(*args, **more))
     (answer,) = ask(selector, ("localhost", 4321))
     assert answer.targets.count(V4) == 1
 
@@ -164,7 +163,7 @@ def test_an_answer_larger_than_a_pipe_arrives_whole(selector, monkeypatch):
             raise socket.gaierror(socket.EAI_NONAME, "it is a name")
         return many
 
-    monkeypatch.setattr(_socket, "getaddrinfo", find)
+    monkeypatch.setattr(socket, "getaddrinfo", find)
     (answer,) = ask(selector, ("many", 4321))
     assert answer.targets == tuple((family, (address, 4321)) for family, _, _, _, (address, _) in many)
 
@@ -319,7 +318,7 @@ def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_n
 
 
 WAITER = """
-import _socket as socket, sys
+import socket, sys
 real = socket.getaddrinfo
 def hang(host, *args, flags=0, **more):
     if not flags:
