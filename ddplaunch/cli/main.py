@@ -108,7 +108,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
             hint="type the value of the option first, then the script",
         )
     spec = resolve(parsed, env, working_directory())
-    before = argv[: len(argv) - len(parsed["program"])]
+    before = argv[: parser.words_before(argv, parsed["program"])]
     _check(spec, env, before)
     for note in _notes(spec, env, before):
         write_stderr(visible(f"note: {below(note)}\n"))
@@ -186,7 +186,7 @@ def _submit(argv: list[str], env: Mapping[str, str]) -> int:
 
     def parse_job(job: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
         parsed = parse("run", job)
-        return len(parsed["program"]), resolve(parsed, job_env, working_directory())
+        return len(job) - parser.words_before(job, parsed["program"]), resolve(parsed, job_env, working_directory())
 
     made = submit.draft(request, env, _own_command(), parse_job, tuple(VERBS))
     return _print(made.script) if request.print else submit.send(made, request, env, _print)

@@ -61,6 +61,8 @@ def parse(verb: str, argv: Sequence[str]) -> dict[str, Any]:
             program.append(word)
             if of_run:
                 continue
+            if words[:1] == ["--"]:  # directly behind the program torchrun drops it, and hands on any other
+                words.pop(0)
             break
         for name, attached in _options(word if of_run else _dashed(word), kinds):
             key, kind = kinds[name]
@@ -77,6 +79,12 @@ def parse(verb: str, argv: Sequence[str]) -> dict[str, Any]:
             else:
                 values[key] = value
     return {**values, "program": (*program, *words)}
+
+
+def words_before(argv: Sequence[str], program: Sequence[str]) -> int:
+    """Return how many words stand before the program that `parse` has found."""
+    at = len(argv) - len(program)
+    return at - 1 if program and argv[at] != program[0] else at  # `parse` has dropped the -- behind it
 
 
 def _kinds(verb: str) -> Iterator[tuple[str, tuple[str, int]]]:

@@ -125,6 +125,7 @@ def _with_local_rank(words: list[str]) -> list[str]:
     at = len(words) - len(program)
     if not program or {"--use-env", "--use_env"} & set(words[:at]):
         return words
+    # with a -- behind the script, which is dropped, it comes behind that
     return [*words[: at + 1], "--local-rank=${local_rank}", *words[at + 1 :]]
 
 

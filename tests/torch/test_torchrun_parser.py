@@ -28,6 +28,17 @@ print(json.dumps([
 """
 
 
+_ASK_DASHES = """
+import json, sys
+from torch.distributed.run import get_args_parser
+print(json.dumps([get_args_parser().parse_args(words).training_script_args for words in json.loads(sys.argv[1])]))
+"""
+_WITH_DASHES = [
+    words.split()
+    for words in ("a -- x", "-m a -- --depth=24", "--no-python a -- x", "a --", "a -- --", "a x -- y", "a -- -x", "-- a -- x")
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def theirs() -> list[dict[str, Any]]:
     asked = subprocess.run(
@@ -45,3 +56,9 @@ def test_each_option_of_torchruns_is_one_of_ours(theirs: list[dict[str, Any]]) -
         assert option.pet == action["variable"], option.name
         assert option.pet or option.torchruns
         assert set(action["choices"]) <= set(option.choices)
+
+
+def test_the_arguments_of_the_program_are_those_that_torchrun_hands_on() -> None:
+    command = [sys.executable, "-c", _ASK_DASHES, json.dumps(_WITH_DASHES)]
+    asked = subprocess.run(command, env={**os.environ, **LIGHT}, capture_output=True, check=True, timeout=PATIENCE)
+    assert [list(main.parse("run", words)["program"][1:]) for words in _WITH_DASHES] == json.loads(asked.stdout)

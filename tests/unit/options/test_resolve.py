@@ -8,7 +8,7 @@ from signal import Signals
 
 import pytest
 
-from ddplaunch.cli import main
+from ddplaunch.cli import main, parser
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import OPTIONS
@@ -143,6 +143,30 @@ def test_everything_after_the_script_is_the_scripts() -> None:
     job = main.resolve(parsed, {}, None)
     assert job.program.args == ("--tee", "1", "--", "-q", "--logs", "x")
     assert job.tee == StreamChoice(default=Streams.BOTH)
+
+
+DASHES = {
+    "train.py -- --depth=24": ("--depth=24",),
+    "-m scripts.base_train -- --depth=24": ("--depth=24",),
+    "--no-python train.sh -- -x": ("-x",),
+    "train.py --": (),
+    "train.py -- --": ("--",),
+    "train.py -- -x -- y": ("-x", "--", "y"),
+    "train.py x -- y": ("x", "--", "y"),
+    "-- train.py -- x": ("--", "x"),
+}
+
+
+@pytest.mark.parametrize(("words", "args"), DASHES.items())
+def test_two_dashes_directly_behind_the_program_are_dropped_as_by_torchrun_and_others_kept(words: str, args) -> None:
+    assert main.parse("run", words.split())["program"][1:] == args
+
+
+@pytest.mark.parametrize("words", DASHES)
+def test_what_stands_before_the_program_is_known_whether_its_two_dashes_are_dropped_or_not(words: str) -> None:
+    typed = ["--tee", "3", *words.split()]
+    at = parser.words_before(typed, main.parse("run", typed)["program"])
+    assert typed[at] in ("train.py", "train.sh", "scripts.base_train")
 
 
 def test_signals_to_handle_are_the_signals_that_stop() -> None:
