@@ -23,7 +23,7 @@ TORCH_TESTS = tests/torch tests/process/test_bootstrap.py tests/process/test_boo
 	tests/process/test_functions_ends.py tests/process/test_fork_server.py tests/process/test_pytest_plugin.py
 TORCH_ENV = .venv-torch/$(TORCH)$(if $(PYTHON),-$(subst /,_,$(PYTHON:/%=%)))
 
-.PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench bench-check bench-picture test-deps clean
+.PHONY: help demo test test-quick test-slow test-gpu test-torch check lint docs format bench bench-check bench-picture dist test-deps clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -77,6 +77,9 @@ bench-picture: .venv/test ## the same, drawn as docs/pictures/benchmarks.svg
 	@mkdir -p build
 	.venv/bin/python benchmarks/run.py --json > build/figures.json
 	.venv/bin/python benchmarks/draw.py build/figures.json > docs/pictures/benchmarks.svg
+
+dist: .venv/bin/python ## build wheel and sdist of the commit into dist/, check them, and run the wheel in a fresh environment
+	.venv/bin/python -m release.dist
 
 test-deps: ## install the Debian packages that the tests use (root)
 	@missing=; for package in $(TEST_PACKAGES); do \
