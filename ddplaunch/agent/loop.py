@@ -9,6 +9,7 @@ import gc
 import selectors
 import time
 from collections import deque
+from math import inf
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING
 
@@ -150,8 +151,11 @@ class Agent:
             self._reporter.output_dropped(output.dropped)
         still = self._selector.get_map()
         rest_until = soonest(self._link.rest_until, self._state.rest_until)
-        ready = clock.select(self._selector, self._deadline, rest_until)
-        self._reporter.paused(clock.OWN.pause)
+        deadline = self._deadline
+        ready = clock.PROCESS_CLOCK.select(
+            self._selector, inf if deadline is None else deadline, inf if rest_until is None else rest_until
+        )
+        self._reporter.paused(clock.PROCESS_CLOCK.pause)
         for key, _ in ready:
             if still.get(key.fd) is key:  # an earlier event of this round may have closed it
                 key.data()

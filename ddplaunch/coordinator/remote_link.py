@@ -17,7 +17,7 @@ from ddplaunch.coordinator import wire
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
 from ddplaunch.coordinator.sequence import OrderSequence
 from ddplaunch.net.resolver import Answer, Resolver
-from ddplaunch.process.clock import OWN, paused
+from ddplaunch.process.clock import PROCESS_CLOCK, paused
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.node import ReportStopping
 
@@ -63,7 +63,7 @@ class RemoteLink(Link):
         self._selector = selector
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
-        OWN.protect(heartbeat_timeout)
+        PROCESS_CLOCK.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address

@@ -36,7 +36,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
         AskedEnded: there is no answer, or only the beginning of one.
         TimeoutError: no answer came in so many seconds. A child in uninterruptible sleep is not waited for.
     """
-    pid, answers = _fork(question)
+    pid, answers = fork_asked(question)
     try:
         received = _read(answers, clock.now() + timeout)
     finally:
@@ -45,7 +45,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
     os.waitpid(pid, 0 if received else os.WNOHANG)
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
-    return _taken_apart(received)  # type: ignore[no-any-return]  # what `question` gave
+    return unpack(received)  # type: ignore[no-any-return]  # what `question` gave
 
 
 class Asked(Generic[T]):
@@ -71,7 +71,7 @@ class Asked(Generic[T]):
         self._received = b""
         self.pid = 0  # while it is asked: only this object may reap it
         try:
-            self.pid, self._pipe = _fork(question, descriptors)
+            self.pid, self._pipe = fork_asked(question, descriptors)
         except OSError:  # the machine has no room for it
             answered(otherwise)
         else:
@@ -96,11 +96,11 @@ class Asked(Generic[T]):
         if ends_within(pid, _KILL_TIMEOUT):
             os.waitpid(pid, 0)
         with suppress(AskedEnded):
-            self.answer = _taken_apart(received)
+            self.answer = unpack(received)
         self._answered(self.answer)
 
 
-def _fork(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tuple[int, int]:
+def fork_asked(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tuple[int, int]:
     """Start a child that answers; give its pid and the pipe that it writes to."""
     us = os.getpid()
     answers, answer = os.pipe2(os.O_CLOEXEC)
@@ -119,7 +119,12 @@ def _fork(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tu
     return pid, answers
 
 
-def _taken_apart(received: bytes) -> Any:
+def unpack(received: bytes) -> Any:
+    """Return the answer in all that a child has sent, or raise what its question has raised.
+
+    Raises:
+        AskedEnded: there is no answer, or only the beginning of one.
+    """
     if not received or len(received) < _SIZE + int.from_bytes(received[:_SIZE], "little"):
         raise AskedEnded
     import pickle  # few jobs ask anything

@@ -44,17 +44,17 @@ class Clock:
         self._beat = min(self._beat, timeout / 4)
 
     def select(
-        self, selector: selectors.BaseSelector, deadline: float | None, rest_until: float | None = None
+        self, selector: selectors.BaseSelector, deadline: float, rest_until: float = inf
     ) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, until the deadline and for a beat at most; without a deadline, as long as it takes.
+        """Wait for events, until the deadline and for a beat at most; without a deadline (inf), as long as it takes.
 
         `rest_until` is no deadline, but a time at which it would be good to wake: a pause until then counts as time.
         """
-        if deadline is None or deadline == inf:
-            ready = selector.select(None if rest_until is None else max(0.0, rest_until - self.now()))
+        if deadline == inf:
+            ready = selector.select(None if rest_until == inf else max(0.0, rest_until - self.now()))
             self._pass(inf)
             return ready
-        sleep = min(max(0.0, min(deadline, rest_until or inf) - self.now()), self._beat)
+        sleep = min(max(0.0, min(deadline, rest_until) - self.now()), self._beat)
         began = self._seen
         ready = selector.select(sleep)
         now = self._pass(sleep)
@@ -72,7 +72,7 @@ class Clock:
     def dispatch(self, selector: selectors.BaseSelector, deadline: float | None) -> None:
         """Wait as `select` does; call the data of each key that is ready."""
         registered = selector.get_map()
-        for key, _ in self.select(selector, deadline):
+        for key, _ in self.select(selector, inf if deadline is None else deadline):
             if registered.get(key.fd) is key:  # an earlier one of this round may have closed it
                 key.data()
 
@@ -91,5 +91,5 @@ class Clock:
         return f"paused for {self.pause.seconds:.0f} s"
 
 
-OWN = Clock()
-now, select, wait, dispatch, paused = OWN.now, OWN.select, OWN.wait, OWN.dispatch, OWN.paused
+PROCESS_CLOCK = Clock()
+now, wait, dispatch, paused = PROCESS_CLOCK.now, PROCESS_CLOCK.wait, PROCESS_CLOCK.dispatch, PROCESS_CLOCK.paused

@@ -53,7 +53,7 @@ class HostFront:
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
-        clock.OWN.protect(heartbeat_timeout)
+        clock.PROCESS_CLOCK.protect(heartbeat_timeout)
         self._host = host
         self._reports_job = reports_job
         self._lost_at = clock.now() + heartbeat_timeout

@@ -1,0 +1,160 @@
+"""The loop: descriptors, timers, questions to children, and the events that come of them, in one order. Decides nothing.
+
+No thread and no polling: without anything due the process sleeps. With a timer it wakes once a second, see `process/clock.py`.
+
+Who watches a descriptor, sets a timer or asks a question is called back itself, by a call without arguments. What concerns others
+is posted as an event, and goes to the owner of the loop, before anything else is served.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddplaunch.process.clock import PROCESS_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+    from ddplaunch.loop.asked import Asked
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+T = TypeVar("T")
+
+
+class Timer:
+    """A call that the loop makes once, at a time of its clock; the time can be set, moved and taken back."""
+
+    def __init__(self, timers: set[Timer], call: Callable[[], object], *, may_rest: bool) -> None:
+        self.at = inf  # inf: no call is to be made
+        self.call = call
+        self.may_rest = may_rest
+        self._timers = timers  # of the loop, those that are set
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a call is to be made."""
+        return self.at < inf
+
+    def set(self, at: float | None) -> None:
+        """Make the call at this time, in place of any before; None: make none."""
+        self.at = inf if at is None else at
+        if self.is_set:
+            self._timers.add(self)
+        else:
+            self._timers.discard(self)
+
+    def set_by(self, at: float) -> None:
+        """Make the call at this time at the latest."""
+        self.set(min(at, self.at))
+
+    def cancel(self) -> None:
+        """Make no call."""
+        self.set(None)
+
+
+class Loop:
+    """What a process waits for."""
+
+    def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
+        self.clock = clock
+        self.now = clock.now
+        self._selector = selector or selectors.DefaultSelector()
+        self._watched = self._selector.get_map()
+        self._timers: set[Timer] = set()
+        self._events: deque[Any] = deque()
+        self._asked: list[Asked[Any]] = []
+
+    # --- what is waited for
+
+    def watch(self, file: FileDescriptorLike, ready: Callable[[], object], events: int = READ) -> None:
+        """Call `ready` whenever the file can be read (or what else `events` says), until `unwatch`: before it is closed."""
+        if file in self._watched:
+            self._selector.modify(file, events, ready)
+        else:
+            self._selector.register(file, events, ready)
+
+    def unwatch(self, file: FileDescriptorLike) -> None:
+        """Watch a file no more, if it is watched at all."""
+        if file in self._watched:
+            self._selector.unregister(file)
+
+    def watches(self, file: FileDescriptorLike) -> bool:
+        """Return whether a file is watched."""
+        return file in self._watched
+
+    def timer(self, at: float | None, call: Callable[[], object], *, may_rest: bool = False) -> Timer:
+        """Return a timer that makes this call at this time; None: once a time is set.
+
+        `may_rest`: the call may come late after a pause of this process, so the process does not wake each second until then.
+        """
+        timer = Timer(self._timers, call, may_rest=may_rest)
+        timer.set(at)
+        return timer
+
+    def post(self, event: object) -> None:
+        """Hand an event to the owner of the loop, after those that were posted before and ahead of everything else."""
+        self._events.append(event)
+
+    def ask(
+        self,
+        question: Callable[[], T],
+        otherwise: T,
+        answered: Callable[[T], object] = lambda _: None,
+        descriptors: Sequence[int] = (),
+    ) -> Asked[T]:
+        """Have a child answer a question that may take long; see `Asked`."""
+        from ddplaunch.loop.asked import Asked  # few jobs ask anything
+
+        asked = Asked(self, question, otherwise, answered, descriptors)
+        self._asked = [*(one for one in self._asked if one.pid), asked]
+        return asked
+
+    @property
+    def asked_pids(self) -> frozenset[int]:
+        """The children that have not answered yet."""
+        return frozenset(asked.pid for asked in self._asked if asked.pid)
+
+    # --- waiting
+
+    def run_once(self, handle: Callable[[Any], object] = lambda _: None) -> None:
+        """Sleep until something is due, and serve all that is; `handle` takes the events, and may post further ones.
+
+        Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. One
+        that an earlier call of this round has closed is not served. Then come the timers, by their times.
+        """
+        was_posted = bool(self._events)  # what is handled now may be the last thing that was waited for
+        self._hand_over(handle)
+        deadline = self.now() if was_posted else self._soonest(may_rest=False)
+        for key, _ in self.clock.select(self._selector, deadline, self._soonest(may_rest=True)):
+            if self._watched.get(key.fd) is key:
+                key.data()
+                self._hand_over(handle)
+        now = self.now()
+        for timer in sorted((timer for timer in self._timers if timer.at <= now), key=_time_of):
+            if timer.at <= now:  # an earlier call may have moved it
+                timer.cancel()
+                timer.call()
+                self._hand_over(handle)
+
+    def _hand_over(self, handle: Callable[[Any], object]) -> None:
+        while self._events:
+            handle(self._events.popleft())
+
+    def _soonest(self, *, may_rest: bool) -> float:
+        return min((timer.at for timer in self._timers if timer.may_rest is may_rest), default=inf)
+
+    def close(self) -> None:
+        """Give up what is asked, and watch nothing any more."""
+        for asked in self._asked:
+            asked.give_up()
+        self._timers.clear()
+        self._selector.close()
+
+
+def _time_of(timer: Timer) -> float:
+    return timer.at

@@ -1,0 +1,101 @@
+"""A loop whose time a test sets: it never sleeps, real descriptors are served, and questions wait for the test's answer."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from ddplaunch.loop.loop import Loop
+from ddplaunch.process.clock import Clock
+
+
+class _Sleepless(selectors.DefaultSelector):
+    """Sleeps by moving the time."""
+
+    time = 1000.0
+    slept = 0  # times
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout != 0:
+            assert timeout is not None, "the loop would sleep for ever"
+            self.slept += 1
+            self.time += timeout
+        return ready
+
+
+class FakeAsked:
+    """A question that no child is asked: the test answers it, with what it wants or with what the question gives."""
+
+    def __init__(self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], object]) -> None:
+        self.question = question
+        self.answer = otherwise
+        self.pid = 1  # while it is asked
+        self._answered = answered
+
+    def answer_with(self, answer: Any) -> None:
+        """Answer."""
+        self.pid, self.answer = 0, answer
+        self._answered(answer)
+
+    def give_up(self) -> None:
+        """Answer by what was to be taken without an answer."""
+        if self.pid:
+            self.answer_with(self.answer)
+
+
+class FakeLoop(Loop):
+    """See above; `events` are those that no handler has taken."""
+
+    def __init__(self, handle: Callable[[Any], object] | None = None) -> None:
+        self._sleepless = _Sleepless()
+        super().__init__(Clock(lambda: self._sleepless.time), self._sleepless)
+        self.events: list[Any] = []
+        self.questions: list[FakeAsked] = []
+        self._handle = handle or self.events.append
+
+    def ask(
+        self,
+        question: Callable[[], Any],
+        otherwise: Any,
+        answered: Callable[[Any], object] = lambda _: None,
+        descriptors: Sequence[int] = (),
+    ) -> Any:
+        """Note a question."""
+        asked = FakeAsked(question, otherwise, answered)
+        self.questions.append(asked)
+        return asked
+
+    @property
+    def slept(self) -> int:
+        """How often the loop has slept."""
+        return self._sleepless.slept
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first timer is due."""
+        first = min((timer.at for timer in self._timers), default=inf)
+        return None if first == inf else first
+
+    def run_once(self, handle: Callable[[Any], object] | None = None) -> None:
+        """Serve what is due; without anything, move the time."""
+        super().run_once(handle or self._handle)
+
+    def serve(self) -> None:
+        """Serve what is due now, until nothing is."""
+        self.pass_time(0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Serve all that becomes due in this time."""
+        until = self.now() + seconds
+        reached: list[bool] = []
+        while not reached:
+            ends = self.timer(until, lambda: reached.append(True))
+            self.run_once()
+            ends.cancel()
+
+    def pause(self, seconds: float) -> None:
+        """Let the time pass without this process."""
+        self._sleepless.time += seconds
