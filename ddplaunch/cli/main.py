@@ -11,6 +11,7 @@ from ddplaunch import __version__
 from ddplaunch.cli import parser
 from ddplaunch.cli.parser import FLAGS, NoSuchOption, WrongValue
 from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
+from ddplaunch.devices import interpreter
 from ddplaunch.errors import LaunchError, below, not_imported, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
@@ -107,7 +108,7 @@ def _main(argv: list[str], env: Mapping[str, str]) -> int:
             f"there is no SCRIPT to run: {argv[-1]} is the value of {argv[-2]}",
             hint="type the value of the option first, then the script",
         )
-    spec = resolve(parsed, env, working_directory())
+    spec = interpreter.chosen(resolve(parsed, env, working_directory()), env)
     before = argv[: parser.words_before(argv, parsed["program"])]
     _check(spec, env, before)
     for note in _notes(spec, env, before):

@@ -80,6 +80,8 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
         ("threads", ", ".join(sorted(threads, key=lambda number: (len(number), number))), plan.reasons["threads"]),
         ("devices", str(len(devices)), plan.reasons["devices"]),
     ]
+    if plan.interpreter is not None and "python" in plan.reasons:
+        rows.append(("python", plan.interpreter, plan.reasons["python"]))
     if plan.preload is not None:
         rows.append(
             (
