@@ -140,6 +140,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     tee: StreamChoice = StreamChoice()
     timestamps: bool = False
     log_dir: str | None = None
+    keep_runs: int = 30  # days for which the folders of runs stay; 0: for ever
     local_ranks_filter: frozenset[int] | None = None  # local ranks shown on the console; None: all
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()

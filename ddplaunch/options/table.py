@@ -141,6 +141,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="log_dir", group=_OUTPUT, metavar="FOLDER", pet=True, may_be_empty=True,
            parse=parsers.path, path="folder", example="logs",
            help="Where the logs of each run get a folder of their own; /dev/null: nowhere."),
+    Option(name="keep_runs", group=_OUTPUT, metavar="DAYS", parse=parsers.number(0), example="90",
+           help="How long the folders of runs are kept without --log-dir: 30 days, if it is not given, and of runs older than a "
+                "day 2 GiB at most; 0: for ever."),
     Option(name="redirects", short="-r", group=_OUTPUT, metavar="STREAMS", pet=True, parse=parsers.streams,
            write=parsers.write_streams, example="3",
            help="Streams that go to the log only: 1 stdout, 2 stderr, 3 both; 0:3,1:2 for some local ranks."),

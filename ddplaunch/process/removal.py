@@ -17,11 +17,8 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE = 1000  # names that one step reads
 
 
-def remove(folder: str, *, last: tuple[str, ...] = ()) -> Iterator[None]:
-    """Remove a folder as far as possible, in small steps; no error of the operating system gets out.
-
-    In each folder, names that begin with one of `last` go last: they tell what a folder is that was removed only in part.
-    """
+def remove(folder: str) -> Iterator[None]:
+    """Remove a folder as far as possible, in small steps; no error of the operating system gets out."""
     with suppress(OSError):
         if (fd := _remove_or_enter(folder, None)) is None:
             return
@@ -29,7 +26,7 @@ def remove(folder: str, *, last: tuple[str, ...] = ()) -> Iterator[None]:
             above: list[
                 tuple[os.stat_result, list[str], str]
             ] = []  # folders, the names still in each, the one we are in
-            names = yield from _names(fd, last)
+            names = yield from _names(fd)
             while names or above:
                 if names:
                     name = names.pop()
@@ -37,7 +34,7 @@ def remove(folder: str, *, last: tuple[str, ...] = ()) -> Iterator[None]:
                         above.append((os.fstat(fd), names, name))
                         os.close(fd)
                         fd = inner
-                        names = yield from _names(fd, last)
+                        names = yield from _names(fd)
                 else:
                     found, names, name = above.pop()
                     outer = os.open("..", _FOLDER, dir_fd=fd)
@@ -61,14 +58,14 @@ def remove_within(folder: str, seconds: float) -> None:
             break
 
 
-def _names(fd: int, last: tuple[str, ...]) -> Generator[None, None, list[str]]:
-    """Return the names in a folder, those that go last first."""
+def _names(fd: int) -> Generator[None, None, list[str]]:
+    """Return the names in a folder."""
     names: list[str] = []
     with os.scandir(fd) as entries:
         while some := [entry.name for entry in islice(entries, _AT_ONCE)]:
             names += some
             yield
-    return sorted(names, key=lambda name: not name.startswith(last)) if last else names
+    return names
 
 
 def _unlink_or_enter(name: str, within: int) -> int | None:

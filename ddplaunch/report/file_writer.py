@@ -34,7 +34,7 @@ from ddplaunch.output.file_messages import (
     reply,
 )
 from ddplaunch.output.log import BoundedLog
-from ddplaunch.report import folders, run_socket
+from ddplaunch.report import folders, old_runs, run_socket
 from ddplaunch.report.log_times import LogTimes
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ class _Writer:
 
     # --- the folder
 
-    def _make(self, root: str, name: str, runs: str | None, kept: int) -> None:
-        """Make the folder of this run; of those in `runs` only so many are kept."""
+    def _make(self, root: str, name: str, runs: str | None, keep: int) -> None:
+        """Make the folder of this run; those in `runs` are kept for so many days."""
         try:
             self._path, self._folder = folders.make(root, name)
             unsafe = folders.replaceable_in(self._path)
@@ -167,10 +167,10 @@ class _Writer:
         self._times = LogTimes(self._folder)
         self.reply(made=self._path, unsafe=unsafe)
         if runs is not None:
-            with suppress(OSError):
-                are_many = len(os.listdir(runs)) > 2 * kept
-                self._tidies_at = time.monotonic() + (0 if are_many else TIDY_AFTER)
-                self._tidying = folders.keep_newest(runs, kept)
+            # where no job has lasted long enough, short ones have to do it
+            is_due = time.time() - old_runs.last_tidied(runs) > old_runs.DAY
+            self._tidies_at = time.monotonic() + (0 if is_due else TIDY_AFTER)
+            self._tidying = old_runs.tidy(runs, keep)
 
     def _tidy(self, messages: BufferedReader) -> None:
         """Remove old runs while no message is there, a file at a time, so that no job begins or ends later for it."""

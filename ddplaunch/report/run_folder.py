@@ -25,7 +25,6 @@ from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import count
 from ddplaunch.spec import JobSpec
 
-KEPT = 20  # runs
 LOG_LIMIT = 1 << 30  # bytes of one stream of one worker
 
 
@@ -33,11 +32,18 @@ class RunFolder:
     """The folder that keeps the record of one run; `path` is None if there is none."""
 
     def __init__(
-        self, files: FileQueue, root: str = "", name: str = "", *, runs: str | None, torchrun_layout: bool
+        self,
+        files: FileQueue,
+        root: str = "",
+        name: str = "",
+        *,
+        runs: str | None,
+        torchrun_layout: bool,
+        keep: int = 0,
     ) -> None:
         """Have the folder `name` made below `root`, or one with a number if that is taken; without a name, keep nothing.
 
-        Of `runs`, a folder with those of other jobs, only the newest are kept.
+        Those in `runs`, the folder of all runs, are kept for `keep` days, 0: for ever.
         """
         self.files = files
         self.path: str | None = f"{root}/{name}" if name else None  # as it will be, until it is made
@@ -51,7 +57,7 @@ class RunFolder:
             self.problem = "no logs are kept: there is no room for one more process"
         elif name:
             files.replied = self._replied
-            files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "kept": KEPT}))
+            files.put(MAKE, pack({"root": root, "name": name, "runs": runs, "keep": keep}))
 
     @classmethod
     def none(cls, files: FileQueue, problem: str | None = None) -> RunFolder:
@@ -175,4 +181,4 @@ def folder_of_run(spec: JobSpec, env: Mapping[str, str], plan: Plan, files: File
     if len(plan.seats) > plan.nnodes:
         node = f"rank-{plan.workers[0].rank}"  # a command was started for each rank
     root, name = (runs, plan.run_id) if node is None else (f"{runs}/{plan.run_id}", node)
-    return RunFolder(files, root, name, runs=runs, torchrun_layout=False)
+    return RunFolder(files, root, name, runs=runs, torchrun_layout=False, keep=spec.keep_runs)

@@ -13,7 +13,7 @@ from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.report import run_socket
+from ddplaunch.report import old_runs, run_socket
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
@@ -49,9 +49,10 @@ def folders(env: Mapping[str, str]) -> list[str]:
     """Return the folders of this user's runs but those with --log-dir, by name."""
     runs = runs_folder(env)
     try:
-        return [f"{runs}/{name}" for name in sorted(os.listdir(runs))] if runs is not None else []
+        names = sorted(os.listdir(runs)) if runs is not None else []
     except OSError:
         return []
+    return [f"{runs}/{name}" for name in names if not name.startswith(".")]  # such a one is being removed
 
 
 def running(env: Mapping[str, str]) -> list[RunReplies]:
@@ -124,14 +125,19 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
     if os.sep in named:
         return _by_folder(env, named, here, verb)
     exact = [replies for replies in here if name_of(replies) == named]
-    found = exact or [replies for replies in here if name_of(replies).startswith(named)]
+    has_ended = any(os.path.basename(folder) == named for folder in folders(env))
+    removed = removed_run(env, named, exactly=True)
+    by_beginning = [] if has_ended or removed else [each for each in here if name_of(each).startswith(named)]
+    found = exact or by_beginning
     if len(found) == 1:
         return found[0]
     if found:
         raise several(f"{named} is the beginning of {len(found)} runs", [*map(name_of, found)], verb)
     there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
-    if any(os.path.basename(folder) == named for folder in folders(env)) and not there:
+    if has_ended and not there:
         raise LaunchError(f"run {named} has ended", hint=f"`ddplaunch logs {named}` shows its output")
+    if not there and (removed := removed_run(env, named)):
+        raise removed
     meant = did_you_mean(named, map(name_of, here))
     raise _none(env, f"there is no run {named} here", there, verb, meant)
 
@@ -159,6 +165,22 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], v
 def several(what: str, names: Sequence[str], verb: str) -> LaunchError:
     """Return the error where several runs could be meant."""
     return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
+
+
+def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
+    """Return the error for a run that was removed, by its name or, unless `exactly`, a beginning of it; None if there is none."""
+    runs = runs_folder(env)
+    removed = old_runs.removals(runs) if runs is not None else {}
+    found = [removed[named]] if named in removed else []
+    if not found and not exactly:
+        found = [one for name, one in removed.items() if name.startswith(named)]
+    if not found:
+        return None
+    latest = found[-1]
+    what = f"run {latest.name} was removed on {latest.date}: {latest.why}"
+    if len(found) > 1:
+        what = f"{named} is the beginning of {len(found)} runs that were removed, the latest on {latest.date}"
+    return LaunchError(what, hint="`--keep-runs DAYS` or DDPLAUNCH_KEEP_RUNS keeps runs longer, 0 for ever")
 
 
 def ranks_meant(text: str | None) -> frozenset[int] | None:

@@ -189,13 +189,21 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
         return folders[named]
     if named in map(find.name_of, running):
         raise LaunchError(f"run {named} keeps no logs", hint="see `--log-dir`, and what the command said at its start")
+    if removed := find.removed_run(env, named, exactly=True):
+        raise removed
     found = sorted(name for name in folders if name.startswith(named))
     if len(found) == 1:
         return folders[found[0]]
     if found:
         raise find.several(f"{named} is the beginning of {len(found)} runs", found, "logs")
+    if removed := find.removed_run(env, named):
+        raise removed
     meant = did_you_mean(named, folders)
-    hint = f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs; the newest 20 runs are kept"
+    hint = (
+        f"did you mean {meant}?"
+        if meant
+        else "`ddplaunch ps` shows what runs; `--keep-runs` says how long runs are kept"
+    )
     raise LaunchError(f"there is no run {named} here", hint=hint)
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from ddplaunch.process.tree import children, look
 from ddplaunch.report.events import SCHEMA
-from ddplaunch.report.run_folder import KEPT
-from tests.conftest import PATIENCE, Job, until
+from tests.conftest import PATIENCE, Job, events_in, until
 from tests.process.terminal import child, held, stopped
+from tests.runs import aged, run_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "run-folder.md"
 COMMON = {"v": int, "event": str, "at": float, "mono": float}
@@ -290,74 +290,76 @@ def test_a_place_where_anybody_may_replace_the_folder_is_told(job, program, mode
 
 
 @pytest.fixture
-def old_runs(job):
-    """Make runs that ended long ago; give their folders, oldest first."""
-
-    def old_runs(number: int) -> list[Path]:
-        root = job.home / "state" / "ddplaunch" / "runs"
-        folders = [root / f"old-{at:03}" for at in range(number)]
-        for at, folder in enumerate(folders):
-            folder.mkdir(parents=True)
-            (folder / "events.jsonl").touch()
-            (folder / "summary.json").write_text("{}")
-            os.utime(folder / "events.jsonl", (1_000_000 + at, 1_000_000 + at))
-        return folders
-
-    return old_runs
+def runs(job) -> Path:
+    """The folder of all runs of the job's user."""
+    return Path(job.home, "state/ddplaunch/runs")
 
 
-def test_the_newest_runs_are_kept_and_one_that_goes_on_whatever_its_age(tmp_path, job, program, old_runs):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
-    job.signs("ready", 2)
-    until(lambda: len(job.events("worker_started")) == 2, "both starts")
-    running = job.folder
-    os.utime(running / "events.jsonl", (1, 1))
-    folders = old_runs(2 * KEPT + 5)
+def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_removed(tmp_path, job, program, runs):
+    assert job.run("--run-id", "single", "--nproc-per-node", 2, program("writes"), "both").status == 0
+    assert job.run("--run-id", "simulated", "--simulate", "--nnodes", 2, program("writes"), "both").status == 0
+    assert job.run("--run-id", "of-a-friend", "--nproc-per-node", 2, program("writes"), "both").status == 0
+    (runs / "of-a-friend").rename(runs / "best")
+    process = job.start("--run-id", "single-2", program("behave"), "all=default")
+    job.signs("ready", 1)
+    until(lambda: events_in(runs / "single-2", "worker_started"), "the events")
+    assert {path.name for path in runs.iterdir()} == {"single", "simulated", "best", "single-2"}
+    for folder in runs.iterdir():
+        aged(folder, 31)
+    (runs.parent / "runs-tidied").unlink(missing_ok=True)
+
     other = Job(tmp_path / "other")
     other.home.mkdir()
-    ends = other.start(program("behave"), "all=default", env={"XDG_STATE_HOME": str(job.home / "state")})
-    until(lambda: [folder for folder in folders if folder.exists()] == folders[-KEPT + 1 :], "only the newest")
+    env = {"XDG_STATE_HOME": str(job.home / "state")}
+    assert other.run("--run-id", "keeps", "--keep-runs", 90, program("writes"), "both", env=env).status == 0
+    assert {path.name for path in runs.iterdir()} >= {"single", "simulated", "best", "single-2"}
+    (runs.parent / "runs-tidied").unlink(missing_ok=True)
+    ends = other.start("--run-id", "young", program("behave"), "all=default", env=env)
+    until(lambda: {path.name for path in runs.iterdir()} == {"best", "single-2", "keeps", "young"}, "the removal")
     ends.terminate()
     other.wait()
-    assert (running / "events.jsonl").exists()
+
+    for verb, named in (("logs", "single"), ("logs", "simu"), ("stop", "single")):
+        result = other.run(verb, named, env=env)
+        whole = "simulated" if named == "simu" else named
+        said = rf"error: run {whole} was removed on \d{{4}}-\d\d-\d\d: it was older than 30 days\n\nhint: `--keep-runs DAYS`"
+        assert re.match(said, result.err), result.err
+        assert result.status == 2
     process.terminate()
     job.wait()
-    assert (running / "summary.json").exists()
     job.nothing_left()
     other.nothing_left()
 
 
 MAKE = """
 import os, sys, time
-from ddplaunch.report import folders
-root, name, go, kept = sys.argv[1:]
+from ddplaunch.report import folders, old_runs
+root, name, go = sys.argv[1:]
 print("ready", flush=True)
 while not os.path.exists(go):
     time.sleep(0.001)
 folder, _ = folders.make(root, name)
 events = os.open(folder + "/events.jsonl", os.O_WRONLY | os.O_CREAT)
 folders.lock(events)
-for _ in folders.keep_newest(root, int(kept)):
+for _ in old_runs.tidy(root, 30):
     pass
 print(None)
 """
 
 
-def test_jobs_that_tidy_up_at_the_same_time_do_not_disturb_each_other(job, old_runs):
-    root = old_runs(1000)[0].parent  # so many that all of them are at it at once
+def test_jobs_that_tidy_up_at_the_same_time_do_not_disturb_each_other(job, runs):
+    for number in range(300):  # so many that all of them are at it at once
+        run_of(runs, f"old-{number}", days=31)
     go = job.home / "go"
     makers = [
-        subprocess.Popen(
-            [sys.executable, "-c", MAKE, root, f"new-{at}", go, str(KEPT)], stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", MAKE, runs, f"new-{at}", go], stdout=subprocess.PIPE, text=True)
         for at in range(4)
     ]
     for maker in makers:
         assert maker.stdout.readline() == "ready\n"
     go.touch()
     assert [maker.communicate()[0] for maker in makers] == ["None\n"] * 4
-    assert len(list(root.glob("new-*/events.jsonl"))) == 4
-    assert len(list(root.iterdir())) <= KEPT + 4
+    assert {path.name for path in runs.iterdir()} == {f"new-{at}" for at in range(4)}
 
 
 def test_the_end_is_the_last_event_even_if_many_processes_end_at_once(job: Job) -> None:

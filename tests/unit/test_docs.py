@@ -15,7 +15,8 @@ from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.output.collapse import WAIT
 from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
-from ddplaunch.report.run_folder import KEPT, LOG_LIMIT
+from ddplaunch.report.old_runs import ROOM
+from ddplaunch.report.run_folder import LOG_LIMIT
 from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
@@ -36,7 +37,8 @@ NUMBERS = [
     ("concepts/supervision.md", f"One grace period for all, {default('grace_period'):g} s by default"),
     ("guides/from-torchrun.md", f"The grace period is {default('grace_period'):g} s"),
     ("guides/from-torchrun.md", f"if they fail within {SHORT_LIFE:g} seconds"),
-    ("guides/one-machine.md", f"The newest {KEPT} runs are kept"),
+    ("guides/one-machine.md", f"Runs are kept for {default('keep_runs')} days"),
+    ("guides/one-machine.md", f"at most {ROOM >> 30} GiB"),
     ("guides/stopping-and-restarting.md", f"the grace period, {default('grace_period'):g} s unless"),
     ("guides/stopping-and-restarting.md", f"A start that fails within {SHORT_LIFE:g} seconds"),
     ("guides/stopping-and-restarting.md", f"doubling up to {pause(99):g} s"),

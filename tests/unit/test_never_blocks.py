@@ -34,6 +34,7 @@ HARMLESS = {
     "report/error_file.py": "files in memory",
     "report/file_writer.py": "the process that writes files",
     "report/folders.py": "the process that writes files",
+    "report/old_runs.py": "the process that writes files, and commands that look for runs",
     "report/log_times.py": "the process that writes files, and ddplaunch logs",
     "report/run_socket.py": "the process that writes files, and commands that look for runs",
     "slurm/srun.py": "/dev/null",

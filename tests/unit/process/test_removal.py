@@ -105,19 +105,6 @@ def test_a_folder_that_the_program_moves_away_takes_nothing_above_its_new_place_
     assert sorted(path.name for path in elsewhere.iterdir()) == ["a", "d", "kept"]
 
 
-def test_some_names_are_the_last_to_go_at_each_level(folder: Path) -> None:
-    (folder / "node-0").mkdir()
-    for name in ("z", "a", "events.jsonl", "node-0/a", "node-0/events.jsonl", "node-0/z"):
-        (folder / name).touch()
-    left = [
-        sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-        for _ in remove(str(folder), last=("events.jsonl", "node-"))
-    ]
-    assert ["events.jsonl"] in left or ["node-0", "node-0/events.jsonl"] in left
-    assert all("a" not in names and "z" not in names for names in left if "events.jsonl" not in names)
-    assert not folder.exists()
-
-
 def test_the_time_is_bounded(folder: Path) -> None:
     for number in range(100):
         (folder / f"{number}").touch()

@@ -1,0 +1,263 @@
+"""Which runs stay on the disk, and for how long: removes the others and remembers when. Other jobs may be doing the same.
+
+A run goes once it is older than `--keep-runs` days. Of those older than a day, so many go that the others have 2 GiB together:
+first short ones that did not fail, then the oldest. A younger one goes only where the disk is almost full.
+
+Only a folder that is a run ever goes: what a user keeps beside runs, or has renamed, is not ours.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch.process.removal import remove
+from ddplaunch.report.folders import goes_on, parts_of
+
+DAY = 86400.0  # seconds
+ROOM = 2 << 30  # bytes of all runs older than a day
+AGAIN_AFTER = 3600.0  # seconds: no job need look again at thousands of runs that another has just looked at
+
+_COUNTS_FOR = 256 << 10  # bytes, at least: so many that they are slow to list are too many however small each is
+_LONG = 600.0  # seconds
+_FREE = 1 << 30  # bytes that should be free on the disk, or a twentieth of it if that is less
+_WORTH_IT = 1 << 20  # bytes: smaller runs do not make room
+_HEAD = 1 << 14  # bytes of a file of events in which the start of the job stands
+_SUMMARY = 1 << 20  # bytes
+_WELL = ("finished", "signalled")
+# what JSON raises, and the use of what it holds, where a program has written into our files
+_NO_EVENT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+_GOING = ".removed-"  # how the name of a run begins that is being removed; no name of a run begins with a dot
+_LIST = "removed-runs"
+_LONGEST_LIST = 1 << 20  # bytes
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run in the folder of all runs."""
+
+    name: str
+    written: float  # when, in seconds since 1970
+    matters: bool  # it took long, or failed
+    size: int = 0  # bytes, _COUNTS_FOR at least
+
+
+class Removal(Struct, frozen=True):
+    """When a run was removed, and why."""
+
+    name: str
+    date: str
+    why: str
+
+
+def last_tidied(runs: str) -> float:
+    """Return when a job has last looked at all runs in this folder, in seconds since 1970; 0: never."""
+    try:
+        return os.stat(_marker(runs)).st_mtime
+    except OSError:
+        return 0.0
+
+
+def tidy(runs: str, days: int) -> Generator[None, None, None]:
+    """Remove the runs in this folder that are no longer kept, in small steps; all are kept if `days` is 0.
+
+    Raises: OSError.
+    """
+    before = last_tidied(runs)
+    if not days or (0 <= time.time() - before < AGAIN_AFTER and not _is_full(runs)):
+        return
+    marker = os.open(_marker(runs), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not before:
+            os.utime(marker, (0, 0))  # a job that is too short to look at all runs leaves it so
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another job is at it
+        except OSError:
+            pass  # a file system without locks: two jobs may do the same at once
+        _shorten_list(runs)
+        yield from _tidy(runs, days)
+        os.utime(marker)
+    finally:
+        os.close(marker)
+
+
+def _tidy(runs: str, days: int) -> Iterator[None]:
+    now = time.time()
+    names = os.listdir(runs)
+    # from another one each time: jobs that are too short to look at all of them look at some
+    first = int.from_bytes(os.urandom(4), "little") % max(1, len(names))
+    young, kept = [], []
+    for name in names[first:] + names[:first]:
+        yield
+        if name.startswith(_GOING):
+            yield from remove(f"{runs}/{name}")
+        elif (run := look(runs, name)) is None:
+            continue
+        elif now - run.written <= DAY:
+            young.append(run)
+        elif not goes_on(f"{runs}/{name}"):
+            run = yield from _measure(runs, run)
+            if now - run.written > days * DAY:
+                yield from _remove(runs, run, f"it was older than {days} days")
+            else:
+                kept.append(run)
+    kept.sort(key=_last_to_go)
+    excess = sum(run.size for run in kept) - ROOM
+    while excess > 0:
+        excess -= kept[-1].size
+        yield from _remove(runs, kept.pop(), f"runs older than a day had more than {ROOM >> 30} GiB")
+    young.sort(key=_last_to_go)
+    for run in reversed([*young, *kept]):
+        if not _is_full(runs):
+            break
+        if not goes_on(f"{runs}/{run.name}") and (yield from _measure(runs, run)).size >= _WORTH_IT:
+            yield from _remove(runs, run, "the disk was almost full")
+
+
+def _last_to_go(run: Run) -> tuple[bool, float]:
+    return not run.matters, -run.written
+
+
+def look(runs: str, name: str) -> Run | None:
+    """Return the run in the folder of this name; None if that is not a run."""
+    folder = f"{runs}/{name}"
+    if not stat.S_ISDIR(_mode(folder)):  # a link may lead to where the user has moved a run
+        return None
+    began, written, ended_well = [], [], []
+    for part in parts_of(folder):
+        head, at = _read(f"{part}/events.jsonl", _HEAD)
+        written.append(at)
+        if head or not at:  # else a node was killed before it wrote anything
+            if (start := _start(head, name)) is None:
+                return None
+            began.append(start)
+            ended_well.append(_ended_well(part))
+    if not began:
+        return None
+    matters = not all(ended_well) or max(written) - min(began) >= _LONG
+    return Run(name=name, written=max(written), matters=matters)
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def _start(head: bytes, name: str) -> float | None:
+    """Return the time of the first event; None if these are not our events, or those of a run of another name."""
+    first = None
+    try:
+        for line in head.split(b"\n")[:-1]:
+            event = json.loads(line)
+            if first is None and isinstance(event["event"], str) and event["v"] >= 1 and event["mono"] >= 0:
+                first = float(event["at"])
+            if first is None:
+                return None
+            if event["event"] == "job_started":
+                # the second folder of one name has a number behind it
+                is_own = event["run_id"] in (name, name.rpartition(".")[0])
+                return first if is_own else None
+    except _NO_EVENT:
+        pass
+    return first
+
+
+def _ended_well(part: str) -> bool:
+    try:
+        return bool(json.loads(_read(f"{part}/summary.json", _SUMMARY)[0])["why"] in _WELL)
+    except _NO_EVENT:
+        return False
+
+
+def _read(path: str, limit: int) -> tuple[bytes, float]:
+    """Return the first bytes of a regular file of ours and when it was written; 0 if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return b"", 0.0
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return b"", 0.0
+        return os.read(fd, limit), found.st_mtime
+    except OSError:
+        return b"", 0.0
+    finally:
+        os.close(fd)
+
+
+def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
+    """Return the run with its size, and with the time when any file in it was written: its node may be on another host."""
+    folders, size, written = [f"{runs}/{run.name}"], 0, run.written
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
+                size += found.st_blocks * 512
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(entry.path)
+                else:
+                    written = max(written, found.st_mtime)
+                yield
+    return replace(run, size=max(size, _COUNTS_FOR), written=written)
+
+
+def _remove(runs: str, run: Run, why: str) -> Iterator[None]:
+    going = f"{runs}/{_GOING}{run.name}"
+    try:
+        os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown
+    except OSError:
+        return  # another job has done that, or it is a mount
+    line = f"{time.strftime('%Y-%m-%d')} {run.name} {why}\n".encode()
+    with suppress(OSError):  # the disk is full
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(_list(runs), flags, 0o600), "ab", buffering=0) as file:
+            file.write(line)
+    yield from remove(going)
+
+
+def _is_full(folder: str) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < min(_FREE, found.f_blocks * found.f_frsize // 20)
+
+
+# --- what was removed
+
+
+def removals(runs: str) -> Mapping[str, Removal]:
+    """Return the latest removals in this folder by the name of the run."""
+    found = {}
+    for line in _read(_list(runs), 2 * _LONGEST_LIST)[0].decode(errors="replace").splitlines():
+        date, _, rest = line.partition(" ")
+        name, _, why = rest.partition(" ")
+        found[name] = Removal(name, date, why)
+    return found
+
+
+def _shorten_list(runs: str) -> None:
+    """Forget the older half of a long list."""
+    content, _ = _read(_list(runs), 2 * _LONGEST_LIST)
+    if len(content) > _LONGEST_LIST:
+        new = f"{_list(runs)}.new"
+        with open(new, "wb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as file:
+            file.write(content[-_LONGEST_LIST // 2 :].partition(b"\n")[2])
+        os.replace(new, _list(runs))
+
+
+def _list(runs: str) -> str:
+    return f"{os.path.dirname(runs)}/{_LIST}"
+
+
+def _marker(runs: str) -> str:
+    return f"{os.path.dirname(runs)}/runs-tidied"
