@@ -19,6 +19,7 @@ from ddplaunch.agent.workers import Workers
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.process import clock
+from ddplaunch.report.closing import render_stuck
 from ddplaunch.report.error_file import JOINED, RAISED, STORE_WANTED
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.tree import Process
     from ddplaunch.stacks import Sample
+
+
+_LOOK_WITHIN = 1.0  # seconds to find out whether workers still hang
 
 
 class Generations:
@@ -204,11 +208,16 @@ class Generations:
             case node.TakeStacks(within, _, ras):
                 if not self._guard("stacks are missing", lambda: self.inspection.take_stacks(workers, within, ras=ras)):
                     self._feed(node.StacksTaken(clock.now()))  # else they would be stopped late
+            case node.LookForStuck(ranks):
+                without = "workers that hang get the whole grace period"
+                self._guard(without, lambda: self.inspection.look_for_stuck(workers, ranks, _LOOK_WITHIN))
             case node.Observe(asks):
                 without = "a job in which nothing moves is no longer noticed"
                 self._guard(without, lambda: self.inspection.observe(workers, asks=asks))
             case node.NameRunning(ranks, left):
                 self._reporter.still_running(workers.written_since_stop(ranks), left)
+            case node.NameStuck(ranks, seconds):
+                self._reporter.print(render_stuck(sorted(ranks), seconds))
             case node.KillWorkers(ranks):
                 workers.end(signal.SIGKILL, ranks, time.monotonic())
             case node.LookForRaised():

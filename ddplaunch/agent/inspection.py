@@ -6,7 +6,7 @@ It is made when it is first needed; it decides nothing, and what it finds become
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,26 @@ class Inspection:
     def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
         if workers is self._workers():  # those of the generation before have ended by themselves
             self.samples = tuple(samples or ())
-            self._feed(node.StacksTaken(clock.now()))
+            waiting = frozenset(self._standing()) if self.samples else frozenset[int]()
+            self._feed(node.StacksTaken(clock.now(), waiting))
+
+    def _standing(self, samples: Sequence[Sample] | None = None) -> dict[int, object]:
+        """Where each worker stands that waits in a collective, by rank; without samples, by those that were taken for its end."""
+        from ddplaunch.stacks.merge import is_waiting, standing
+
+        found = self.samples if samples is None else samples
+        return {one.rank: standing(one) for one in found if not (one.child or one.ended) and is_waiting(one)}
+
+    def look_for_stuck(self, workers: Workers, ranks: Collection[int], within: float) -> None:
+        """Find out which of these workers still wait where they did when their stacks were taken."""
+        running = [workers.running[rank] for rank in ranks if rank in workers.running]
+        self._taker.take(running, within, partial(self._stuck_found, workers))
+
+    def _stuck_found(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
+        if workers is self._workers():
+            before = self._standing()
+            stuck = (rank for rank, at in self._standing(samples or ()).items() if before.get(rank) == at)
+            self._feed(node.StuckFound(frozenset(stuck), clock.now()))
 
     def keep_stacks(self, workers: Workers) -> None:
         """Write where these workers were to the folder of the run, if that is known."""

@@ -15,7 +15,7 @@ from ddplaunch.process import clock
 from ddplaunch.process.usage import Footprint, footprint
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
-from ddplaunch.stacks.merge import is_waiting
+from ddplaunch.stacks.merge import is_waiting, standing
 
 _IDLE = 0.01  # of a CPU: threads that look from time to time whether something is to be done need less
 _LEAST_CPU = 0.02  # seconds: two ticks of the clock
@@ -61,7 +61,7 @@ class Observer:
 
         def taken(samples: Sequence[Sample] | None) -> None:
             waits = is_waiting if asks else _has_called
-            places = {one.rank: _place(one) for one in samples or () if not one.child and waits(one)}
+            places = {one.rank: standing(one) for one in samples or () if not one.child and waits(one)}
             moved = any(
                 worker.rank not in places or places[worker.rank] != self._places.get(worker.rank) for worker in busy
             )
@@ -83,12 +83,3 @@ def _moved(before: Footprint, now: Footprint, least: int) -> bool:
 def _has_called(sample: Sample) -> bool:
     """Whether it has called a collective that is not completed."""
     return any(not (call.done or call.is_p2p) for group in sample.groups or () for call in group.calls)
-
-
-def _place(sample: Sample) -> object:
-    """Where a worker waits: its stack, and how far it has come in its groups."""
-    groups = (
-        (group.name, group.completed, *((call.number, call.done) for call in group.calls))
-        for group in sample.groups or ()
-    )
-    return sample.main, tuple(groups)

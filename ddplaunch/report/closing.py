@@ -77,6 +77,12 @@ def render_still_running(written: Mapping[int, int], left: float) -> str:
     return f"{these_ranks(sorted(written))} still {'runs' if len(written) == 1 else 'run'}{saves}; up to {duration(left)} more"
 
 
+def render_stuck(ranks: Sequence[int], seconds: float) -> str:
+    """Say who is killed before the grace period is over: "rank 0, asked to end, still waits ... after 5 s: SIGKILL"."""
+    waits, its = ("waits", "its") if len(ranks) == 1 else ("wait", "their")
+    return f"{these_ranks(ranks)}, asked to end, still {waits} in {its} collective after {duration(seconds)}: SIGKILL"
+
+
 def render_stopped(signum: int, after: float | None, exits: Sequence[WorkerExit]) -> str:
     """Say that a signal ended the job: "stopped by SIGINT (Ctrl-C) after 3 min 2 s; 4 workers ended in 0.2 s".
 

@@ -82,6 +82,15 @@ def is_waiting(sample: Sample) -> bool:
     return pending or any(frame.file.endswith(_COLLECTIVES) for frame in sample.main[:1])
 
 
+def standing(sample: Sample) -> object:
+    """Where a process stands: its stack, and how far it has come in its groups. Equal twice, it has not gone on between."""
+    groups = (
+        (group.name, group.completed, *((call.number, call.done) for call in group.calls))
+        for group in sample.groups or ()
+    )
+    return sample.main, tuple(groups)
+
+
 def _summary(frames: Sequence[Frame], cwd: str) -> str:
     """What the program calls, and where it does."""
     own = next((number for number, frame in enumerate(frames) if not is_library(frame)), None)

@@ -1,11 +1,17 @@
-"""Rank 0 computes without a word while the other waits in a barrier; then rank 1 does not come to the next collective."""
+"""Rank 0 computes without a word while the other waits in a barrier; then rank 1 does not come to the next collective.
 
+`torch_still.py deaf`: SIGTERM ends neither of them, and rank 1 ends once rank 0 has.
+"""
+
+import os
+import signal
+import sys
 import threading
 import time
 
 import torch
 import torch.distributed as dist
-from signs import RANK, put
+from signs import FOLDER, RANK, put
 
 
 def compute(seconds):
@@ -19,7 +25,11 @@ if RANK == 0:
     compute(3)  # longer than it may hang
 dist.barrier()
 put(f"evaluated-{RANK}")
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: None)
 if RANK == 1:
-    time.sleep(600)
+    while not os.path.exists(os.path.join(FOLDER, "rank-0-has-ended")):
+        time.sleep(600 if "deaf" not in sys.argv else 0.5)  # that is no movement
+    sys.exit()
 threading.Thread(target=compute, args=[600], daemon=True).start()  # as NCCL does, which waits for a GPU with a busy CPU
 dist.all_reduce(torch.ones(4))

@@ -83,3 +83,18 @@ def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates
     assert "rank 0: all_reduce" in (job.folder / "stacks" / "0.txt").read_text()
     assert json.loads((job.folder / "summary.json").read_text())["why"] == "hung"
     job.nothing_left()
+
+
+def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the_grace_period_is_over(job, program):
+    """No handler of Python runs while its thread is in C; one that is in no collective keeps its time."""
+    options = ("--hang-timeout", "2s", "--grace-period", 60)
+    job.start("--nproc-per-node", 2, *FORKED, *options, program("torch_still"), "deaf")
+    until(lambda: job.events("kill_sent"), "the SIGKILL")
+    assert [event["ranks"] for event in job.events("kill_sent")] == ["0"]
+    (job.home / "signs" / "rank-0-has-ended").touch()
+    result = job.wait()
+    assert result.status == 123
+    assert "rank 0, asked to end, still waits in its collective after 5 s: SIGKILL" in result.err
+    assert "2 workers ended in" in result.err
+    assert "rank 0 by SIGKILL" in result.err
+    job.nothing_left()

@@ -17,7 +17,9 @@ from ddplaunch.supervise.node.actions import (
     KillWorkers,
     LendTerminal,
     LookForRaised,
+    LookForStuck,
     NameRunning,
+    NameStuck,
     Observe,
     Print,
     RefuseTerminal,
@@ -51,6 +53,7 @@ from ddplaunch.supervise.node.events import (
     StopOrdered,
     StoreOrdered,
     StoreWanted,
+    StuckFound,
     Swept,
     TerminalAsked,
     TerminalReturned,
@@ -60,4 +63,4 @@ from ddplaunch.supervise.node.events import (
 )
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, END_TIMEOUT, begin, step
-from ddplaunch.supervise.node.teardown import KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result
+from ddplaunch.supervise.node.teardown import HANG_GRACE, KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result

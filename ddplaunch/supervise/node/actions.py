@@ -40,6 +40,12 @@ class TakeStacks(Struct, frozen=True):
     ras: bool = False
 
 
+class LookForStuck(Struct, frozen=True):
+    """Look which of these workers still wait where they did when their stacks were taken; answer `StuckFound` with those."""
+
+    ranks: frozenset[int]
+
+
 class Observe(Struct, frozen=True):
     """Look whether the workers move, answer `Observed`."""
 
@@ -51,6 +57,13 @@ class NameRunning(Struct, frozen=True):
 
     ranks: frozenset[int]
     left: float  # seconds until SIGKILL
+
+
+class NameStuck(Struct, frozen=True):
+    """Print which workers still wait in a collective so many seconds after they were asked to end, and are killed for it."""
+
+    ranks: frozenset[int]
+    seconds: float
 
 
 class KillWorkers(Struct, frozen=True):
@@ -155,8 +168,10 @@ Action = (
     | ForwardSignal
     | StopWorkers
     | TakeStacks
+    | LookForStuck
     | Observe
     | NameRunning
+    | NameStuck
     | KillWorkers
     | Sweep
     | LookForRaised

@@ -16,6 +16,7 @@ from ddplaunch.supervise.node.teardown import (
     Result,
     expected,
     kill,
+    look_for_stuck,
     stop,
     sweep,
     swept,
@@ -40,6 +41,8 @@ def reached(state: State, at: float) -> Result:
             return stop(state, Why.FAILED, SIGTERM, at)
         case Phase.STOPPING if state.expected_by is not None and at >= state.expected_by:
             return taken(state, at) if state.taking else expected(state, by_cluster=False)
+        case Phase.STOPPING if _is_due(state.stuck_deadline, at):
+            return look_for_stuck(state, at)
         case Phase.STOPPING if _is_warning_due(state, at) and at < (state.phase_deadline or at):
             left = (state.phase_deadline or at) - at
             return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, left),)

@@ -82,6 +82,14 @@ class StacksTaken(Struct, frozen=True):
     """Where the workers are is known, or cannot be."""
 
     at: float
+    waiting: frozenset[int] = frozenset()  # those that wait for others in a collective
+
+
+class StuckFound(Struct, frozen=True):
+    """These workers still wait in the same collective, at the same place, as when their stacks were taken."""
+
+    ranks: frozenset[int]
+    at: float
 
 
 class Observed(Struct, frozen=True):
@@ -171,6 +179,7 @@ Event = (
     | FrontLost
     | DeadlineReached
     | StacksTaken
+    | StuckFound
     | Observed
     | TerminalAsked
     | TerminalReturned

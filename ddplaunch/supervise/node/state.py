@@ -65,6 +65,11 @@ class State(Struct, frozen=True, kw_only=True):
     expected: int = 0  # the signal to stop that the cluster is about to send the workers
     expected_by: float | None = None  # when we send it, if the cluster has not
     taking: bool = False  # the stop waits until it is known where the workers are
+    hangs: bool = False  # the stop ends a job that hangs
+    waiting: frozenset[int] = (
+        frozenset()
+    )  # of a job that hangs: those that waited in a collective when they were asked to end
+    stuck_deadline: float | None = None  # when it is looked whether these still do
     phase_deadline: float | None = None  # when this phase has waited long enough
     warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
     raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
@@ -87,6 +92,7 @@ class State(Struct, frozen=True, kw_only=True):
             self.warning_deadline if warns else None,
             self.raised_deadline if self.is_going and not self.debugger else None,
             self.expected_by if self.phase is Phase.STOPPING else None,
+            self.stuck_deadline if self.phase is Phase.STOPPING else None,
             self.look_at if self.looks and self.policy.look_every else None,
         )
 

@@ -21,6 +21,7 @@ from ddplaunch.supervise.node.teardown import (
     end,
     escalate,
     expected,
+    kill_stuck,
     resume,
     stop,
     stop_others,
@@ -106,8 +107,11 @@ def step(state: State, event: events.Event) -> Result:
             return state, ()
         case events.StacksTaken() if state.suspended_at is not None:
             return replace(state, expected_by=state.suspended_at), ()  # asked to end now, they would go on
-        case events.StacksTaken(at):
-            return taken(state, at)
+        case events.StacksTaken(at, waiting):
+            return taken(state, at, waiting)
+        case events.StuckFound(ranks):
+            goes_on = state.phase is Phase.STOPPING and state.suspended_at is None
+            return kill_stuck(state, ranks) if goes_on else (state, ())
         case events.TerminalAsked() | events.TerminalReturned() | events.DebuggerAttached() | events.DebuggerDetached():
             from ddplaunch.supervise.node import debugging  # few jobs are debugged
 

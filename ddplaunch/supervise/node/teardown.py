@@ -18,6 +18,9 @@ TIDY_TIMEOUT = 3.0  # seconds for those that clean up: torch's manager of shared
 EXPECTED_WITHIN = 2.0  # seconds in which a cluster that signals all workers itself reaches the last node
 SILENCE = 30.0  # seconds without any output after which Ctrl-C may be meant for a job that does not move
 SLOW_STOP = 5.0  # seconds of a long stop after which those that still run are named, and again
+HANG_GRACE = (
+    5.0  # seconds that those have which wait in a collective of a job that hangs: no handler of Python runs there
+)
 KILL_TIMEOUT = 5.0  # seconds to wait for SIGKILL to work before a process counts as unkillable
 
 _ORDERED = (Why.COORDINATOR, Why.TIMED_OUT, Why.JOB_ENDED)  # by the coordinator, which needs no report of it
@@ -55,9 +58,9 @@ def stop(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = F
         and not (state.debugger or by_cluster)
     ):
         by = at + state.policy.stacks_within
-        taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by)
         looks = state.policy.look_every
         hangs = why is Why.COORDINATOR and 0 < _LEAST_LOOKS * looks <= at - state.still_since
+        taking = replace(_given_grace(asked, by), taking=True, expected=signum, expected_by=by, hangs=hangs)
         taken = actions.TakeStacks(state.policy.stacks_within, if_joined=why in _SOON and not looks, ras=hangs)
         return taking, (taken, *reported, *resumed)
     stops = actions.StopWorkers(signum, state.policy.ranks - held, by_cluster)
@@ -78,9 +81,31 @@ def _given_grace(state: State, at: float) -> State:
     return replace(state, phase_deadline=deadline, warning_deadline=at + SLOW_STOP if warns else None)
 
 
-def taken(state: State, at: float) -> Result:
-    """Have the workers asked to end, now that it is known where they are, or that some do not say so."""
-    return expected(_given_grace(state, at), by_cluster=False)
+def taken(state: State, at: float, waiting: frozenset[int] = frozenset()) -> Result:
+    """Have the workers asked to end, now that it is known where they are, or that some do not say so.
+
+    `waiting` are those that wait in a collective. In a job that hangs most of them never come to a handler of the signal.
+    """
+    state = _given_grace(state, at)
+    if state.hangs and waiting and state.policy.grace_period > HANG_GRACE:
+        state = replace(state, waiting=waiting, stuck_deadline=at + HANG_GRACE)
+    return expected(state, by_cluster=False)
+
+
+def look_for_stuck(state: State, at: float) -> Result:
+    """Have it found out which of those that waited when the job hung still do; what they all wait for may have ended since."""
+    state = replace(state, stuck_deadline=None)
+    if not (waiting := state.waiting & state.alive):
+        return state, ()
+    if state.warning_deadline is not None:
+        state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
+    return state, (actions.LookForStuck(waiting),)
+
+
+def kill_stuck(state: State, ranks: frozenset[int]) -> Result:
+    """Kill those of these workers that still live, and say so."""
+    stuck = ranks & state.waiting & state.alive
+    return state, (actions.NameStuck(stuck, HANG_GRACE), actions.KillWorkers(stuck)) if stuck else ()
 
 
 def expected(state: State, *, by_cluster: bool) -> Result:
@@ -166,6 +191,7 @@ def resume(state: State, at: float) -> Result:
         state,
         suspended_at=None,
         expected_by=later(state.expected_by),
+        stuck_deadline=later(state.stuck_deadline),
         phase_deadline=later(state.phase_deadline),
         warning_deadline=later(state.warning_deadline),
         raised_deadline=later(state.raised_deadline),

@@ -24,6 +24,10 @@ from ddplaunch.supervise.job import (
 from ddplaunch.supervise.job.state import Members
 from ddplaunch.supervise.node import (
     DeadlineReached,
+    KillWorkers,
+    LookForStuck,
+    NameRunning,
+    NameStuck,
     Observe,
     Observed,
     Phase,
@@ -32,6 +36,7 @@ from ddplaunch.supervise.node import (
     StacksTaken,
     StartWorkers,
     StopWorkers,
+    StuckFound,
     TakeStacks,
     WorkerStarted,
 )
@@ -82,6 +87,43 @@ def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123(
     ends = [ended(rank, 6.0, code=None, signal=15, stopped_with=15, stopped_at=5.5) for rank in sorted(ALL)]
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), *ends, NOTHING_LEFT, **HUNG)
     assert state.node.status == 123
+
+
+WAIT = frozenset({0, 2})
+STUCK = (*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5, WAIT))
+LONG = {**HUNG, "policy": replace(LOOKING, grace_period=30.0)}
+
+
+def test_those_that_waited_in_a_collective_when_the_job_hung_are_looked_at_again_after_five_seconds():
+    state, _ = one_node(*STUCK, **LONG)
+    assert (state.node.deadline, state.node.phase_deadline) == (10.5, 35.5)
+    assert one_node(*STUCK, DeadlineReached(10.5), **LONG)[1] == [LookForStuck(WAIT)]
+    assert one_node(*STUCK, ended(2, 6.0, code=1), DeadlineReached(10.5), **LONG)[1] == [LookForStuck(frozenset({0}))]
+    gone = (ended(0, 6.0, code=1), ended(2, 6.0, code=1))
+    over = (DeadlineReached(10.5), DeadlineReached(10.5))
+    assert one_node(*STUCK, *gone, *over, **LONG)[1] == [NameRunning(frozenset({1}), 25.0)]
+
+
+def test_those_that_still_wait_then_are_killed_and_the_others_keep_their_time():
+    looked = (*STUCK, DeadlineReached(10.5))
+    state, actions = one_node(*looked, StuckFound(frozenset({0}), 10.6), **LONG)
+    assert actions == [NameStuck(frozenset({0}), 5.0), KillWorkers(frozenset({0}))]
+    assert (state.node.phase, state.node.phase_deadline) == (Phase.STOPPING, 35.5)
+    assert one_node(*looked, StuckFound(frozenset(), 10.6), **LONG)[1] == []
+    assert one_node(*looked, ended(0, 10.6, code=1), StuckFound(frozenset({0}), 10.6), **LONG)[1] == []
+
+
+def test_a_job_that_does_not_hang_and_one_with_a_short_grace_period_kill_nobody_early():
+    assert one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.stuck_deadline is None
+    moving = (*FIRST, *looks(2, 3), *look(4, moved=True), SignalReceived(SIGINT, 5.0), StacksTaken(5.5, WAIT))
+    assert one_node(*moving, **LONG)[0].node.stuck_deadline is None
+
+
+def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_look_moves():
+    suspended = (*STUCK, SignalReceived(SIGTSTP, 7.5))
+    assert one_node(*suspended, StuckFound(frozenset({0}), 8.0), **LONG)[1] == []
+    resumed = (*suspended, SignalReceived(SIGCONT, 107.5))
+    assert one_node(*resumed, **LONG)[0].node.stuck_deadline == 110.5
 
 
 def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
