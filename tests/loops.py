@@ -62,6 +62,7 @@ class FakeLoop(Loop):
         otherwise: Any,
         answered: Callable[[Any], object] = lambda _: None,
         descriptors: Sequence[int] = (),
+        within: float | None = None,
     ) -> Any:
         """Note a question."""
         asked = FakeAsked(question, otherwise, answered)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
@@ -22,6 +24,9 @@ from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.sent import sent
 
+if TYPE_CHECKING:
+    from ddplaunch.process.ask import Asked
+
 _ROOM = 4096  # bytes of a frame for what is around an answer
 _NO_ROOM = NoAnswer("could not create the process that asks the workers")
 
@@ -33,28 +38,34 @@ def answer(
     debugged: frozenset[int],
     taker: StackTaker,
     reply: Callable[[Answer], None],
-) -> None:
+) -> Asked[Any] | None:
     """Answer, now or later, by a call of `reply`; `plan` has the workers that there will be, or were, while there are none.
 
-    `debugged` are the ranks that have a debugger.
+    `debugged` are the ranks that have a debugger. What is returned is the child that answers later, if one does.
     """
     match question:
         case AskStatus():
             reply(_bounded(_status(workers, plan, debugged)))
         case AskStacks(within, threads, native):
             running = workers.running.values() if workers is not None else ()
-            taker.take(running, within, lambda samples: reply(_stacks(samples, threads)), native=native, ras=True)
+            return taker.take(
+                running,
+                within,
+                lambda found: reply(found or _NO_ROOM),
+                made=partial(_stacks, threads=threads),
+                native=native,
+                ras=True,
+            )
         case AskArrivals(within, every):
             recorders = {} if workers is None else workers.recorders
             if recorders:
-                taker.read_arrivals(recorders, within, every, lambda found: reply(_bounded(found or _NO_ROOM)))
-            else:
-                reply(NodeArrivals(wall=0, members=(), series=()))
+                return taker.read_arrivals(recorders, within, every, lambda found: reply(_bounded(found or _NO_ROOM)))
+            reply(NodeArrivals(wall=0, members=(), series=()))
+    return None
 
 
-def _stacks(samples: Sequence[Sample] | None, threads: bool) -> Answer:
-    if samples is None:
-        return _NO_ROOM
+def _stacks(samples: Sequence[Sample], *, threads: bool) -> Answer:
+    """Return the answer; runs in the child that has taken them."""
     answer = _bounded(sent(samples, threads=threads))
     # the main threads of all workers are worth more than all threads of none
     return _bounded(sent(samples, threads=False)) if isinstance(answer, NoAnswer) and threads else answer

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.pipes import OutputQueue, watch
 from ddplaunch.agent.setup import AgentSetup, WorkerSetup
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.inspection import Inspection
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.process.apart import AskApart
+    from ddplaunch.process.ask import Asked
     from ddplaunch.process.tree import Process
     from ddplaunch.stacks import Sample
 
@@ -248,12 +249,17 @@ class Generations:
             )
         return self._inspection
 
-    def answer(self, question: Question, reply: Callable[[Answer], None]) -> None:
-        """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails."""
+    def answer(self, question: Question, reply: Callable[[Answer], None]) -> Asked[Any] | None:
+        """Answer a question about the workers, now or later, by a call of `reply`; not at all if that fails.
+
+        Return the child that answers later, if one does.
+        """
+        found: list[Asked[Any] | None] = [None]
         expendable(
-            lambda: self.inspection.answer(question, self._plan, reply),
+            lambda: found.append(self.inspection.answer(question, self._plan, reply)),
             partial(self._warn, "a question could not be answered"),
         )
+        return found[-1]
 
     def _guard(self, without: str, call: Callable[[], None]) -> bool:
         """Call this unless it has failed before; give whether it never has."""

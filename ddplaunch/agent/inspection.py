@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.stack_taker import StackTaker
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.observer import Observer
     from ddplaunch.control.questions import Answer, Question
     from ddplaunch.plan import Plan
+    from ddplaunch.process.ask import Asked
 
 
 class Inspection:
@@ -52,7 +53,7 @@ class Inspection:
 
     def take_stacks(self, workers: Workers, within: float, *, ras: bool) -> None:
         """Find out where these workers are, which have to end."""
-        self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers), ras=ras)
+        self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers), made=tuple, ras=ras)
 
     def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
         if workers is self._workers():  # those of the generation before have ended by themselves
@@ -98,12 +99,15 @@ class Inspection:
         if workers is self._workers():
             self._feed(node.Observed(moved, clock.now()))
 
-    def answer(self, question: Question, plan: Plan, reply: Callable[[Answer], None]) -> None:
-        """Answer a question about the workers, now or later, by a call of `reply`; `plan` tells of them while there are none."""
+    def answer(self, question: Question, plan: Plan, reply: Callable[[Answer], None]) -> Asked[Any] | None:
+        """Answer a question about the workers, now or later, by a call of `reply`; `plan` tells of them while there are none.
+
+        Return the child that answers later, if one does.
+        """
         from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
 
         debugged = self._debuggers.ranks if self._debuggers is not None else frozenset[int]()
-        answer(question, self._workers(), plan, debugged, self._taker, reply)
+        return answer(question, self._workers(), plan, debugged, self._taker, reply)
 
     @property
     def debuggers(self) -> Debuggers:

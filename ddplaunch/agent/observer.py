@@ -69,7 +69,7 @@ class Observer:
             self._seen = _footprints(running)  # to be asked was no movement
             observed(moved)
 
-        self._taker.take(busy, _WITHIN, taken, stacks=asks)
+        self._taker.take(busy, _WITHIN, taken, made=tuple, stacks=asks)
 
 
 def _footprints(running: dict[int, RunningWorker]) -> dict[int, Footprint]:

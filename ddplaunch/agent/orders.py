@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, OutputQueue
@@ -14,7 +14,11 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
+    from ddplaunch.control.questions import Answer
     from ddplaunch.process.apart import AskApart
+    from ddplaunch.process.ask import Asked
+
+MAX_QUESTIONS = 8  # that children answer at once
 
 
 class Orders:
@@ -39,6 +43,7 @@ class Orders:
         self.print = reporter.print
         self.ask_apart = ask_apart
         self.job_end: JobEnd | None = None  # how the job has ended
+        self._asked: dict[int, Asked[Any]] = {}  # the children that answer, by the number of the question
 
     def feed(self, event: node.Event) -> None:
         """Take an event; it is processed when the loop comes to it."""
@@ -52,8 +57,28 @@ class Orders:
         self._queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
 
     def ask(self, ask: Ask) -> None:
-        """Answer a question about the workers of this node."""
-        self._generations.answer(ask.question, lambda answer: self._report(Answered(ask.number, answer)))
+        """Answer a question about the workers of this node, unless too many are being answered."""
+        number = ask.number
+        if number in self._asked:
+            return  # it was asked before
+        if len(self._asked) >= MAX_QUESTIONS:
+            from ddplaunch.control.questions import NoAnswer  # nobody asks so much
+
+            self._report(Answered(number, NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once")))
+            return
+
+        def reply(answer: Answer) -> None:
+            self._asked.pop(number, None)
+            self._report(Answered(number, answer))
+
+        asked = self._generations.answer(ask.question, reply)
+        if asked is not None and asked.pid:
+            self._asked[number] = asked
+
+    def forget(self, number: int) -> None:
+        """Have the child that would answer this question end."""
+        if (asked := self._asked.get(number)) is not None:
+            asked.give_up()
 
     def begin(self, generation: Generation, address: str | None) -> None:
         """Start the workers; `address` is that of this node as the others reach it."""

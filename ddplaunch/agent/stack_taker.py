@@ -17,8 +17,10 @@ from ddplaunch.stacks import Sample
 
 if TYPE_CHECKING:
     from ddplaunch.control.arrival_answers import NodeArrivals
+    from ddplaunch.process.ask import Asked
 
 T = TypeVar("T")
+_LATE = 5.0  # seconds that a child may take longer than it has, on a busy machine, before it is killed
 
 
 class StackTaker:
@@ -37,22 +39,23 @@ class StackTaker:
         self,
         workers: Iterable[RunningWorker],
         within: float,
-        reply: Callable[[Sequence[Sample] | None], None],
+        reply: Callable[[T | None], None],
         *,
+        made: Callable[[Sequence[Sample]], T],
         native: bool = False,
         stacks: bool = True,
         ras: bool = False,
-    ) -> None:
+    ) -> Asked[T | None]:
         """Take the stacks of these workers and of their children in so many seconds; None: there is no room to.
 
-        `native`: with frames of C. Without `stacks` only what torch tells of the collectives, and nobody gets a signal.
-        `ras`: with what NCCL tells of all ranks.
+        `made` makes in the child what `reply` gets. `native`: with frames of C. Without `stacks` only what torch tells of the
+        collectives, and nobody gets a signal. `ras`: with what NCCL tells of all ranks.
         """
         found = list(workers)
         files = [worker.stacks for worker in found if worker.stacks is not None and stacks]
         until, host = time.monotonic() + within, self._host
 
-        def question() -> Sequence[Sample]:
+        def question() -> T:
             from ddplaunch.stacks.take import Target, take  # the loop does not wait for an import
 
             left = iter(range(FIRST, FIRST + len(files)))
@@ -65,13 +68,13 @@ class StackTaker:
                 )
                 for worker in found
             ]
-            return take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras)
+            return made(take(targets, until=until, host=host, native=native, stacks=stacks, ras=ras))
 
-        self._ask(question, reply, files)
+        return self._ask(question, within, reply, files)
 
     def read_arrivals(
         self, recorders: Mapping[int, str], within: float, every: int, reply: Callable[[NodeArrivals | None], None]
-    ) -> None:
+    ) -> Asked[NodeArrivals | None]:
         """Have the recorders of these ranks asked; None: there is no room to."""
         until = time.monotonic() + within
 
@@ -80,18 +83,22 @@ class StackTaker:
 
             return read(recorders, until=until, every=every)
 
-        self._ask(question, reply)
+        return self._ask(question, within, reply)
 
     def _ask(
-        self, question: Callable[[], T], reply: Callable[[T | None], None], descriptors: Sequence[int] = ()
-    ) -> None:
+        self,
+        question: Callable[[], T],
+        within: float,
+        reply: Callable[[T | None], None],
+        descriptors: Sequence[int] = (),
+    ) -> Asked[T | None]:
         def guarded() -> T | None:
             try:
                 return question()
             except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
                 return None
 
-        self._ask_apart(guarded, None, reply, descriptors)
+        return self._ask_apart(guarded, None, reply, descriptors, within + _LATE)
 
     def close(self) -> None:
         """Return up what is not answered yet."""

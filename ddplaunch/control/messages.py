@@ -248,6 +248,12 @@ class Ask(Struct, frozen=True, tag="ask"):
     question: Question
 
 
+class Forget(Struct, frozen=True, tag="forget"):
+    """The coordinator to an agent: the question of this number need not be answered any more."""
+
+    number: Number
+
+
 class _Answered(Struct, frozen=True, tag="answered"):
     number: Number
 
@@ -274,7 +280,7 @@ class Pong(Struct, frozen=True, tag="pong"):
 ToCoordinator = (
     Hello | Watch | Stopping | Noticed | Escalate | Still | Held | RequestStore | Forward | Ended | Answered | Pong
 )
-ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Ping
+ToAgent = Begin | Stop | Kill | Forward | Quit | Ask | Forget | Ping
 
 encode = msgspec.json.Encoder().encode
 for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)

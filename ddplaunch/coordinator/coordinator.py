@@ -6,7 +6,6 @@ It knows its own agent; the others, if there are any, are reached through `agent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.process.ask import Asked
     from ddplaunch.stacks import Sample
 
+_EXPLAINED_WITHIN = 5.0  # seconds
 QUIT_TIMEOUT = 2.0  # seconds that agents get to take note of the end
 _NOT_MET_HINT = (
     "hint: is ddplaunch running there, with the same address and token? `--rdzv-timeout` sets how long to wait"
@@ -56,6 +56,7 @@ class Coordinator:
         self._draft = draft
         self._reporter = reporter
         self._ask_apart = ask_apart
+        self._explaining: Asked[tuple[str, list[str]]] | None = None  # where the workers were, the last time
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, clock.now())
         self._own: Link | None = None
@@ -78,8 +79,8 @@ class Coordinator:
     def feed(self, event: job.Event) -> None:
         """Take an event, and carry out what follows from it."""
         before = self.state
-        if isinstance(event, job.NodeEscalated) and self._asked is not None:
-            self._asked.give_up()
+        if isinstance(event, job.NodeEscalated):
+            self._report_now()
         self.state, actions = job.step(before, event)
         self._reporter.on_event(event, before, self.state)
         for action in actions:
@@ -223,27 +224,34 @@ class Coordinator:
         self._reservation = reserve(port, origin, again=self.state.may_wait_for_port)
         return self._reservation.port
 
-    def _explain(self) -> None:
-        """Have it reported where the workers of this generation were when they had to end, if that is known."""
-        hang: str = ""
-        places: list[str] = []
-        if self._samples:
-            with suppress(Exception):  # its files may be gone, or of another version: the rest is reported without
-                from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
-
-                hang, places = describe_end(self._samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
-        self._reporter.hang, self._reporter.places = hang, places
-
     def _when_known(self, report: Callable[[ClusterEnding], None]) -> None:
-        """Report once it is known why the cluster is ending the job, if it may be: it is asked, and the loop goes on."""
+        """Report once two things are known: where the workers were, and why the cluster is ending the job, if it may be.
+
+        Both are found out in children, while the loop goes on: what nodes say of thousands of workers takes long to compare.
+        """
+        self._report_now()
+        question = self._reporter.question(self.state)
+
+        def explained(found: tuple[str, list[str]]) -> None:
+            self._reporter.hang, self._reporter.places = found
+            if question is None:
+                report(ClusterEnding())
+            else:
+                self._asked = self._ask_apart(question, ClusterEnding(), report)
+
+        nothing: tuple[str, list[str]] = ("", [])
+        if not self._samples:
+            explained(nothing)
+            return
+        explain = partial(_explain, tuple(self._samples), self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
+        self._explaining = self._ask_apart(explain, nothing, explained, within=_EXPLAINED_WITHIN)
+
+    def _report_now(self) -> None:
+        """Report what waits to be reported, without what is not known yet."""
+        if self._explaining is not None:
+            self._explaining.give_up()
         if self._asked is not None:
             self._asked.give_up()
-        self._explain()
-        question = self._reporter.question(self.state)
-        if question is None:
-            report(ClusterEnding())
-        else:
-            self._asked = self._ask_apart(question, ClusterEnding(), report)
 
     def _end(self, status: int, error: str, requeue: int, ending: ClusterEnding) -> None:
         if self.stragglers is not None:
@@ -292,3 +300,13 @@ class Coordinator:
         self._release()
         if self._agents is not None:
             self._agents.connections.close()
+
+
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
+    """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
+    try:
+        from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
+
+        return describe_end(samples, cwd, of_hang=of_hang)
+    except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
+        return "", []

@@ -48,7 +48,15 @@ class Ask(Struct, frozen=True):
     question: Question
 
 
-Order = Generation | JobEnd | Ask | node.StopOrdered | node.KillOrdered | node.StoreOrdered | node.SignalReceived
+class Forget(Struct, frozen=True):
+    """The question of this number need not be answered any more: who has asked is gone."""
+
+    number: int
+
+
+Order = (
+    Generation | JobEnd | Ask | Forget | node.StopOrdered | node.KillOrdered | node.StoreOrdered | node.SignalReceived
+)
 
 # --- reports: what an agent sends the coordinator
 
@@ -108,6 +116,9 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
         def ask(self, ask: Ask) -> None:
             """Answer a question, now or later, by a report."""
+
+        def forget(self, number: int) -> None:
+            """Answer a question no more."""
 
         def begin(self, generation: Generation, address: str | None) -> None:
             """Start the workers; `address` is that of this node as the others reach it."""
@@ -181,6 +192,8 @@ class Link(ABC):
                 self._handler.begin(order, self.address)
             case Ask():
                 self._handler.ask(order)
+            case Forget(number):
+                self._handler.forget(number)
             case JobEnd():
                 if not self._has_ended:
                     self._has_ended = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.control.questions import Answer, NoAnswer, Question
-from ddplaunch.coordinator.link import Answered, Ask, Order
+from ddplaunch.coordinator.link import Answered, Ask, Forget, Order
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import Member
 
@@ -65,10 +65,11 @@ class Questions:
         self._close_complete()
 
     def forget(self, asker: Asker) -> None:
-        """Call this one no more: it has gone."""
+        """Call this one no more, and have nobody go on with an answer: it has gone."""
         for number, asked in list(self._asked.items()):
             if asked.asker is asker:
                 del self._asked[number]
+                self._send(tuple(asked.missing), Forget(number))
 
     @property
     def deadline(self) -> float | None:

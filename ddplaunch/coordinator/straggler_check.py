@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the work
 
 WITHIN = 2.0  # seconds that workers have
 ON_THE_WAY = 3.0  # seconds, for the children that ask them and for the channel
+_COMPARED_WITHIN = 20.0  # seconds, on a busy machine
 _AGAIN = 300.0  # seconds from one word to the next, and twice as long each time that it is the same
 _JUMP = 2_000_000  # nanoseconds by which a clock was set
 _COMPARED = 128  # ranks of which all is compared; of more, less each
@@ -102,7 +103,12 @@ class StragglerCheck:
                 compared([])
             else:
                 nothing: list[Steps] = []
-                self._ask_apart(reading.compare, nothing, lambda steps: self._guard(lambda: compared(steps)))
+                self._ask_apart(
+                    reading.compare,
+                    nothing,
+                    lambda steps: self._guard(lambda: compared(steps)),
+                    within=_COMPARED_WITHIN,
+                )
 
         ranks = sum(member.workers for member in members.values())
         question = AskArrivals(WITHIN, max(1, ranks // _COMPARED))

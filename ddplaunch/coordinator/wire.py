@@ -13,7 +13,7 @@ from ddplaunch.control.fields import host as host_name
 from ddplaunch.control.fields import line, text
 from ddplaunch.control.frames import LIMIT
 from ddplaunch.coordinator import exits
-from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import Answered, Ask, Forget, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.errors import below
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.plan.ranks import ranks_of
@@ -132,6 +132,8 @@ def encode_order(order: Order) -> messages.ToAgent:
             return messages.Forward(signum)
         case Ask(number, question):
             return messages.Ask(number, question)
+        case Forget(number):
+            return messages.Forget(number)
     raise AssertionError(f"{order!r} concerns no other node")
 
 
@@ -169,6 +171,8 @@ def decode_order(message: messages.ToAgent, at: float) -> Order | None:
             return node.SignalReceived(signum, at, escalates=False)
         case messages.Ask(number, question):
             return Ask(number, question)
+        case messages.Forget(number):
+            return Forget(number)
     return None
 
 

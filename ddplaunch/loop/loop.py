@@ -106,11 +106,12 @@ class Loop:
         otherwise: T,
         answered: Callable[[T], object] = lambda _: None,
         descriptors: Sequence[int] = (),
+        within: float | None = None,
     ) -> Asked[T]:
-        """Have a child answer a question that may take long; see `Asked`."""
+        """Have a child answer a question that may take long, within so many seconds; see `Asked`."""
         from ddplaunch.loop.asked import Asked  # few jobs ask anything
 
-        asked = Asked(self, question, otherwise, answered, descriptors)
+        asked = Asked(self, question, otherwise, answered, descriptors, within)
         self._asked = [*(one for one in self._asked if one.pid), asked]
         return asked
 

@@ -25,11 +25,12 @@ class AskApart:
         otherwise: T,
         answered: Callable[[T], None] = lambda _: None,
         descriptors: Sequence[int] = (),
+        within: float | None = None,
     ) -> Asked[T]:
-        """Ask."""
+        """Ask; after `within` seconds there is no answer any more."""
         from ddplaunch.process.ask import Asked  # few jobs need it
 
-        asked = Asked(question, otherwise, self._selector, answered, descriptors)
+        asked = Asked(question, otherwise, self._selector, answered, descriptors, within)
         self._asked = [*(one for one in self._asked if one.pid), asked]
         return asked
 

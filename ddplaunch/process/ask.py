@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from ddplaunch.process import clock
-from ddplaunch.process.linux import detach, signal_at_end_of
+from ddplaunch.process.linux import detach, end_within, signal_at_end_of
 from ddplaunch.process.tree import ends_within
 
 T = TypeVar("T")
 FIRST = 4  # the number that the first descriptor of a question has in the child
+LONGEST = 256 << 20  # bytes of an answer to a loop
 _SIZE = 8  # bytes before the answer: how long that is
 _KILL_TIMEOUT = 1.0  # seconds that a child has to end which is asked by a loop; it waits for no disk itself
 
@@ -49,7 +50,7 @@ def ask(question: Callable[[], T], timeout: float) -> T:
 
 
 class Asked(Generic[T]):
-    """A question to a child, which answers while the loop goes on. No time limit: a question that may hang calls `ask`."""
+    """A question to a child, which answers while the loop goes on."""
 
     def __init__(
         self,
@@ -58,30 +59,33 @@ class Asked(Generic[T]):
         selector: selectors.BaseSelector,
         answered: Callable[[T], None] = lambda _: None,
         descriptors: Sequence[int] = (),
+        within: float | None = None,
     ) -> None:
         """`answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
 
-        The child has no descriptors but these, from FIRST on.
+        The child has no descriptors but these, from FIRST on. After `within` seconds the kernel ends it.
         """
         import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
 
         self._selector = selector
         self._answered = answered
         self.answer = otherwise  # until there is another
-        self._received = b""
+        self._received = bytearray()
         self.pid = 0  # while it is asked: only this object may reap it
         try:
-            self.pid, self._pipe = fork_asked(question, descriptors)
+            self.pid, self._pipe = fork_asked(question, descriptors, within)
         except OSError:  # the machine has no room for it
             answered(otherwise)
         else:
             selector.register(self._pipe, selectors.EVENT_READ, self._readable)
 
     def _readable(self) -> None:
-        if data := os.read(self._pipe, 1 << 16):
-            self._received += data
-        else:
-            self._close(self._received)
+        data = os.read(self._pipe, 1 << 16)
+        self._received += data
+        if not data:
+            self._close(bytes(self._received))
+        elif len(self._received) > LONGEST:
+            self.give_up()
 
     def give_up(self) -> None:
         """Answer it by `otherwise`, unless it is answered already: the loop is to wait no longer."""
@@ -100,8 +104,13 @@ class Asked(Generic[T]):
         self._answered(self.answer)
 
 
-def fork_asked(question: Callable[[], object], descriptors: Sequence[int] = ()) -> tuple[int, int]:
-    """Start a child that answers; give its pid and the pipe that it writes to."""
+def fork_asked(
+    question: Callable[[], object], descriptors: Sequence[int] = (), within: float | None = None
+) -> tuple[int, int]:
+    """Start a child that answers; give its pid and the pipe that it writes to.
+
+    After `within` seconds the kernel ends the child, whatever it does then.
+    """
     us = os.getpid()
     answers, answer = os.pipe2(os.O_CLOEXEC)
     # blocked until the child has them blocked itself: a handler of ours would write to the pipe that wakes our loop
@@ -109,7 +118,7 @@ def fork_asked(question: Callable[[], object], descriptors: Sequence[int] = ()) 
     try:
         pid = os.fork()
         if pid == 0:
-            _answer(us, question, (answer, *descriptors))
+            _answer(us, question, (answer, *descriptors), within)
     except OSError:
         os.close(answers)
         raise
@@ -147,10 +156,12 @@ def _read(pipe: int, until: float) -> bytes | None:
     return None
 
 
-def _answer(parent: int, question: Callable[[], object], kept: Sequence[int]) -> None:
+def _answer(parent: int, question: Callable[[], object], kept: Sequence[int], within: float | None) -> None:
     try:
         signal_at_end_of(parent, signal.SIGKILL)
         detach(*kept)
+        if within is not None:
+            end_within(within)
         try:
             answer: tuple[object, BaseException | None] = (question(), None)
         except Exception as error:  # noqa: BLE001 - it is raised in the parent

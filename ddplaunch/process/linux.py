@@ -76,6 +76,13 @@ def detach(*fds: int) -> None:
     os.closerange(len(high), os.sysconf("SC_OPEN_MAX"))
 
 
+def end_within(seconds: float) -> None:
+    """Have the kernel end this process after so many seconds, whatever it does then."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+
 def keep_freed_memory() -> None:
     """Keep some memory that is freed, for what passes through soon takes as much again: glibc gives 128 KiB back at once.
 

@@ -122,6 +122,9 @@ class Watcher:
     def ask(self, ask: Ask) -> None:
         """Do nothing: there are no workers here."""
 
+    def forget(self, number: int) -> None:
+        """Do nothing: nothing was asked."""
+
     def listening(self, port: int) -> None:
         """Do nothing: the coordinator is elsewhere."""
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 
 from msgspec.structs import asdict
@@ -25,15 +26,24 @@ _LOOKS = 5  # at both clocks: the quickest counts
 def read(recorders: Mapping[int, str], *, until: float, every: int) -> NodeArrivals:
     """Ask those of these recorders that are there, until this time (CLOCK_MONOTONIC) at the latest."""
     recorders = {rank: path for rank, path in recorders.items() if os.path.exists(path)}
-    bodies: dict[int, list[bytes]] = {rank: [] for rank in recorders}
-    pending = [answers(path, bodies[rank].append) for rank, path in recorders.items()]
+    found: dict[int, list[Arrivals]] = {rank: [] for rank in recorders}
+    pending = [_of_worker(path, every, found[rank]) for rank, path in recorders.items()]
     while (pending := [one for one in pending if next(one, None) is not None]) and time.monotonic() < until:
         time.sleep(_PACE)
-    found = {
-        rank: arrivals(bodies[rank], {name: compress(ranks) for name, ranks in members_of(path).items()}, every)
-        for rank, path in recorders.items()
-    }
     return sent(found, _wall())
+
+
+def _of_worker(path: str, every: int, found: list[Arrivals]) -> Iterator[bool]:
+    """Add what a worker's recorders tell to `found`; yields to wait. What fails with one worker concerns no other."""
+
+    def take(
+        body: bytes,
+    ) -> None:  # taken apart at once: kept whole, the answers of a node's workers would be a gigabyte
+        members = {name: compress(ranks) for name, ranks in members_of(path).items()}
+        found.extend(arrivals([body], members, every))
+
+    with suppress(Exception):
+        yield from answers(path, take)
 
 
 def _wall() -> int:

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
-from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.stacks import Call, Group
 
 _LIMIT = 8 << 20  # bytes of an answer: 500 entries take 0.4 MB
 _MOST_GROUPS = 64  # of a worker
-_MOST_RANKS = 65536
+_MOST_RANKS = 65536  # of a group,
+_MOST_MEMBERS = 1 << 18  # and of all groups of a worker together
 _MOST_CALLS = 16  # of a group that are kept: the last ones
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _LONGEST = 160  # characters of a name or of sizes
 # that of gloo, since 2.13, and that of NCCL, where torch is built with it: each knows its own collectives only
 _NAMES = (b"fr_trace_json", b"dump_nccl_trace_json")
@@ -79,13 +81,34 @@ def members_of(path: str) -> Mapping[str, tuple[int, ...]]:
 
 
 def parse_members(text: str) -> dict[str, tuple[int, ...]]:
-    """Take the groups out of the file: a line of name and ranks each."""
+    """Take the groups out of the file: a line of name and ranks each, as worker/recorder.py writes them.
+
+    Which ranks a group has that no job can have, or more of them than are kept of one worker, is not known.
+    """
     found = {}
+    left = _MOST_MEMBERS
     for line in text.split("\n"):
-        name, _, ranks = line.rpartition(" ")
-        with suppress(BadValue):
-            found[name] = tuple(sorted(parse_ranks(ranks))[:_MOST_RANKS])
+        name, _, written = line.rpartition(" ")
+        ranks = _ranks(written, min(left, _MOST_RANKS))
+        if ranks:
+            found[name] = ranks
+            left -= len(ranks)
     return found
+
+
+@lru_cache(maxsize=4096)  # the workers of a node share most groups
+def _ranks(written: str, most: int) -> tuple[int, ...]:
+    """Read ascending ranges of ranks: "0-2,4"; () for anything else, and for more ranks than `most`, which are not made first."""
+    ranges = []
+    for part in written.split(","):
+        if not (match := _RANGE.fullmatch(part)):
+            return ()
+        low = int(match[1])
+        ranges.append(range(low, int(match[2] or low) + 1))
+    ascends = all(before.stop <= after.start for before, after in pairwise(ranges))
+    if not ascends or not all(ranges) or sum(map(len, ranges)) > most:
+        return ()
+    return tuple(chain.from_iterable(ranges))
 
 
 def parse(body: bytes, members: Mapping[str, tuple[int, ...]]) -> list[Group]:

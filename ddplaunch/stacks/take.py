@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddplaunch.process.linux import memory_file
+from ddplaunch.process.linux import memory_file, signal_at_end_of
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.stacks import Group, Sample, dump
@@ -25,6 +27,8 @@ from ddplaunch.stacks.recorder import ask
 _PACE = 0.001  # seconds between two looks
 _SETTLING = 0.5  # seconds after the fork of a child
 _MOST_CHILDREN = 64  # of a worker
+_LONGEST = 1 << 20  # bytes of the stacks of a worker, which is more than faulthandler writes
+_LONGEST_CHILD = 1 << 16  # of each of its children
 _LONGEST_NATIVE = 20_000  # bytes
 _RAS = 1.0  # seconds for NCCL's RAS service, which waits longer for ranks that are dead
 _NAME = "/memfd:ddplaunch-stacks"
@@ -55,14 +59,17 @@ def take(
     """
     found = [] if stacks else [Sample(rank=target.rank, pid=target.pid, host=host) for target in targets]
     groups: dict[int, list[list[Group]]] = {target.rank: [] for target in targets}
-    pending = [_of_worker(target, until, host, found) for target in targets] if stacks else []
+    pending = (
+        [_contained(_of_worker(target, until, host, found), target, found) for target in targets] if stacks else []
+    )
     # at the same time: two answers that do not belong together differ in their numbers
-    pending += [ask(target.recorder, groups[target.rank]) for target in targets if target.recorder]
+    pending += [_contained(ask(target.recorder, groups[target.rank])) for target in targets if target.recorder]
     of_native: dict[int, str] = {}
     of_ras: dict[int, str] = {}
     ranks = {target.rank: target.pid for target in targets}
-    pending += [ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))] if ras and 0 in ranks else []
-    pending += [_native(target, until, of_native) for target in targets if native]
+    if ras and 0 in ranks:
+        pending.append(_contained(ask_ras(ranks, of_ras, until=min(until, time.monotonic() + _RAS))))
+    pending += [_contained(_native(target, until, of_native)) for target in targets if native]
     while pending:
         is_last = time.monotonic() >= until  # looked at first: each notes once more what it has not learned
         pending = [one for one in pending if next(one, None) is not None]
@@ -77,6 +84,18 @@ def take(
         for one in complete
     )
     return sorted(complete, key=lambda sample: (sample.rank, bool(sample.child), sample.pid))
+
+
+def _contained(
+    asking: Iterator[bool], target: Target | None = None, found: list[Sample] | None = None
+) -> Iterator[bool]:
+    """Ask, and let nothing that fails with one worker keep the others from being asked; say of a stack that it failed."""
+    try:
+        yield from asking
+    except Exception as error:  # noqa: BLE001 - a worker may have done anything to what is read of it
+        if target is not None and found is not None:
+            state = f"its stack cannot be read ({type(error).__name__})"
+            found.append(Sample(rank=target.rank, pid=target.pid, state=state))
 
 
 def _of_worker(target: Target, until: float, host: str, found: list[Sample]) -> Iterator[bool]:
@@ -143,7 +162,9 @@ def _of_process(
             sample(state=_unanswered(process.pid))
             return
         yield True
-    sample(os.pread(target.file, os.lseek(target.file, 0, os.SEEK_CUR), 0).decode(errors="replace"))
+    # the offset is the worker's to move
+    length = min(os.lseek(target.file, 0, os.SEEK_CUR), _LONGEST_CHILD if is_child else _LONGEST)
+    sample(os.pread(target.file, length, 0).decode(errors="replace"))
 
 
 def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[bool]:
@@ -153,7 +174,15 @@ def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[boo
     command = ["py-spy", "dump", "--native", "--pid", str(target.pid)]
     try:
         with open(memory_file("native"), "w+b") as out:
-            with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as asked:
+            # this process may be ended at any moment, and py-spy is to end with it
+            end_too = partial(signal_at_end_of, os.getpid(), signal.SIGKILL)
+            with subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=end_too,  # noqa: PLW1509 - this process has one thread
+            ) as asked:
                 while asked.poll() is None and time.monotonic() < until:
                     yield True
                 asked.kill()

@@ -96,6 +96,23 @@ def test_a_loop_that_does_not_wait_is_given_something_else_and_who_was_asked_end
     until(lambda: (process := look(below)) is None or process.state == "Z", "who was asked last to end")
 
 
+def test_the_kernel_ends_a_child_whose_time_is_up_and_the_loop_goes_on_without_an_answer():
+    answers: list[int] = []
+
+    def never() -> int:
+        while True:
+            pass
+
+    with selectors.DefaultSelector() as selector:
+        asked = Asked(never, 7, selector, answers.append, within=0.2)
+        pid = asked.pid
+        while not answers:
+            for key, _ in selector.select(PATIENCE):
+                key.data()
+    assert answers == [7]
+    assert look(pid) is None
+
+
 def test_without_room_for_a_process_a_question_is_answered_at_once(monkeypatch):
     def refuse():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import time
 from typing import Any
 
 import pytest
 
+from ddplaunch.agent.orders import MAX_QUESTIONS
 from ddplaunch.control import requests
 from ddplaunch.control.handshake import Server
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.process.start import STACKS_FD
+from ddplaunch.process.tree import children
 from ddplaunch.runs import client, find
 from tests.conftest import until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of
@@ -135,6 +139,29 @@ def test_nobody_switches_a_timeout_off_in_a_job_that_is_not_debugged(nodes, prog
     assert "visitor" in nodes.started[0].err
 
 
+def test_what_takes_for_ever_to_compare_holds_up_no_report_for_long(nodes):
+    script = nodes.home / "fails.py"
+    script.write_text("raise ValueError('boom')\n")
+    nodes.node(*nodes.static(2, 0), script)
+    nodes.listens(1)
+    visitor = Visitor(nodes.port + 1, key_of(nodes, script))
+    visitor.say(hello(1, workers=65_535))
+    visitor.hear("begin")
+    visitor.hear("stop")
+    call = [1, "all_reduce", "", "", False, False, 1]
+    processes = [
+        {**PROCESS, "rank": rank, "groups": [[f"{rank}-{n}", "", 0, [call]] for n in range(256)]}
+        for rank in range(1, 13)
+    ]
+    visitor.say(ended(stacks={"stacks": [], "members": [list(range(65_536))], "processes": processes}))
+    began = time.monotonic()
+    assert visitor.hear("quit")["status"] == 1
+    assert time.monotonic() - began < 20
+    visitor.sock.close()
+    assert nodes.statuses() == [1]
+    assert "ValueError: boom" in nodes.started[0].err
+
+
 def test_an_altered_message_is_not_taken_for_the_agents(member, nodes):
     sealed = bytearray(member.sealed(STOPPING))
     sealed[10] ^= 1
@@ -204,3 +231,28 @@ def test_whoever_listens_first_cannot_make_an_agent_write_elsewhere_or_break_it(
     assert nodes.statuses() == [122]
     assert f"was lost: the coordinator sent a malformed message ({said})\n" in node.err
     assert not list((nodes.home / "elsewhere").iterdir())
+
+
+def test_of_hundreds_of_questions_few_are_answered_at_once_and_none_that_nobody_waits_for(nodes, program):
+    flags = ("--nproc-per-node", 1, program("behave"), "all=done_when_told")
+    with socket.create_server(("127.0.0.1", nodes.port + 1)) as listener:
+        node = nodes.node(*nodes.static(2, 1), *flags)
+        connection, _ = listener.accept()
+        with connection:
+            stranger = Speaker(connection, Server(key_of(nodes, *flags)))
+            stranger.say(begin(stranger.hear("hello")))
+            worker = int(nodes.sign("ready-2"))
+            before = set(children(node.agent))
+            with open(f"/proc/{worker}/fd/{STACKS_FD}", "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # who asks for its stack waits for that
+                for number in range(400):
+                    stranger.say({"type": "ask", "number": number, "question": {"type": "stacks", "within": 30.0}})
+                answers = [stranger.hear("answered") for _ in range(400 - MAX_QUESTIONS)]
+                assert {answer["answer"]["type"] for answer in answers} == {"none"}
+                assert len(set(children(node.agent)) - before) == MAX_QUESTIONS
+                for number in range(400):
+                    stranger.say({"type": "forget", "number": number})
+                until(lambda: set(children(node.agent)) == before, "the end of who was asked")
+            stranger.say({"type": "quit", "status": 1, "why": "failed", "text": "", "requeue": 0, "is_watched": False})
+            nodes.ends()
+    assert nodes.statuses() == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -16,6 +17,9 @@ from ddplaunch.agent.clients import MAX_CLIENTS
 from ddplaunch.control import requests
 from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
+from ddplaunch.control.stack_answers import AskStacks
+from ddplaunch.process.start import STACKS_FD
+from ddplaunch.process.tree import children
 from ddplaunch.report import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import RunReplies, SocketPlace
@@ -141,3 +145,22 @@ def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, program
     assert client.ask_all([place], AskStatus(), 1.0) == []
     assert in_its_folder or not os.path.exists(place.path)
     job.nothing_left()
+
+
+def test_questions_of_clients_that_hang_up_are_not_gone_on_with(job, program):
+    job.start("--nproc-per-node", 1, program("behave"), "all=done_when_told")
+    [worker] = job.signs("ready", 1)
+    place = place_of(job)
+    agent = status_of(place).run.pid
+    before = set(children(agent))
+    with open(f"/proc/{worker}/fd/{STACKS_FD}", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # who asks for its stack waits for that
+        for _ in range(3):
+            with ExitStack() as stack:
+                for _ in range(5):
+                    sock = stack.enter_context(client.connect(place))
+                    sock.sendall(pack(requests.encode(requests.Request(AskStacks(within=30.0), within=40.0))))
+                until(lambda: len(set(children(agent)) - before) == 5, "who is asked")
+            until(lambda: set(children(agent)) == before, "the end of who was asked")
+    (job.home / "signs" / "go").touch()
+    assert job.wait().status == 0

@@ -7,7 +7,9 @@ import os
 import re
 import selectors
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from ddplaunch.process.tree import descendants
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.merge import where
+from ddplaunch.stacks.read_arrivals import read
 from ddplaunch.stacks.take import Target, take
 from tests.conftest import until
 
@@ -89,7 +92,7 @@ def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
     with selectors.DefaultSelector() as selector:
         taker = StackTaker(selector, "here")
         answers: list[list[Sample]] = []
-        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())))
+        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
         while not answers:
             for key, _ in selector.select():
                 key.data()
@@ -156,3 +159,45 @@ def test_it_takes_little_of_the_start_of_a_worker():
 
     until(little, "a start that takes little more")
     os.close(file)
+
+
+# --- workers that make it hard
+
+
+@pytest.mark.parametrize("offset", [1 << 30, (1 << 63) - 1])
+def test_a_worker_that_moves_the_offset_of_its_memory_file_hides_no_stack_but_its_own(workers, offset):
+    moved, other = workers["sleeps"], workers["computes"]
+    has_ended = threading.Event()
+
+    def move() -> None:
+        while not has_ended.wait(0.0001):
+            os.lseek(moved.stacks, offset, os.SEEK_SET)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        targets = [Target(worker.rank, worker.pid, worker.stacks) for worker in (moved, other)]
+        found = take(targets, until=time.monotonic() + 3)
+    finally:
+        has_ended.set()
+        mover.join()
+        os.lseek(moved.stacks, 0, os.SEEK_SET)
+    assert re.fullmatch(CASES["computes"], where(found[1], str(PROGRAM.parent)))
+    assert [sample.rank for sample in found] == [moved.rank, other.rank]
+
+
+def test_what_fails_with_one_worker_keeps_no_other_from_being_asked(workers):
+    other = workers["computes"]
+    targets = [Target(0, os.getpid(), 1 << 20), Target(other.rank, other.pid, other.stacks)]
+    failed, found = take(targets, until=time.monotonic() + LIMIT)
+    assert failed.state == "its stack cannot be read (FileNotFoundError)"
+    assert re.fullmatch(CASES["computes"], where(found, str(PROGRAM.parent)))
+
+
+def test_recorders_that_do_not_answer_or_cannot_be_read_tell_nothing_and_take_no_longer_than_they_may(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/0")
+        listener.listen()
+        os.mkdir(f"{tmp_path}/1")  # no socket, and no file beside it
+        found = read({0: f"{tmp_path}/0", 1: f"{tmp_path}/1"}, until=time.monotonic() + 0.2, every=1)
+    assert found.series == ()

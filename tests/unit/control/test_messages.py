@@ -91,6 +91,7 @@ TO_AGENT: list[dict[str, Any]] = [
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
     {"type": "ping", "sent": 1.0},
     {"type": "ask", "number": 1, "question": {"type": "status"}},
+    {"type": "forget", "number": 1},
 ]
 CASES = [(messages.for_coordinator, message) for message in TO_COORDINATOR] + [
     (messages.for_agent, message) for message in TO_AGENT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ddplaunch.control.questions import Answer, AskStatus, NoAnswer, NodeStatus
-from ddplaunch.coordinator.link import Answered, Ask, Order
+from ddplaunch.coordinator.link import Answered, Ask, Forget, Order
 from ddplaunch.coordinator.questions import Asker, Questions
 from ddplaunch.supervise.job import Member
 
@@ -77,7 +77,16 @@ def test_an_answer_that_nobody_asked_for_or_that_comes_twice_or_too_late_changes
 def test_who_has_gone_is_told_nothing_more():
     bed = Bed()
     bed.ask()
+    bed.questions.take(2, Answered(1, FINE))
     bed.questions.forget(bed.asker)
     bed.questions.take(0, Answered(1, FINE))
     bed.questions.expire(9.0)
-    assert bed.told == []
+    assert bed.told == [(2, FINE)]
+
+
+def test_who_has_not_answered_yet_is_told_that_nobody_waits_for_it():
+    bed = Bed()
+    bed.ask()
+    bed.questions.take(2, Answered(1, FINE))
+    bed.questions.forget(bed.asker)
+    assert bed.sent[1:] == [((0, 1), Forget(1))]

@@ -55,7 +55,9 @@ class Bed:
             warn=self.warned.append,
         )
 
-    def _compare(self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], None]) -> None:
+    def _compare(
+        self, question: Callable[[], Any], otherwise: Any, answered: Callable[[Any], None], *, within: float
+    ) -> None:
         answered(question())
 
     def expire(self, now: float, *, may_read: bool = True) -> bool:

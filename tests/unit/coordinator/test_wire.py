@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddplaunch.control import messages
 from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
 from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.link import Answered, Ask, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
+from ddplaunch.coordinator.link import Answered, Ask, Forget, ForwardToAll, Generation, JobEnd, NodeEnd, Order, Report
 from ddplaunch.plan import Agreed, Seat
 from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.supervise import node
@@ -69,6 +69,7 @@ ORDERS: list[Order] = [
     node.StopOrdered(SIGTERM, NOW, by_cluster=True),
     node.KillOrdered(NOW),
     Ask(1, AskStatus()),
+    Forget(1),
     node.SignalReceived(SIGUSR1, NOW, escalates=False),
 ]
 
