@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
     from ddplaunch.agent.begin import Connect
     from ddplaunch.cluster import Rendezvous
-    from ddplaunch.slurm.requeue import SlurmRequeue
+    from ddplaunch.slurm.job import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding
     from ddplaunch.warm.find import Place
 
@@ -150,9 +150,9 @@ def _why_ending(env: Mapping[str, str], allocation: Allocation) -> Callable[[], 
         return None
 
     def why_ending() -> ClusterEnding:
-        from ddplaunch.slurm import end_reason  # only a signal needs it
+        from ddplaunch.slurm import job  # only a signal needs it
 
-        return end_reason.why_ending(token.public(env), end_reason.CONTROLLER_TIMEOUT)
+        return job.why_ending(token.public(env), job.CONTROLLER_TIMEOUT)
 
     return why_ending
 
@@ -192,6 +192,6 @@ def _requeue(spec: JobSpec, env: Mapping[str, str], draft: Plan) -> SlurmRequeue
     """Return what queues the job again, if it is for this process to do: that of rank 0 does it."""
     if not spec.requeue_on or 0 not in draft.ranks:
         return None
-    from ddplaunch.slurm.requeue import SlurmRequeue  # few jobs need it
+    from ddplaunch.slurm.job import SlurmRequeue  # few jobs need it
 
     return SlurmRequeue(token.public(env), spec.max_requeues, spec.grace_period)

@@ -22,7 +22,7 @@ from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.argv import from_argv  # noqa: E402
 from ddplaunch.options.resolve import job_spec  # noqa: E402
 from ddplaunch.options.token import unhidden  # noqa: E402
-from ddplaunch.slurm.quoting import unescaped  # noqa: E402
+from ddplaunch.slurm.srun import unescaped  # noqa: E402
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What Slurm does with the job that we are part of, as `scontrol` describes it. `parse` and `status_of` are pure.
+"""The job that we are part of: its id, what Slurm does with it and why, and how it goes back into the queue.
 
 The output of `scontrol show job` when the tasks had got SIGTERM (Slurm 22.05; "COMPLETING" hides the final state):
 
@@ -18,21 +18,48 @@ The output of `scontrol show job` when the tasks had got SIGTERM (Slurm 22.05; "
 
 `scontrol requeue` takes a job that is COMPLETING too, even one that was cancelled; it refuses jobs of salloc and those with
 `--no-requeue`. Of an array it takes ID_INDEX, and all elements where it is given the id that one element shares with the array.
+
+The output of `scontrol show` once node2 of node[1-3] was lost and the tasks had got SIGTERM (Slurm 22.05, `--no-requeue`):
+
+| what happened | the job's NodeList | State of node2 |
+| --- | --- | --- |
+| its slurmd was killed, SlurmdTimeout before | node[1,3] | DOWN+NOT_RESPONDING, in older versions DOWN* |
+| `scontrol update state=down` | node[1,3] | DOWN; IDLE half a second later, for its slurmd lived (ReturnToService=2) |
+| `scontrol update state=fail` | node[1-3]; it runs on | MIXED+FAIL |
+
+Nodes on which nothing of the job is left disappear from the list as well.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from typing import TypeVar
 
 from msgspec import Struct
 
-from ddplaunch.slurm.scontrol import ScontrolError, parse_records, scontrol
+from ddplaunch import exitcodes
+from ddplaunch.cluster import hostlist
+from ddplaunch.errors import LaunchError
+from ddplaunch.slurm.scontrol import (
+    JobRecord,
+    ScontrolError,
+    ScontrolMissing,
+    Unreachable,
+    parse_nodes,
+    scontrol,
+    show_jobs,
+)
+from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, ClusterEnding, Intent
 
 ANSWER_TIMEOUT = 20.0  # seconds for one reply; slurmctld's own MessageTimeout is 10
+CONTROLLER_TIMEOUT = 5.0  # seconds for a reply of slurmctld while the other nodes of the job wait
+RETRY_AFTER = 0.5  # seconds from one attempt without a reply to the next
 
-_NEVER = ("None", "Unknown", "N/A", "(null)", "")
+_UNANSWERED = "Slurm's answer was not waited for"
+_Reply = TypeVar("_Reply")
 
 
 class JobStatus(Enum):
@@ -47,20 +74,15 @@ class JobStatus(Enum):
     ENDED = "ended"  # for any other reason
 
 
-class JobRecord(Struct, frozen=True, kw_only=True):
-    """A job as slurmctld describes it."""
+# how the report of such an end begins
+_LABELS = {
+    JobStatus.REQUEUED: "requeued by Slurm",
+    JobStatus.PREEMPTED: PREEMPTED,
+    JobStatus.OUT_OF_WALLTIME: OUT_OF_WALLTIME,
+    JobStatus.CANCELLED: "cancelled",
+}
 
-    states: tuple[str, ...]  # "RUNNING"; newer versions may give several
-    reason: str
-    restarts: int
-    preempted_at: str  # "2026-11-21T19:40:51", "" for not at all
-    ends_at: str
-    is_batch: bool
-    may_requeue: bool
-    nodes: str = ""  # a host list
-
-
-# --- pure
+# --- its name and its state
 
 
 def job_id(env: Mapping[str, str]) -> str:
@@ -77,31 +99,20 @@ def restarts(env: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def parse(text: str) -> JobRecord | None:
-    """Parse the output of `scontrol show job -o` for one job; None if it is something else."""
-    fields = next(iter(parse_records(text)), {})
-    if "JobState" not in fields:
-        return None
-    count = fields.get("Restarts", "0")
-    return JobRecord(
-        states=tuple(re.split(r"[,+]", fields["JobState"])),
-        reason=fields.get("Reason", "None"),
-        restarts=int(count) if count.isdecimal() else 0,
-        preempted_at=_time(fields.get("PreemptTime", "")),
-        ends_at=_time(fields.get("EndTime", "")),
-        is_batch=fields.get("BatchFlag", "1") != "0",
-        may_requeue=fields.get("Requeue", "1") != "0",
-        nodes=fields.get("NodeList", "").replace("(null)", ""),
-    )
+def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRecord:
+    """Query slurmctld about this job.
 
-
-def _time(text: str) -> str:
-    return "" if text in _NEVER else text
+    Raises:
+        ScontrolError: there is no reply.
+    """
+    for job in show_jobs(env, job_id(env), timeout):
+        return job
+    raise ScontrolError("cannot parse the output of scontrol")
 
 
 def status_of(job: JobRecord, restarts: int) -> JobStatus:
     """Say what Slurm is doing with a job that had been restarted so many times when its processes were started."""
-    states = set(job.states)
+    states = job.states
     if job.restarts > restarts or states & {"PENDING", "REQUEUED", "REQUEUE_HOLD"}:
         return JobStatus.REQUEUED
     if job.reason == "TimeLimit" or "TIMEOUT" in states:
@@ -117,16 +128,150 @@ def status_of(job: JobRecord, restarts: int) -> JobStatus:
     return JobStatus.CANCELLED if job.reason == "None" or "CANCELLED" in states else JobStatus.ENDED
 
 
-# --- scontrol
+# --- why it ends
 
 
-def query_job(env: Mapping[str, str], timeout: float = ANSWER_TIMEOUT) -> JobRecord:
-    """Query slurmctld about this job.
+def why_ending(env: Mapping[str, str], timeout: float) -> ClusterEnding:
+    """Say why Slurm is ending this job; empty if it is not, or if that is unknown. `timeout`: seconds for each query."""
+    try:
+        job = query_job(env, timeout)
+    except ScontrolError:
+        # newer versions set it when the job starts: the time limit may have been changed since
+        ends_at = env.get("SLURM_JOB_END_TIME", "")
+        is_over = ends_at.isdecimal() and time.time() >= int(ends_at)
+        return ClusterEnding(OUT_OF_WALLTIME) if is_over else ClusterEnding()
+    found = status_of(job, restarts(env))
+    if found is not JobStatus.NODE_LOST:
+        return ClusterEnding(_LABELS.get(found, ""))
+    return ClusterEnding(_describe_lost(env, job.nodes, timeout), (exitcodes.NODE_LOST, "node_lost"))
 
-    Raises:
-        ScontrolError: there is no reply.
-    """
-    job = parse(scontrol(env, ("show", "job", "-o", job_id(env)), timeout))
-    if job is None:
-        raise ScontrolError("cannot parse the output of scontrol")
-    return job
+
+def lost_nodes(given: str, left: str) -> tuple[str, ...]:
+    """Return the nodes that a job has lost, from the host lists of those that it was given and of those that are left."""
+    try:
+        still = hostlist.expand(left, "NodeList") if left else ()
+        return tuple(node for node in hostlist.expand(given, "SLURM_JOB_NODELIST") if node not in still)
+    except LaunchError:
+        return ()
+
+
+def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
+    given = env.get("SLURM_JOB_NODELIST", "")
+    lost: Sequence[str] = lost_nodes(given, left)
+    if len(lost) != 1 and given:
+        among = hostlist.compress(lost) if lost else given
+        try:
+            states = parse_nodes(scontrol(env, ("show", "nodes", "-o", among), timeout))
+            lost = tuple(node for node in states if "DOWN" in states[node])
+        except ScontrolError:
+            lost = ()
+    if not lost:
+        return "a node of the job was lost"
+    return f"{hostlist.compress(lost)} {'was' if len(lost) == 1 else 'were'} lost (down in Slurm)"
+
+
+# --- back into the queue
+
+
+def refusal(job: JobRecord, found: JobStatus) -> str | None:
+    """Say why a job is not requeued, as follows on its name in a sentence; None if it is."""
+    match found:
+        case JobStatus.REQUEUED:
+            return "is requeued by Slurm itself"
+        case JobStatus.CANCELLED:
+            return "was cancelled, and so is not requeued"
+        case JobStatus.ENDED:
+            return f"has ended ({job.reason}), and is not requeued"
+    if not job.is_batch:
+        return "cannot be requeued: only jobs of sbatch can"
+    if not job.may_requeue:
+        return "cannot be requeued: submit it with `sbatch --requeue`"
+    return None
+
+
+def manual_requeue(env: Mapping[str, str], signum: int) -> str:
+    """Return the line of a batch script that requeues the job after this signal."""
+    own = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if "_" in job_id(env) else "$SLURM_JOB_ID"
+    return f"[ $? -ne {exitcodes.of_signal(signum)} ] || scontrol requeue {own}"
+
+
+class SlurmRequeue(Struct, frozen=True):
+    """Requeues this job `max_requeues` times at most; Slurm's own requeues count."""
+
+    env: Mapping[str, str]
+    max_requeues: int
+    retry_for: float  # seconds for which slurmctld is asked again if it does not reply: the grace period
+
+    def decide(self, signum: int) -> Intent:
+        """Decide whether the job is requeued after the notice `signum`."""
+        job, notice = job_id(self.env), signal.Signals(signum).name
+        reason = self._reason_against(job, notice)
+        number = restarts(self.env) + 1
+        text = reason or f"job {job} is requeued after {notice} (requeue {number} of at most {self.max_requeues})"
+        return Intent(job=job, requeues=reason is None, text=text)
+
+    def _reason_against(self, job: str, notice: str) -> str | None:
+        if not job:
+            return f"the job is not requeued after {notice}: not inside a Slurm job (SLURM_JOB_ID is not set)"
+        before = restarts(self.env)
+        try:
+            known = self._retry(lambda: query_job(self.env))
+        except ScontrolMissing as error:
+            line = manual_requeue(self.env, signal.Signals[notice])
+            return (
+                f"job {job} should be requeued after {notice}, but {error}; "
+                f"put this after the command in the batch script: {line}"
+            )
+        except ScontrolError as error:
+            return f"job {job} cannot be requeued after {notice}: {error}"
+        if why := refusal(known, status_of(known, before)):
+            return f"job {job} {why}"
+        if before >= self.max_requeues:
+            limit = f"(--max-requeues {self.max_requeues})"
+            return f"job {job} has been requeued {before} times, and is not requeued after {notice} {limit}"
+        return None
+
+    def submit(self) -> str | None:
+        """Requeue the job, which ends all its processes; give the reason in a sentence if that fails."""
+        job = job_id(self.env)
+        try:
+            self._retry(lambda: scontrol(self.env, ("requeue", job), ANSWER_TIMEOUT))
+        except ScontrolError as error:
+            # Slurm ends all processes of a job that it requeues, and may have ended scontrol before its reply
+            if query_restarts(self.env) > restarts(self.env):
+                return None
+            return f"job {job} could not be requeued: {error}"
+        return None
+
+    def undecided(self, signum: int) -> Intent:
+        """Return what `decide` comes to where Slurm is not waited for."""
+        job, notice = job_id(self.env), signal.Signals(signum).name
+        return Intent(job=job, requeues=False, text=f"job {job} is not requeued after {notice}: {_UNANSWERED}")
+
+    @property
+    def unsent(self) -> str | None:
+        """What `submit` gives then."""
+        return f"job {job_id(self.env)} may not be requeued: {_UNANSWERED}"
+
+    def _retry(self, ask: Callable[[], _Reply]) -> _Reply:
+        """Ask slurmctld, which may be restarted just now, until it replies, for `retry_for` seconds.
+
+        Raises:
+            ScontrolError: it does not reply, or refuses.
+        """
+        until = time.monotonic() + self.retry_for
+        while True:
+            try:
+                return ask()
+            except Unreachable:
+                if time.monotonic() + RETRY_AFTER >= until:
+                    raise
+            time.sleep(RETRY_AFTER)
+
+
+def query_restarts(env: Mapping[str, str]) -> int:
+    """Query how often Slurm has restarted this job; 0 if there is no reply."""
+    try:
+        return query_job(env).restarts
+    except ScontrolError:
+        return 0

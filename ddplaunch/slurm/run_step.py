@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -23,9 +24,10 @@ from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token as secret
 from ddplaunch.options.argv import to_argv
 from ddplaunch.process.linux import raise_open_files
-from ddplaunch.slurm import grants, srun
-from ddplaunch.slurm.quoting import escaped
-from ddplaunch.slurm.requeue import SlurmRequeue
+from ddplaunch.slurm import srun
+from ddplaunch.slurm.job import ANSWER_TIMEOUT, SlurmRequeue, job_id
+from ddplaunch.slurm.scontrol import JobRecord, ScontrolError, show_jobs
+from ddplaunch.slurm.srun import escaped
 from ddplaunch.spec import JobSpec
 
 # Of the variables that srun reads, or that describe a job, those that a step of agents gets: what names the job, its nodes and
@@ -43,6 +45,12 @@ _NOT_SENT = frozenset((
     "cluster", "env", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint",
     "standalone", "token_file",
 ))  # fmt: skip
+
+Grants = Mapping[str, Counter[str]]  # by node: how many GPUs of each type, "" for those without one
+
+_GPUS = re.compile(r"\bgpu:(?:([^:(,]+):)?(\d+)(?=[(,]|$)")
+# of a job with GPUs; the last one is set for a batch script alone
+_GPU_SIGNS = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_JOB_GPUS")
 
 
 def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> int:
@@ -62,7 +70,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     port = endpoints.ports_of(job_id, os.getpid())[0]
     token = os.urandom(32).hex()
     signals = passed_on(spec.signals)
-    gpus = grants.query(secret.public(env)) if grants.are_uncertain(env) else {}
+    gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus),
         env={**environment(env, token=token, port=port), **secret.hidden(spec)},
@@ -95,7 +103,7 @@ def argv(
     allocation: Allocation,
     python: str,
     components: Sequence[Collection[str]] = (),
-    gpus: grants.Grants = MappingProxyType({}),
+    gpus: Grants = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Return the command that starts an agent on each node.
 
@@ -122,14 +130,14 @@ def argv(
     return tuple(words)
 
 
-def _on(hosts: Sequence[str], gpus: grants.Grants) -> tuple[str, ...]:
+def _on(hosts: Sequence[str], gpus: Grants) -> tuple[str, ...]:
     """The options of srun for one agent on each of these nodes."""
     return (
         "--quiet",
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
-        *grants.options(hosts, gpus),
+        *gpu_options(hosts, gpus),
         f"--nodelist={hostlist.compress(hosts)}",
         "--cpu-bind=none",
         "--gpu-bind=none",
@@ -166,3 +174,55 @@ def _stdin_is_given() -> bool:
     """Whether stdin is a file or a pipe, as rank 0 of a job of this node alone would read it."""
     mode = os.fstat(0).st_mode
     return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
+# --- how many GPUs each node was granted, and how srun is asked for them
+#
+# A step inherits what a job has for each node (`--gpus-per-node`, `--gres`), but is given less or nothing of `--gpus`,
+# `--gpus-per-task` and what comes with `--exclusive` (Slurm 22.05). So the GPUs of each node are asked for by number.
+
+
+def are_grants_uncertain(env: Mapping[str, str]) -> bool:
+    """Whether a step of this job may not be given all its GPUs unless it asks for them."""
+    names = {re.sub(r"_(HET|PACK)_GROUP_\d+$", "", name) for name in env}
+    return "SLURM_GPUS_PER_NODE" not in names and not names.isdisjoint(_GPU_SIGNS)
+
+
+def query_grants(env: Mapping[str, str]) -> Grants:
+    """Query slurmctld about the GPUs of this job; what cannot be learned is left to what srun gives by itself."""
+    try:
+        return grants_of(show_jobs(env, job_id(env), ANSWER_TIMEOUT, details=True))
+    except (ScontrolError, LaunchError):
+        return {}
+
+
+def grants_of(jobs: Sequence[JobRecord]) -> Grants:
+    """Return the GPUs of each node, from the records of a job with their details.
+
+    Raises:
+        LaunchError: a list of nodes is malformed.
+    """
+    found: dict[str, Counter[str]] = {}
+    for nodes, gres in (grant for job in jobs for grant in job.grants):
+        for node in hostlist.expand(nodes, "Nodes"):
+            each = found.setdefault(node, Counter())
+            for kind, number in _GPUS.findall(gres):
+                each[kind] += int(number)
+    return found
+
+
+def gpu_options(hosts: Sequence[str], grants: Grants) -> tuple[str, ...]:
+    """Return the options of srun for the GPUs of these nodes, and whether the step may overlap with others.
+
+    A number for all nodes is met by what each of them has, but not in a step that overlaps: it counts no GPU as its own.
+    """
+    each = [grants.get(host, Counter[str]()) for host in hosts]
+    if not any(each):
+        return ("--overlap",)
+    if all(one == each[0] for one in each):
+        return ("--overlap", f"--gpus-per-node={_written(each[0])}")
+    return (f"--gpus={_written(sum(each, Counter[str]()))}",)
+
+
+def _written(gpus: Counter[str]) -> str:
+    return ",".join(f"{kind}:{number}" if kind else f"{number}" for kind, number in sorted(gpus.items()))

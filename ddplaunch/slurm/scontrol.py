@@ -1,4 +1,4 @@
-"""Runs `scontrol`, which may be missing in a container, and parses its output. Interprets nothing of a job."""
+"""Runs `scontrol`, which may be missing in a container, and reads what it shows of jobs and nodes. Interprets nothing of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-POLL_TIMEOUT = 60.0  # seconds for a reply that holds nothing up; scontrol itself retries a busy slurmctld
+from msgspec import Struct
 
 _MARGIN = 1.0  # seconds for its end, beyond the time that it has
 # as Slurm 22.05 writes it; the second one of `scontrol requeue`
 _NO_REPLY = re.compile(r"Unable to contact slurm controller|Unexpected message received|[Tt]imed out|Zero Bytes")
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:&]*)=(.*?)(?= [A-Z][\w/:&]*=|\s*$)")
+_GRANT = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_UNSET = ("None", "Unknown", "N/A", "(null)")  # of times and lists of nodes
 
 
 class ScontrolError(Exception):
@@ -83,25 +85,101 @@ def _ignore_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def jobs(env: Mapping[str, str], job_id: str, cluster: str | None = None) -> tuple[Mapping[str, str], ...]:
-    """Return the records of `scontrol show job`, one for each element of an array.
+# --- what it shows
+
+
+class JobRecord(Struct, frozen=True, kw_only=True):
+    """A job, or one element of an array, as slurmctld describes it."""
+
+    id: str
+    state: str  # "RUNNING"; newer versions may join several: "CANCELLED,COMPLETING"
+    reason: str = "None"
+    restarts: int = 0
+    is_batch: bool = True
+    may_requeue: bool = True
+    preempted_at: str = ""  # "2026-11-21T19:40:51", "" for not at all
+    ends_at: str = ""
+    name: str = ""
+    array_id: str = ""  # "" for a job that is no array
+    array_index: str = ""  # of a pending array, the elements that have not begun: "2-3%1"
+    nodes: str = ""  # a host list
+    batch_host: str = ""
+    exit_code: str = "0:0"  # the exit status of the script, and the signal that ended it
+    run_time: str = "00:00:00"
+    stdout: str = ""  # a path, in which some patterns are not expanded
+    stderr: str = ""
+    grants: tuple[
+        tuple[str, str], ...
+    ] = ()  # with `details`: (host list, GRES on each of these nodes: "gpu:a100:2(IDX:0-1)")
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The state and its flags."""
+        return frozenset(re.split(r"[,+]", self.state))
+
+    @property
+    def element(self) -> str:
+        """The id of an element of an array: "84_3"; "" for a job that is none."""
+        return f"{self.array_id}_{self.array_index or self.id}" if self.array_id else ""
+
+
+def show_jobs(
+    env: Mapping[str, str], job_id: str, timeout: float, *, cluster: str | None = None, details: bool = False
+) -> tuple[JobRecord, ...]:
+    """Return the records of a job: one, or one for each element of an array or component of a heterogeneous job.
 
     Raises:
         UnknownJob: there is no such job.
         ScontrolError: there is no reply for now.
     """
     where = () if cluster is None else (f"--clusters={cluster}",)
+    more = ("-d",) if details else ()
     try:
-        return parse_records(scontrol(env, (*where, "show", "job", "-o", job_id), POLL_TIMEOUT))
+        return parse_jobs(scontrol(env, (*where, "show", "job", *more, "-o", job_id), timeout))
     except ScontrolError as error:
         if "Invalid job id" in str(error):
             raise UnknownJob(str(error)) from None
         raise
 
 
-def parse_records(text: str, first: str = "JobId") -> tuple[Mapping[str, str], ...]:
-    """Parse the lines of `scontrol --oneliner show`: NAME=VALUE NAME=VALUE, where a value may have spaces in it.
+def parse_jobs(output: str) -> tuple[JobRecord, ...]:
+    """Return the jobs in the output of `scontrol show job -o`; lines that describe none are left out."""
+    lines = (line for line in output.splitlines() if line.startswith("JobId="))
+    return tuple(job for line in lines if (job := _parse_job(line)) is not None)
 
-    `first` is the name with which each record begins.
-    """
-    return tuple(dict(_FIELD.findall(line)) for line in text.splitlines() if line.startswith(f"{first}="))
+
+def _parse_job(line: str) -> JobRecord | None:
+    fields = dict(_FIELD.findall(line))
+    if "JobState" not in fields:
+        return None
+
+    def known(name: str) -> str:
+        return "" if (value := fields.get(name, "")) in _UNSET else value
+
+    restarts = fields.get("Restarts", "")
+    return JobRecord(
+        id=fields["JobId"],
+        state=fields["JobState"],
+        reason=fields.get("Reason", "None"),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        is_batch=fields.get("BatchFlag") != "0",
+        may_requeue=fields.get("Requeue") != "0",
+        preempted_at=known("PreemptTime"),
+        ends_at=known("EndTime"),
+        name=fields.get("JobName", ""),
+        array_id=fields.get("ArrayJobId", ""),
+        array_index=fields.get("ArrayTaskId", ""),
+        nodes=known("NodeList"),
+        batch_host=fields.get("BatchHost", ""),
+        exit_code=fields.get("ExitCode", "0:0"),
+        run_time=fields.get("RunTime", "00:00:00"),
+        stdout=fields.get("StdOut", ""),
+        stderr=fields.get("StdErr", ""),
+        grants=tuple(_GRANT.findall(line)),
+    )
+
+
+def parse_nodes(output: str) -> dict[str, frozenset[str]]:
+    """Return the states of each node, without their suffixes such as `*`, from the output of `scontrol show nodes -o`."""
+    lines = (dict(_FIELD.findall(line)) for line in output.splitlines() if line.startswith("NodeName="))
+    return {node["NodeName"]: frozenset(re.split(r"[^A-Z_]+", node.get("State", ""))) for node in lines}

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import signal
 import socket
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec import Struct
 
@@ -20,9 +21,12 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import BUG, NOT_EXECUTABLE, NOT_FOUND
 from ddplaunch.process.child import Child
 from ddplaunch.process.start import StartError, Stdio, start, why_not_started
-from ddplaunch.slurm.requeue import SlurmRequeue
+
+if TYPE_CHECKING:  # a task of the step imports this module, and does not need it
+    from ddplaunch.slurm.job import SlurmRequeue
 
 _FORK = "cannot create a process"
+_COLONS = re.compile(r"\\*:")
 
 
 class StepJob(Struct, frozen=True, kw_only=True):
@@ -150,3 +154,16 @@ def _wait(child: Child, connection: socket.socket) -> int:
             poll.unregister(connection)  # srun may not end at once
         signal.pidfd_send_signal(child.pidfd, signum[0] if signum else signal.SIGKILL)
     return os.waitpid(child.pid, 0)[1]
+
+
+# --- what srun passes on: a colon by itself would begin another component
+
+
+def escaped(argv: Sequence[str]) -> list[str]:
+    """Escape the arguments so that none is a colon by itself: put a backslash before it, and one more before an escaped one."""
+    return [f"\\{argument}" if _COLONS.fullmatch(argument) else argument for argument in argv]
+
+
+def unescaped(argv: Sequence[str]) -> list[str]:
+    """Return the arguments as they were before `escaped`."""
+    return [argument[1:] if _COLONS.fullmatch(argument) else argument for argument in argv]

@@ -24,7 +24,7 @@ from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
 from ddplaunch.process.apart import AskApart
 from ddplaunch.process.start import StartError
-from ddplaunch.slurm.end_reason import CONTROLLER_TIMEOUT, why_ending
+from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.slurm.requeue import SlurmRequeue
+from ddplaunch.slurm.job import SlurmRequeue
 from ddplaunch.slurm.srun import StepJob, not_started, start_step
 from tests.conftest import PATIENCE
 

@@ -7,21 +7,33 @@ reads the state of the job from the output of scontrol.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, nullcontext
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError
-from ddplaunch.exitcodes import OK
-from ddplaunch.slurm.submit import args, output_paths, script, tail
+from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.exitcodes import NOT_FOUND, OK
+from ddplaunch.slurm.submit import args, output, script
 from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest, split
 from ddplaunch.slurm.submit.check import check, check_output
 from ddplaunch.slurm.submit.sbatch_options import KNOWN, SHORT
 from ddplaunch.spec import JobSpec
 
+if TYPE_CHECKING:
+    from ddplaunch.slurm.submit.follow import Submitted
+
 # parses the arguments behind --: gives how many of them are SCRIPT and its arguments, and the job
 ParseJob = Callable[[Sequence[str], Mapping[str, str]], tuple[int, JobSpec]]
+
+
+# variables of a job, which must not come from another job in which it is submitted: a batch script with SLURM_STEP_ID looks like
+# a step. All but these are removed.
+_NOT_OF_A_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SLURM_DEBUG_FLAGS")
+_ELSEWHERE = "submit from a host of a Slurm cluster; --print shows the script anywhere"
+_JOB = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # sbatch(1), --parsable
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -60,7 +72,7 @@ def draft(
         )
         check(request, spec, {**job_env, "PATH": env.get("PATH", os.defpath)})
         for pattern in made.output:
-            check_output(output_paths.expand(pattern, {"x": made.name}), pattern)
+            check_output(output.expand(pattern, {"x": made.name}), pattern)
     return made
 
 
@@ -70,11 +82,11 @@ def send(made: Draft, request: SubmitRequest, env: Mapping[str, str], show: Call
     Raises:
         LaunchError: it is not submitted.
     """
-    from ddplaunch.slurm.submit import follow, sbatch  # --print needs neither
+    from ddplaunch.slurm.submit import follow  # --print needs none of it
 
-    noted = [tail.before(path, append=made.append) for path in _fixed(made)] if request.follow else []
+    noted = [output.before(path, append=made.append) for path in _fixed(made)] if request.follow else []
     # once more on the command line, where they override SBATCH_ variables
-    job = sbatch.submit(made.script, [option.argument for option in request.options], env)
+    job = _sbatch(made.script, [option.argument for option in request.options], env)
     if job is None:
         return OK
     message = f"ddplaunch: job {job.id} is submitted; its output goes to {_output(made, job.id)}"
@@ -124,10 +136,63 @@ def _misplaced(error: LaunchError) -> LaunchError:
 
 def _fixed(made: Draft) -> list[str]:
     """The output files whose paths do not depend on the id of the job, so that they may exist already."""
-    found = (output_paths.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output)
-    return [os.path.join(made.folder, path) for path in found if output_paths.is_complete(path)]
+    found = (output.expand(pattern, {"x": made.name, "%": "%"}) for pattern in made.output)
+    return [os.path.join(made.folder, path) for path in found if output.is_complete(path)]
 
 
 def _output(made: Draft, job_id: str) -> str:
     known = {"A": job_id, "a": "*", "j": job_id, "x": made.name, "%": "%"}
-    return output_paths.shown(os.path.join(made.folder, output_paths.expand(made.output[0], known)), os.getcwd())
+    return output.shown(os.path.join(made.folder, output.expand(made.output[0], known)), os.getcwd())
+
+
+# --- sbatch
+
+
+def _sbatch(text: str, options: Sequence[str], env: Mapping[str, str]) -> Submitted | None:
+    """Run sbatch with this script and these options and return the job; None after --test-only.
+
+    Raises:
+        LaunchError: there is no sbatch, or it rejects the job; the exit status is then sbatch's.
+    """
+    import subprocess  # --print runs nothing
+
+    from ddplaunch.slurm.submit.follow import Submitted, notify
+
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *options],
+            check=False, input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", env=environment(env),
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise LaunchError("sbatch is not on PATH", hint=_ELSEWHERE, status=NOT_FOUND) from None
+    except OSError as error:
+        raise LaunchError(f"sbatch: {why_failed(error)}") from None
+    if done.returncode:
+        if "establish a configuration source" in done.stderr:
+            raise LaunchError("no Slurm configured here", hint=_ELSEWHERE, status=_status(done.returncode))
+        raise LaunchError(f"sbatch failed: {_reason(done.stderr)}", status=_status(done.returncode))
+    found = _JOB.findall(done.stdout)
+    # a site may print messages at each submission
+    if message := f"{done.stderr}{_JOB.sub('', done.stdout)}".strip():
+        notify(message)
+    return Submitted(id=found[-1][0], cluster=found[-1][1] or None) if found else None
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for sbatch, which it exports to the job."""
+    if "SLURM_JOB_ID" not in env:
+        return dict(env)
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _NOT_OF_A_JOB or not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
+    }
+
+
+def _reason(stderr: str) -> str:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").rstrip(".") for line in stderr.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith("Try ")) or "no message"
+
+
+def _status(returncode: int) -> int:
+    return 128 - returncode if returncode < 0 else returncode

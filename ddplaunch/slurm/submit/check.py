@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
-from ddplaunch.slurm.submit import output_paths
 from ddplaunch.slurm.submit.args import SubmitRequest
+from ddplaunch.slurm.submit.output import is_complete
 from ddplaunch.spec import JobSpec
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")
@@ -49,7 +49,7 @@ def check_output(path: str, pattern: str) -> None:
         LaunchError: it does not exist, or cannot be written.
     """
     folder = os.path.dirname(path) or os.curdir
-    if not output_paths.is_complete(folder):
+    if not is_complete(folder):
         return  # it depends on the job's id
     if not os.path.isdir(folder):
         raise LaunchError(

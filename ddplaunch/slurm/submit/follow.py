@@ -17,12 +17,13 @@ from msgspec import Struct
 
 from ddplaunch.errors import below, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import of_signal
-from ddplaunch.slurm import scontrol
-from ddplaunch.slurm.submit import job_state, output_paths
-from ddplaunch.slurm.submit.tail import Tail
+from ddplaunch.slurm.scontrol import ScontrolError, UnknownJob, show_jobs
+from ddplaunch.slurm.submit import job_state
+from ddplaunch.slurm.submit.output import Tail, output_files
 
 POLL_INTERVAL = 0.25  # seconds between two reads of the output
 FIRST_INTERVAL, LONGEST_INTERVAL = 1.0, 5.0  # seconds between two queries of slurmctld
+POLL_TIMEOUT = 60.0  # seconds for a reply, which holds nothing up; scontrol itself retries a busy slurmctld
 FILE_TIMEOUT = 3.0  # seconds after the job's end in which a file may still appear in a shared folder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -108,11 +109,11 @@ class _Watch:
     def _query(self, now: float) -> bool:
         """Query the state of the job, report it, and return whether it changed."""
         try:
-            jobs = scontrol.jobs(os.environ, self._job.id, self._job.cluster)
-        except scontrol.UnknownJob:
+            jobs = show_jobs(os.environ, self._job.id, POLL_TIMEOUT, cluster=self._job.cluster)
+        except UnknownJob:
             observed = job_state.forgotten(self._observed)
             lines: tuple[str, ...] = (observed.ended[""].text,)
-        except scontrol.ScontrolError as error:
+        except ScontrolError as error:
             if self._responds:
                 self._responds = False
                 self.print_below(f"Slurm does not respond, trying again: {error}")
@@ -120,7 +121,7 @@ class _Watch:
         else:
             self._responds = True
             if self._follow and jobs:
-                self._shown = output_paths.of_job(jobs[0])
+                self._shown = output_files(jobs[0])
                 self._ran = job_state.has_run(jobs[0])
             observed, lines = job_state.update(self._observed, jobs, now)
         if observed.over:

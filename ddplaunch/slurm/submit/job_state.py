@@ -1,4 +1,4 @@
-"""The state of a job that was submitted, from the output of scontrol: as text, and its exit status at the end. Pure.
+"""The state of a job that was submitted, from the records of scontrol: as text, and its exit status at the end. Pure.
 
 Time comes with each observation, as monotonic seconds.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from ddplaunch.exitcodes import NODE_LOST, OK, TIMEOUT, of_signal
+from ddplaunch.slurm.scontrol import JobRecord
 
 RETURN_TIME = 10.0  # seconds after which a job that may be requeued, but was not, is over
 
@@ -67,19 +68,19 @@ class Observation(Struct, frozen=True, kw_only=True):
         return max((end.status for end in self.ended.values()), default=FAILED)
 
 
-def update(observed: Observation, jobs: Sequence[Mapping[str, str]], at: float) -> tuple[Observation, tuple[str, ...]]:
+def update(observed: Observation, jobs: Sequence[JobRecord], at: float) -> tuple[Observation, tuple[str, ...]]:
     """Take what scontrol shows now; give the lines to report, without the job's id."""
     ended, may_return, lines = dict(observed.ended), {}, []
     alive = []
     for job in jobs:
-        name = _element(job)
+        name = job.element
         if _is_over(job, at - observed.may_return.get(name, at)):
             if name not in ended:
                 ended[name] = end_of(job)
                 if name and ended[name].status:
                     lines.append(f"{name} {ended[name].text}")
             continue
-        if job["JobState"] in _REQUEUEABLE:
+        if job.state in _REQUEUEABLE:
             may_return[name] = observed.may_return.get(name, at)
         else:
             ended.pop(name, None)  # it was requeued
@@ -101,51 +102,45 @@ def forgotten(observed: Observation) -> Observation:
     )
 
 
-def has_run(job: Mapping[str, str]) -> bool:
+def has_run(job: JobRecord) -> bool:
     """Whether the job was started, so that it has output."""
-    return job.get("NodeList", "") not in ("", "(null)") and job.get("Reason") != _LAUNCH_FAILURE
+    return bool(job.nodes) and job.reason != _LAUNCH_FAILURE
 
 
-def end_of(job: Mapping[str, str]) -> JobEnding:
+def end_of(job: JobRecord) -> JobEnding:
     """Say how a job ended: with the exit status of its script, or one for the reason why it has none."""
-    state = job["JobState"]
-    if job.get("Reason") == _LAUNCH_FAILURE:
+    state = job.state
+    if job.reason == _LAUNCH_FAILURE:
         text = "could not be started: the folder or the file of its output cannot be written, or the node is broken"
         return JobEnding(status=FAILED, text=text)
     status = (_exit_code(job) if state in _WITH_A_STATUS else 0) or _ENDS.get(state, FAILED)
     text = _WORDS.get(state, f"failed with status {status}")
-    took = job.get("RunTime", "00:00:00")
-    return JobEnding(status=status, text=text if took == "00:00:00" else f"{text} after {took}")
+    took = "" if job.run_time == "00:00:00" else f" after {job.run_time}"
+    return JobEnding(status=status, text=f"{text}{took}")
 
 
-def _exit_code(job: Mapping[str, str]) -> int:
+def _exit_code(job: JobRecord) -> int:
     """The exit status of the script, as a shell shows it."""
-    code, _, number = job.get("ExitCode", "0:0").partition(":")
+    code, _, number = job.exit_code.partition(":")
     return of_signal(int(number)) if 0 < int(number or 0) <= _LAST_SIGNAL else int(code)
 
 
-def _element(job: Mapping[str, str]) -> str:
-    """The id of an element of an array, "" if the job is none."""
-    return f"{job['ArrayJobId']}_{job.get('ArrayTaskId', job['JobId'])}" if "ArrayJobId" in job else ""
-
-
-def _is_over(job: Mapping[str, str], since: float) -> bool:
-    state = job["JobState"]
-    if state in _REQUEUEABLE and job.get("Requeue") == "1":
+def _is_over(job: JobRecord, since: float) -> bool:
+    if job.state in _REQUEUEABLE and job.may_requeue:
         return since >= RETURN_TIME
-    return state in _ENDS
+    return job.state in _ENDS
 
 
-def _state(jobs: Sequence[Mapping[str, str]]) -> str:
+def _state(jobs: Sequence[JobRecord]) -> str:
     """The state of a job, as it follows its id in a sentence; "" if it is not reported."""
-    running = [job for job in jobs if job["JobState"] == "RUNNING"]
+    running = [job for job in jobs if job.state == "RUNNING"]
     job = running[0] if running else jobs[0]
-    if "ArrayJobId" in job and running:
+    if job.array_id and running:
         return "is running"
-    state, reason = job["JobState"], job.get("Reason", "None")
-    again = "" if job.get("Restarts", "0") == "0" else f", restart {job['Restarts']}"
+    state, reason = job.state, job.reason
+    again = f", restart {job.restarts}" if job.restarts else ""
     if state == "RUNNING":
-        return f"is running on {job.get('NodeList', '')}{again}"
+        return f"is running on {job.nodes}{again}"
     if state == "PENDING":  # without a reason, the scheduler has not considered it yet
         return "" if reason == "None" else f"is pending ({reason}){again}"
     return (

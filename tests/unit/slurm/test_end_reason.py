@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.slurm import end_reason
+from ddplaunch.slurm.job import why_ending
 from ddplaunch.supervise.outcome import ClusterEnding
 from tests.unit.slurm.test_job import line
 
@@ -37,15 +37,15 @@ def place(tmp_path: Path, job: str, nodes: str = "exit 1", env: dict[str, str] =
 def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
     walltime = ClusterEnding("out of walltime")
     env = place(tmp_path, line("COMPLETING", "TimeLimit"))
-    assert end_reason.why_ending(env, 20) == walltime
+    assert why_ending(env, 20) == walltime
     env = place(tmp_path, line())
-    assert end_reason.why_ending(env, 20) == ClusterEnding()
-    assert end_reason.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == ClusterEnding()
+    assert why_ending(env, 20) == ClusterEnding()
+    assert why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) + 60)}, 20) == ClusterEnding()
     # somebody has given the job more time since it was started
-    assert end_reason.why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == ClusterEnding()
+    assert why_ending({**env, "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}, 20) == ClusterEnding()
     nowhere = {**GIVEN, "PATH": "/nowhere"}
-    assert end_reason.why_ending(nowhere, 20) == ClusterEnding()
-    assert end_reason.why_ending({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == walltime
+    assert why_ending(nowhere, 20) == ClusterEnding()
+    assert why_ending({**nowhere, "SLURM_JOB_END_TIME": str(int(time.time()))}, 20) == walltime
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_node_that_slurm_has_lost_is_named_and_gives_the_status(
     tmp_path: Path, left: str, nodes: str, words: str
 ) -> None:
     job = line("COMPLETING", "NodeDown", NodeList=left, BatchHost="node1")
-    assert end_reason.why_ending(place(tmp_path, job, nodes), 20) == ClusterEnding(words, (122, "node_lost"))
+    assert why_ending(place(tmp_path, job, nodes), 20) == ClusterEnding(words, (122, "node_lost"))
 
 
 def test_only_those_nodes_are_asked_about_that_the_job_no_longer_has(tmp_path: Path) -> None:
     job = line("COMPLETING", "NodeDown", NodeList="node[1,3]")
-    end_reason.why_ending(place(tmp_path, job), 20)
+    why_ending(place(tmp_path, job), 20)
     assert (tmp_path / "asked").read_text().splitlines() == ["show job -o 7", "show nodes -o node2,node4"]
 
 
 def test_a_job_that_does_not_know_its_nodes_lost_one_of_them(tmp_path: Path) -> None:
     env = place(tmp_path, line("COMPLETING", "NodeDown", NodeList="node1"), env={"SLURM_JOB_ID": "7"})
-    assert end_reason.why_ending(env, 20).text == "a node of the job was lost"
+    assert why_ending(env, 20).text == "a node of the job was lost"

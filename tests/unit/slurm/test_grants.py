@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.slurm.grants import are_uncertain, options, parse
+from ddplaunch.slurm.run_step import are_grants_uncertain, gpu_options, grants_of
+from ddplaunch.slurm.scontrol import parse_jobs
 
 UNEVEN = (
-    "JobId=14 JobName=train TRES=cpu=3,gres/gpu=6 JOB_GRES=gpu:6 Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:4(IDX:0-3) "
+    "JobId=14 JobState=RUNNING JobName=train TRES=cpu=3,gres/gpu=6 JOB_GRES=gpu:6 "
+    "Nodes=node1 CPU_IDs=0 Mem=0 GRES=gpu:4(IDX:0-3) "
     "Nodes=node[2-3] CPU_IDs=0-1 Mem=4000 GRES=gpu:1(IDX:0) MinCPUsNode=1 TresPerJob=gres:gpu:6\n"
 )
 TYPED = (
-    "JobId=9 Nodes=a CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2),shard:8(0/8,8/8) Nodes=b CPU_IDs=0 Mem=0 "
+    "JobId=9 JobState=RUNNING "
+    "Nodes=a CPU_IDs=0 Mem=0 GRES=gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2),shard:8(0/8,8/8) Nodes=b CPU_IDs=0 Mem=0 "
     "GRES=gpu:a100:1(IDX:3)\n"
 )
-NONE = "JobId=9 Nodes=a CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1\n"
-OTHER_COMPONENT = "JobId=15 Nodes=node4 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\n"
+NONE = "JobId=9 JobState=RUNNING Nodes=a CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1\n"
+OTHER_COMPONENT = "JobId=15 JobState=RUNNING Nodes=node4 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\n"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,7 @@ OTHER_COMPONENT = "JobId=15 Nodes=node4 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)\n"
     ],
 )
 def test_each_node_has_a_number_of_its_own(output: str, found: dict[str, dict[str, int]]) -> None:
-    assert parse(output) == found
+    assert grants_of(parse_jobs(output)) == found
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def test_each_node_has_a_number_of_its_own(output: str, found: dict[str, dict[st
     ],
 )
 def test_srun_is_asked_for_what_each_node_has(output: str, hosts: list[str], expected: tuple[str, ...]) -> None:
-    assert options(hosts, parse(output)) == expected
+    assert gpu_options(hosts, grants_of(parse_jobs(output))) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,4 +64,4 @@ def test_srun_is_asked_for_what_each_node_has(output: str, hosts: list[str], exp
     ],
 )
 def test_slurm_is_asked_only_where_a_step_may_be_given_less(names: str, uncertain: bool) -> None:
-    assert are_uncertain(dict.fromkeys(names.split(), "1")) is uncertain
+    assert are_grants_uncertain(dict.fromkeys(names.split(), "1")) is uncertain

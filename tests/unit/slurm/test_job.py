@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.slurm import job as slurmjob
-from ddplaunch.slurm.job import JobStatus
-from ddplaunch.slurm.requeue import SlurmRequeue, manual_requeue
-from ddplaunch.slurm.scontrol import ScontrolError
+from ddplaunch.slurm.job import JobStatus, SlurmRequeue, manual_requeue
+from ddplaunch.slurm.scontrol import ScontrolError, parse_jobs
 
 
 def line(state: str = "RUNNING", reason: str = "None", **fields: object) -> str:
@@ -71,14 +70,13 @@ CONDITIONS = {
 @pytest.mark.parametrize("what", CONDITIONS)
 def test_what_slurm_does_with_a_job_is_read_from_what_it_says(what: str) -> None:
     text, restarts, status_of = CONDITIONS[what]
-    job = slurmjob.parse(text)
-    assert job is not None
+    (job,) = parse_jobs(text)
     assert slurmjob.status_of(job, restarts) is status_of
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified\n", "JobId=7 Name=x\n", "\0\n"])
-def test_what_is_no_job_is_none(text: str) -> None:
-    assert slurmjob.parse(text) is None
+def test_what_is_no_job_is_left_out(text: str) -> None:
+    assert parse_jobs(text) == ()
 
 
 @pytest.mark.parametrize(

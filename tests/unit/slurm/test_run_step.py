@@ -14,8 +14,8 @@ from ddplaunch.options import token as secret
 from ddplaunch.options.argv import from_argv
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
-from ddplaunch.slurm.quoting import escaped, unescaped
 from ddplaunch.slurm.run_step import argv, environment, run_step
+from ddplaunch.slurm.srun import escaped, unescaped
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 

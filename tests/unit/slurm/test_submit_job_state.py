@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.slurm.scontrol import parse_records
+from ddplaunch.slurm.scontrol import JobRecord, parse_jobs
 from ddplaunch.slurm.submit.job_state import FAILED, RETURN_TIME, Observation, end_of, forgotten, has_run, update
 
-Job = Mapping[str, str]
 
-
-def job(state: str, reason: str = "None", **fields: str) -> Job:
-    return {
+def job(state: str, reason: str = "None", **fields: str) -> JobRecord:
+    """The job as it is read from what scontrol shows."""
+    shown = {
         "JobId": "7", "JobState": state, "Reason": reason, "Requeue": "1", "Restarts": "0", "ExitCode": "0:0",
         "RunTime": "00:00:00", "NodeList": "node[1-2]", **fields,
     }  # fmt: skip
+    (found,) = parse_jobs(" ".join(f"{name}={value}" for name, value in shown.items()))
+    return found
 
 
-def element(number: object, state: str, **fields: str) -> Job:
+def element(number: object, state: str, **fields: str) -> JobRecord:
     return job(state, **{"ArrayJobId": "7", "ArrayTaskId": f"{number}", **fields})
 
 
-def reported(*history: Sequence[Job], every: float = 1.0) -> tuple[list[tuple[str, ...]], Observation]:
+def reported(*history: Sequence[JobRecord], every: float = 1.0) -> tuple[list[tuple[str, ...]], Observation]:
     observed, lines = Observation(), []
     for number, jobs in enumerate(history):
         observed, said = update(observed, jobs, 100 + number * every)
@@ -140,8 +141,7 @@ def test_what_scontrol_says_is_read() -> None:
         "ReqB:S:C:T=0:0:*:* StdOut=/a b/my job-9.out Power= \n"
         "JobId=10 ArrayJobId=9 NodeList= \n\n"
     )
-    first, second = parse_records(text)
-    assert (first["JobName"], first["JobState"], first["StdOut"]) == ("my job", "PENDING", "/a b/my job-9.out")
-    assert (first["CPUs/Task"], first["Power"]) == ("1", "")
-    assert second == {"JobId": "10", "ArrayJobId": "9", "NodeList": ""}
-    assert parse_records("No jobs in the system\n") == ()
+    (found,) = parse_jobs(text)
+    assert (found.name, found.state, found.stdout) == ("my job", "PENDING", "/a b/my job-9.out")
+    assert (found.element, found.nodes) == ("9_2-3%1", "")
+    assert parse_jobs("No jobs in the system\n") == ()

@@ -8,10 +8,10 @@ from signal import SIGUSR1
 
 import pytest
 
-from ddplaunch.slurm.submit import exported
+from ddplaunch.slurm.scontrol import parse_jobs
+from ddplaunch.slurm.submit import environment, exported
 from ddplaunch.slurm.submit.args import split
-from ddplaunch.slurm.submit.output_paths import expand, is_complete, of_job, shown
-from ddplaunch.slurm.submit.sbatch import environment
+from ddplaunch.slurm.submit.output import expand, is_complete, output_files, shown
 from ddplaunch.slurm.submit.script import WIDTH, job_name, options, quote, text
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
@@ -146,7 +146,10 @@ FILES = [
 
 @pytest.mark.parametrize(("job", "files"), FILES)
 def test_the_files_of_a_job_are_known_as_soon_as_they_can_be(job: dict[str, str], files: dict[str, int]) -> None:
-    assert of_job({"JobId": "7", **job}) == files
+    (found,) = parse_jobs(
+        " ".join(f"{name}={value}" for name, value in {"JobId": 7, "JobState": "RUNNING", **job}.items())
+    )
+    assert output_files(found) == files
 
 
 def test_a_path_is_shown_as_short_as_it_can_be() -> None:

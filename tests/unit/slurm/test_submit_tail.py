@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.slurm.submit.tail import Tail, before, whole
+from ddplaunch.slurm.submit.output import Tail, before, whole
 
 
 @pytest.fixture

@@ -1,17 +1,70 @@
-"""Reads the output file of a job as it grows: one that does not exist yet, is truncated, replaced, or in a shared folder."""
+"""The files to which Slurm writes the output of a job: their paths, from the patterns, and what they hold, as they grow."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 
+from ddplaunch.slurm.scontrol import JobRecord
+
+_SYMBOL = re.compile(r"%(\d*)([%AaJjNnstux])")
+_NUMBERS = "AaJjnst"  # a width pads these with zeros, and is ignored for the others
 _PIECE = 1 << 16  # bytes
 _LONGEST = 4  # bytes of a character in UTF-8
+
+# --- their paths
+
+
+def expand(pattern: str, known: Mapping[str, str]) -> str:
+    """Replace the letters behind % that are known; leave the others."""
+
+    def replace(found: re.Match[str]) -> str:
+        width, letter = found.groups()
+        value = known.get(letter)
+        if value is None:
+            return found[0]
+        return value.zfill(int(width or 0)) if letter in _NUMBERS else value
+
+    return _SYMBOL.sub(replace, pattern)
+
+
+def is_complete(pattern: str) -> bool:
+    """Whether all of it is expanded."""
+    return _SYMBOL.search(pattern) is None
+
+
+def output_files(job: JobRecord) -> dict[str, int]:
+    """Return the output files of a job whose paths are known, and what goes there: 1 stdout, or both; 2 stderr.
+
+    scontrol expands most, but not the node, padded numbers and %%.
+    """
+    known = {"j": job.id, "n": "0", "t": "0", "x": job.name, "%": "%", "A": job.array_id or job.id}
+    if job.array_index.isdecimal():
+        known["a"] = job.array_index
+    if node := job.batch_host.partition(".")[0]:
+        known["N"] = node
+    found: dict[str, int] = {}
+    for stream, pattern in ((1, job.stdout), (2, job.stderr)):
+        path = expand(pattern, known)
+        if is_complete(path) and path not in ("", "/dev/null"):
+            found.setdefault(path, stream)
+    return found
+
+
+def shown(path: str, folder: str) -> str:
+    """The path, relative to this folder if it is inside."""
+    inside = os.path.relpath(path, folder)
+    return path if inside.startswith(os.pardir) else inside
+
+
+# --- what they hold
 
 
 class Tail:
     """A file that is read as it grows.
 
-    It is opened anew for each read: a network file system guarantees to show what other hosts wrote only after an open.
+    It is opened for each read: a network file system guarantees to show what other hosts wrote only after an open.
     """
 
     def __init__(self, path: str, begin: int = 0, unless: tuple[int, int] | None = None) -> None:
