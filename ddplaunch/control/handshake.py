@@ -14,6 +14,7 @@ together with its number in the sequence. It refuses to encrypt: messages may be
 
 from __future__ import annotations
 
+import hmac
 import os
 from typing import Annotated, Literal, TypeVar
 
@@ -21,13 +22,13 @@ import msgspec
 from msgspec import Struct
 
 from ddplaunch.control.frames import SIGNATURE, FrameError, pack
-from ddplaunch.control.mac import Mac, is_equal
 
 PROTOCOL = 1
 NOT_DDPLAUNCH = "is not ddplaunch"
 WRONG_KEY = "wrong token, or another job"
 UNPROVEN = "does not know the token"
 
+_HASH = "sha256"
 _CLIENT = b"client"
 _SERVER = b"server"
 _Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -45,7 +46,7 @@ class Key(bytes):
 def key(token: str | None, job: str) -> Key:
     """Make the job's key; without a token it follows from the job's name."""
     secret = b"no token" if token is None else b"token " + token.encode("utf-8", "surrogateescape")
-    return Key(Mac(secret).of(_join(b"ddplaunch", job.encode("utf-8", "surrogateescape"))))
+    return Key(_mac(secret, _join(b"ddplaunch", job.encode("utf-8", "surrogateescape"))))
 
 
 class Refused(Exception):
@@ -63,14 +64,14 @@ class Session:
     __slots__ = ("_receive_mac", "_received", "_send_mac", "_sent")
 
     def __init__(self, send_key: bytes, receive_key: bytes) -> None:
-        self._send_mac = Mac(send_key)
-        self._receive_mac = Mac(receive_key)
+        self._send_mac = hmac.new(send_key, digestmod=_HASH)  # copied for each frame, so that the key is hashed once
+        self._receive_mac = hmac.new(receive_key, digestmod=_HASH)
         self._sent = 0
         self._received = 0
 
     def seal(self, payload: bytes) -> bytes:
         """Make the frame of the next payload to send."""
-        signature = self._send_mac.of(self._sent.to_bytes(8), payload)[:SIGNATURE]
+        signature = _signature(self._send_mac, self._sent, payload)
         self._sent += 1
         return pack(payload, signature)
 
@@ -81,8 +82,7 @@ class Session:
             FrameError: it was altered, replayed or reordered, or is from another sender.
         """
         payload = frame[:-SIGNATURE]
-        expected = self._receive_mac.of(self._received.to_bytes(8), payload)[:SIGNATURE]
-        if not is_equal(expected, frame[-SIGNATURE:]):
+        if not hmac.compare_digest(_signature(self._receive_mac, self._received, payload), frame[-SIGNATURE:]):
             raise FrameError("sent a frame with a wrong signature")
         self._received += 1
         return payload
@@ -113,7 +113,7 @@ class Server:
         _check_version(payload, self._protocol)
         answer = _decode(_ANSWER, payload)
         proofs = _Proofs(self._key, self._protocol, self._nonce, answer.nonce)
-        if not is_equal(proofs.of(_CLIENT), answer.proof):
+        if not hmac.compare_digest(proofs.of(_CLIENT), answer.proof):
             raise Refused(WRONG_KEY, _encode(_Verdict(refused="key")))
         session = Session(proofs.session_key(_SERVER), proofs.session_key(_CLIENT))
         return Reply(_encode(_Verdict(proof=proofs.of(_SERVER))), session)
@@ -140,7 +140,7 @@ class Client:
         verdict = _decode(_VERDICT, payload)
         if verdict.refused is not None:
             raise Refused(WRONG_KEY)
-        if verdict.proof is None or not is_equal(self._proofs.of(_SERVER), verdict.proof):
+        if verdict.proof is None or not hmac.compare_digest(self._proofs.of(_SERVER), verdict.proof):
             raise Refused(UNPROVEN)
         return Reply(session=Session(self._proofs.session_key(_CLIENT), self._proofs.session_key(_SERVER)))
 
@@ -164,14 +164,26 @@ class _Proofs:
     """All that can be computed from the key and both nonces."""
 
     def __init__(self, key: Key, protocol: int, server_nonce: bytes, client_nonce: bytes) -> None:
-        self._mac = Mac(key)
+        self._key = key
         self._shared = _join(b"%d" % protocol, server_nonce, client_nonce)
 
     def of(self, role: bytes) -> bytes:
-        return self._mac.of(_join(b"proof", role), self._shared)
+        return _mac(self._key, _join(b"proof", role) + self._shared)
 
     def session_key(self, sender: bytes) -> bytes:
-        return self._mac.of(_join(b"session", sender), self._shared)
+        return _mac(self._key, _join(b"session", sender) + self._shared)
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, _HASH)
+
+
+def _signature(mac: hmac.HMAC, number: int, payload: bytes) -> bytes:
+    """Return the signature of the frame of this number, by a MAC that has hashed the key and nothing else."""
+    signing = mac.copy()
+    signing.update(number.to_bytes(8))
+    signing.update(payload)
+    return signing.digest()[:SIGNATURE]
 
 
 def _join(*parts: bytes) -> bytes:

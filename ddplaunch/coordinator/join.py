@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import selectors
 import socket
@@ -18,7 +19,6 @@ from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.control import messages
 from ddplaunch.control.fields import host, line
 from ddplaunch.control.handshake import Key, key
-from ddplaunch.control.mac import sha256
 from ddplaunch.coordinator.link import Link
 from ddplaunch.errors import own_imports, write_stderr
 from ddplaunch.options import token
@@ -148,7 +148,7 @@ def _digest(spec: JobSpec) -> str:
     """What distinguishes two versions of the program; "" where that is not a file of its own."""
     if spec.program.kind is not ProgramKind.SCRIPT or not os.path.isfile(spec.program.target):
         return ""
-    digest = sha256()
+    digest = hashlib.sha256()
     try:
         with open(spec.program.target, "rb") as file:
             while piece := file.read(_PIECE):
