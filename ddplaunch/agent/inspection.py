@@ -71,7 +71,7 @@ class Inspection:
     def look_for_stuck(self, workers: Workers, ranks: Collection[int], within: float) -> None:
         """Find out which of these workers still wait where they did when their stacks were taken."""
         running = [workers.running[rank] for rank in ranks if rank in workers.running]
-        self._taker.take(running, within, partial(self._stuck_found, workers))
+        self._taker.take(running, within, partial(self._stuck_found, workers), made=tuple)
 
     def _stuck_found(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
         if workers is self._workers():
