@@ -84,7 +84,7 @@ class Inspection:
         if self.samples:
             from ddplaunch.stacks.merge import lines, merge
 
-            text = "\n".join(lines(merge(self.samples, threads=True), "", threads=True))
+            text = "\n".join(map(str, lines(merge(self.samples, threads=True), "", threads=True)))
             workers.keep_stacks(visible(f"{text}\n").encode(errors="replace"))
 
     def observe(self, workers: Workers, *, asks: bool) -> None:

@@ -54,14 +54,14 @@ def call(
         from ddplaunch.runs import stacks
 
         asked = {name: name in parsed for name in ("threads", "native")}
-        return show(visible(stacks.show(env, run, ranks=parsed.get("ranks"), **asked, as_json="json" in parsed)))
+        return show(stacks.show(env, run, ranks=parsed.get("ranks"), **asked, as_json="json" in parsed))
     if verb == "warm":
         from ddplaunch.warm import show as warm
 
-        return show(visible(warm.show(stop="stop" in parsed)))
+        return show(warm.show(env, stop="stop" in parsed))
     from ddplaunch.runs import ps
 
-    return show(visible(ps.show(env, as_json="json" in parsed)))
+    return show(ps.show(env, as_json="json" in parsed))
 
 
 def wrong(verb: str, error: NoSuchOption) -> LaunchError:

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, inspect
-from ddplaunch.errors import visible
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import count_workers, ranks_of_all
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report import plan_view
+from ddplaunch.report.console import Look, written
 from ddplaunch.report.state_folder import run_id_of
 from ddplaunch.spec import JobSpec
 
@@ -32,7 +32,7 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
             return plan_view.as_json(decided, spec.origins)
         case "sh":
             return plan_view.shell(decided)
-    return visible(plan_view.table(decided, spec, _warm(decided, env)))
+    return written(plan_view.table(decided, spec, _warm(decided, env)), Look.of_stdout(env))
 
 
 def _warm(plan: Plan, env: Mapping[str, str]) -> str:

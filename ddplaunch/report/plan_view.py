@@ -1,48 +1,49 @@
-"""The plan for people (a table), for programs (JSON) and for the shell (commands to paste). Pure."""
+"""The plan for people (tables), for programs (JSON) and for the shell (commands to paste). Pure."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
 from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import environment, of_generation
+from ddplaunch.report import console
+from ddplaunch.report.console import COMMAND, NAME, NOTE, ODD, Block, line, section, sentence
 from ddplaunch.report.words import count, these_ranks
 from ddplaunch.spec import JobSpec
 
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
-_WIDTH = 80  # of sentences; what may be copied is never broken
 
 
-def table(plan: Plan, spec: JobSpec, warm: str = "") -> str:
+def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
     """Show the job's values with their reasons, its workers, what they run and the variables that they get.
 
     `warm` is what is known of the interpreter that is kept warm.
     """
     shared = _shared(plan.workers)
-    columns, places = _columns(plan, shared)
-    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
-    parts = [
-        _aligned(_head(plan, shared, spec, warm)),
-        _aligned(rows),
-        "\n".join(["command:", *_commands(plan)]),
-        "\n".join(["variables of each worker:", *places]),
-        "\n".join(
-            [
-                "variables of all workers:",
-                *(f"  {k}={shlex.quote(v)}" for k, v in sorted(plan.shown(shared).items())),
-            ]
+    columns, holding = _columns(plan, shared)
+    blocks = [
+        console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True),
+        console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)),
+        section(line(("command:", NAME)), _commands(plan)),
+        section(line(("variables of each worker:", NAME)), *holding),
+        section(
+            line(("variables of all workers:", NAME)),
+            *(
+                line("  ", (name, COMMAND), f"={shlex.quote(value)}")
+                for name, value in sorted(plan.shown(shared).items())
+            ),
         ),
     ]
     if found := _found(spec):
-        parts.append("from variables and files:\n" + _aligned(found))
+        title = line(("from variables and files:", NAME))
+        blocks.append(section(title, console.table(found, styles=(COMMAND, NOTE), indent=2)))
     if plan.notes:
-        parts.append("\n".join(_hanging("note: ", note) for note in plan.notes))
-    return "\n\n".join(parts) + "\n"
+        blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
+    return blocks
 
 
 def as_json(plan: Plan, origins: Mapping[str, str]) -> str:
@@ -99,8 +100,8 @@ def _head(plan: Plan, shared: Mapping[str, str], spec: JobSpec, warm: str) -> li
     return rows
 
 
-def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """The table of the workers by column, and lines that say which of their variables hold what stands in which column."""
+def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]], list[Block]]:
+    """Return the table of the workers by column, and which of their variables hold what stands in which column."""
     workers = plan.workers
     columns = {"rank": [str(worker.rank) for worker in workers]}
     if plan.nnodes > 1:
@@ -123,7 +124,7 @@ def _columns(plan: Plan, shared: Mapping[str, str]) -> tuple[dict[str, list[str]
     changing = of_generation(plan, generation=0, port=0)
     lines = {**{f"its {column}": names for column, names in holding.items()}, "set at the start": sorted(changing)}
     widest = max(map(len, lines))
-    return columns, [_hanging(f"  {label.ljust(widest)}  ", " ".join(names)) for label, names in lines.items()]
+    return columns, [sentence(f"  {label.ljust(widest)}  ", " ".join(names), COMMAND) for label, names in lines.items()]
 
 
 def _owned(workers: Sequence[WorkerPlan]) -> list[str]:
@@ -135,14 +136,16 @@ def _owned(workers: Sequence[WorkerPlan]) -> list[str]:
     return [" ".join(short[device] for device in worker.devices) or "-" for worker in workers]
 
 
-def _commands(plan: Plan) -> list[str]:
-    """Each command once, with the ranks that run it unless all do."""
+def _commands(plan: Plan) -> Block:
+    """Show each command once, with the ranks that run it unless all do."""
     ranks: dict[tuple[str, ...], list[int]] = {}
     for worker in plan.workers:
         ranks.setdefault(worker.argv, []).append(worker.rank)
-    if len(ranks) == 1:
-        return [f"  {shlex.join(argv)}" for argv in ranks]
-    return _aligned([f"  {these_ranks(those)}", shlex.join(argv)] for argv, those in ranks.items()).split("\n")
+    rows = [[these_ranks(those), shlex.join(argv)] for argv, those in ranks.items()]
+    only = len(rows) == 1
+    return console.table(
+        (row[1:] if only else row for row in rows), styles=(COMMAND,) if only else ("", COMMAND), indent=2
+    )
 
 
 def _found(spec: JobSpec) -> list[tuple[str, ...]]:
@@ -160,7 +163,7 @@ def _found(spec: JobSpec) -> list[tuple[str, ...]]:
             if option.is_flag
             else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
         )
-        rows.setdefault(option.target, (f"  {text}", origin))  # the second option that means the same is torchrun's
+        rows.setdefault(option.target, (text, origin))  # the second option that means the same is torchrun's
     return list(rows.values())
 
 
@@ -168,16 +171,3 @@ def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:
     """The variables that have the same value in every worker."""
     first = workers[0].variables
     return {k: v for k, v in first.items() if all(worker.variables.get(k) == v for worker in workers)}
-
-
-def _hanging(label: str, text: str) -> str:
-    lines = textwrap.wrap(text, _WIDTH - len(label), break_long_words=False, break_on_hyphens=False)
-    return label + ("\n" + " " * len(label)).join(lines)
-
-
-def _aligned(rows: Iterable[Sequence[str]]) -> str:
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

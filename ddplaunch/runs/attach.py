@@ -85,7 +85,7 @@ def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], wri
                 case requests.Unreached():
                     write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
                     here = stacks.show(env, name, ranks=str(rank), threads=False, native=False, as_json=False)
-                    sys.stdout.write(f"{visible(here)}\n")
+                    sys.stdout.write(f"{here}\n")
                     return UNREACHED
                 case requests.Attached():
                     write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")

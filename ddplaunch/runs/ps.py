@@ -8,6 +8,21 @@ from typing import Any
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import below, count
+from ddplaunch.report.console import (
+    BAD,
+    COMMAND,
+    GOOD,
+    NAME,
+    NOTE,
+    ODD,
+    Block,
+    Look,
+    Words,
+    line,
+    section,
+    table,
+    written,
+)
 from ddplaunch.report.words import duration, size
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
@@ -15,10 +30,12 @@ from ddplaunch.runs.find import Elsewhere
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "quiet")  # flush right
+_ENDED_WELL = "exit status 0"
+_STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
 
 def show(env: Mapping[str, str], *, as_json: bool) -> str:
-    """Ask all running jobs how they are, and give the answer for stdout."""
+    """Ask all running jobs how they are, and return the answer for stdout."""
     here = find.running(env)
     there = find.elsewhere(env, here)
     if as_json:
@@ -26,59 +43,53 @@ def show(env: Mapping[str, str], *, as_json: bool) -> str:
 
         return json.dumps([*map(_data, here), *map(_data_elsewhere, there)], indent=1)
     blocks = [*map(render, here), *map(_render_elsewhere, there)]
-    return "\n\n".join(blocks) if blocks else "none of your jobs runs here"
+    return written(blocks, Look.of_stdout(env)) if blocks else "none of your jobs runs here"
 
 
-def render(replies: RunReplies) -> str:
-    """Write one run, and the ranks of it below."""
+def render(replies: RunReplies) -> Block:
+    """Show one run, and its workers below it."""
     run = replies.run
     if run is None:
-        return f"{find.name_of(replies)}: {below(replies.problem)}"
+        return line((find.name_of(replies), NAME), f": {below(replies.problem)}")
     restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
     workers = f", {count(run.world_size, 'worker')}{nodes}" if run.world_size else ""
     pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
-    head = f"{run.run_id}: {phase}{workers}, for {duration(run.seconds)}{restarts}{pace}"
-    lines = [f"{head}: {below(run.command)}"]
-    rows = [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]
-    lines += _table([dict(zip(_COLUMNS, _COLUMNS, strict=True)), *rows]) if rows else []
-    if run.straggler:
-        lines.append(f"  {below(run.straggler)}")
-    lines += [f"  {_name(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
-    if replies.problem:
-        lines.append(f"  {below(replies.problem)}")
-    return "\n".join(lines)
+    phase_style = GOOD if run.phase == "running" else ODD
+    facts = f"{workers}, for {duration(run.seconds)}{restarts}{pace}: "
+    parts: list[Block] = [line((run.run_id, NAME), ": ", (phase, phase_style), facts, (below(run.command), COMMAND))]
+    if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
+        shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
+        parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
+    problems = [f"{_name(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
+    problems += [below(replies.problem)] if replies.problem else []
+    parts += [line(f"  {below(run.straggler)}")] if run.straggler else []
+    return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
 
 
-def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str]:
+def _row(node: NodeReply, worker: WorkerStatus) -> dict[str, str | Words]:
     alive = worker.pid != 0 and worker.state != "ended"
     return {
         "rank": str(worker.rank),
         "host": node.host,
         "pid": str(worker.pid) if worker.pid else "",
         "device": worker.device,
-        "state": worker.how or worker.state,
+        "state": _state(worker),
         "cpu": f"{_cpu_percent(worker):.0f}%" if alive else "",
         "memory": size(worker.rss) if alive else "",
         "quiet": duration(worker.quiet) if alive and worker.quiet is not None else "",
     }
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    shown = [name for name in _COLUMNS if any(row[name] for row in rows[1:])]
-    widths = {name: max(len(row[name]) for row in rows) for name in shown}
-    return [
-        "  "
-        + "  ".join(
-            row[name].rjust(widths[name]) if name in _NUMBERS else row[name].ljust(widths[name]) for name in shown
-        ).rstrip()
-        for row in rows
-    ]
+def _state(worker: WorkerStatus) -> Words:
+    """Return how a worker is, or how it has ended."""
+    failed = worker.how not in ("", _ENDED_WELL)
+    return line((worker.how or worker.state, BAD if failed else _STYLES.get(worker.state, ODD)))
 
 
-def _render_elsewhere(run: Elsewhere) -> str:
-    return f"{run.run_id}: runs on {run.host} (`ssh {run.host} ddplaunch ps`)"
+def _render_elsewhere(run: Elsewhere) -> Block:
+    return line((run.run_id, NAME), f": runs on {run.host} (`", (f"ssh {run.host} ddplaunch ps", COMMAND), "`)")
 
 
 def _data(replies: RunReplies) -> dict[str, Any]:

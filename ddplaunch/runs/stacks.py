@@ -15,10 +15,11 @@ from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory
+from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
 from ddplaunch.stacks.collectives import explain
 from ddplaunch.stacks.hang import told_by_ras
-from ddplaunch.stacks.merge import lines, merge
+from ddplaunch.stacks.merge import Line, lines, merge
 from ddplaunch.stacks.sent import received
 
 WITHIN = 1.0  # seconds that workers have
@@ -71,8 +72,20 @@ def show(
 
         data = {"run_id": name, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
         return json.dumps(data, indent=1)
-    blocks = [waits, lines(merge(shown, threads=threads), cwd, threads=threads), told_by_ras(samples), silent]
-    return "\n\n".join("\n".join(block) for block in blocks if block) or f"run {name} has no worker now"
+    parts: list[list[Block]] = [
+        [line((text, ODD)) for text in waits],
+        [_line(each) for each in lines(merge(shown, threads=threads), cwd, threads=threads)],
+        [line(text) for text in told_by_ras(samples)],
+        [line((text, ODD)) for text in silent],
+    ]
+    blocks = [section(*part) for part in parts if part]
+    return written(blocks, Look.of_stdout(env)) if blocks else f"run {name} has no worker now"
+
+
+def _line(shown: Line) -> Block:
+    if shown.who:
+        return line((shown.who, NAME), ": ", shown.text)
+    return line((shown.text, NOTE if shown.is_library else ""))
 
 
 def _node(node: NodeReply) -> str:

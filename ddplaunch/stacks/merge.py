@@ -107,16 +107,27 @@ def _name(frame: Frame) -> str:
     return f"{module}.{frame.function}" if frame.function.startswith("__") else frame.function
 
 
-def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[str]:
+class Line(Struct, frozen=True):
+    """A line about stacks."""
+
+    text: str
+    who: str = ""  # what stands before it, in a line that begins a group: "ranks 0-2"
+    is_library: bool = False  # it is a frame of an installed package or the standard library
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.text}" if self.who else self.text
+
+
+def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[Line]:
     """Write groups: each in a line, and the stack below it, where there is more of it than the line says."""
-    written: list[str] = []
+    written: list[Line] = []
     for group in groups:
         sample = group.samples[0]
         if written:
-            written.append("")
-        written.append(f"{group.who}: {where(sample, cwd)}")
+            written.append(Line(""))
+        written.append(Line(where(sample, cwd), group.who))
         if sample.native:
-            written += (f"  {line}" for line in sample.native.splitlines())
+            written += (Line(f"  {line}") for line in sample.native.splitlines())
         else:
             # where the program's own frame is the innermost one, the line has named it
             is_named = bool(sample.main) and not is_library(sample.main[0])
@@ -125,19 +136,19 @@ def lines(groups: Iterable[Alike], cwd: str, *, threads: bool = False) -> list[s
             others = [thread for thread in sample.threads if not thread.is_main]
             for number, thread in enumerate(others, 1):  # before Python 3.14 they have no name
                 name = thread.name or f"{number} of {len(others)}"
-                written += [f"  thread {name}", *_stack(thread.frames, cwd, "    ")]
+                written += [Line(f"  thread {name}"), *_stack(thread.frames, cwd, "    ")]
     return written
 
 
-def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[str]:
+def _stack(frames: Sequence[Frame], cwd: str, indent: str) -> list[Line]:
     """Write a stack, innermost frame first; of libraries' frames that follow each other the first one."""
-    written: list[str] = []
+    written: list[Line] = []
     for folded, run in groupby(frames, is_library):
         found = list(run)
         if folded:
             more = f" (and {count(len(found) - 1, 'frame')} of libraries)" if len(found) > 1 else ""
-            written.append(f"{indent}{place(found[0], cwd)}{more}")
+            written.append(Line(f"{indent}{place(found[0], cwd)}{more}", is_library=True))
         else:
-            written += (f"{indent}{place(frame, cwd)}" for frame in found)
+            written += (Line(f"{indent}{place(frame, cwd)}") for frame in found)
     left = len(written) - _MOST_FRAMES
-    return written if left <= 0 else [*written[:_MOST_FRAMES], f"{indent}... and {count(left, 'more frame')}"]
+    return written if left <= 0 else [*written[:_MOST_FRAMES], Line(f"{indent}... and {count(left, 'more frame')}")]

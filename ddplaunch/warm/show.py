@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
 from ddplaunch.errors import count
 from ddplaunch.report import run_socket
+from ddplaunch.report.console import NAME, Look, line, section, table, written
 from ddplaunch.report.words import duration
 from ddplaunch.warm import find
 from ddplaunch.warm.prepare import VARIABLE
+
+_COLUMNS = ("pid", "interpreter", "has imported", "runs", "is kept")
 
 
 class Kept(Struct, frozen=True):
@@ -24,11 +28,6 @@ class Kept(Struct, frozen=True):
     seconds: int  # until it ends, if no run comes
     python: str
     modules: str
-
-    def __str__(self) -> str:
-        lasts = "while it is used" if self.running else f"for {duration(self.seconds)} more, unless a run comes"
-        used = f"{count(self.runs, 'run')}, of which {self.running} now" if self.running else count(self.runs, "run")
-        return f"process {self.pid}: {self.python} with {self.modules or 'nothing'} imported; served {used}; is kept {lasts}"
 
 
 def kept(name: str) -> Kept | None:
@@ -47,17 +46,28 @@ def kept(name: str) -> Kept | None:
     return Kept(pid, runs, running, seconds, *fields[4:])
 
 
-def show(*, stop: bool) -> str:
+def show(env: Mapping[str, str], *, stop: bool) -> str:
     """Show all of them, or end them: those that run workers with their last."""
-    lines = []
+    rows: list[Sequence[str]] = []
+    sentences = []
     for name in find.names():
         try:
             found = kept(name)
-            if found is not None:
-                lines.append(_stopped(name, found) if stop else str(found))
+            if found is not None and not stop:
+                rows.append(_row(found))
+            elif found is not None:
+                sentences.append(_stopped(name, found))
         except OSError:
-            lines.append(_silent(name, stop=stop))
-    return "\n".join(lines) or "no interpreter is kept warm"
+            sentences.append(_silent(name, stop=stop))
+    lines = [section(*map(line, sentences))] if sentences else []
+    blocks = [*([table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1])] if rows else []), *lines]
+    return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
+
+
+def _row(found: Kept) -> Sequence[str]:
+    running = f" ({found.running} now)" if found.running else ""
+    lasts = "while it is used" if found.running else f"{duration(found.seconds)} more, unless a run comes"
+    return str(found.pid), found.python, found.modules or "nothing", f"{found.runs}{running}", lasts
 
 
 def _stopped(name: str, found: Kept) -> str:

@@ -46,11 +46,12 @@ OF_OTHER_JOBS = {
 AFTER_A_MINUTE = {"supervise.node.looking", "supervise.job.hanging"}
 
 
-def imports(tmp_path: Path, *words: str) -> set[str]:
-    """The modules that a fresh interpreter imports."""
+def imports(tmp_path: Path, *words: str, status: int = 0) -> set[str]:
+    """The modules that a fresh interpreter imports, which ends with this status."""
     env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-X", "importtime", *words]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stderr
     return named(done.stderr)
 
 
@@ -80,6 +81,14 @@ def whole_job(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_a_job_without_a_terminal_imports_nothing_heavy(whole_job):
     assert not heavy(whole_job)
+
+
+def test_a_failure_is_reported_without_rich_and_without_what_reads_proc_for_people(tmp_path):
+    """The files of the package may be gone by then, and the report is not to wait for a disk."""
+    (tmp_path / "fails.py").write_text("raise ValueError('boom')\n")
+    failed = imports(tmp_path, "-m", "ddplaunch", "--nproc-per-node", "2", "fails.py", status=1)
+    assert "ddplaunch.report.failure" in failed
+    assert not {name.partition(".")[0] for name in failed} & {"rich", "psutil", "torch"}
 
 
 def test_a_job_of_one_node_imports_nothing_of_other_kinds_of_job(whole_job):

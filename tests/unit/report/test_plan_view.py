@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.plan import Plan, Seat, WorkerPlan
-from ddplaunch.report.plan_view import as_json, shell, table
+from ddplaunch.report import plan_view
+from ddplaunch.report.console import Look, written
+from ddplaunch.report.plan_view import as_json, shell
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from tests.unit.plans import plan_of
 
@@ -50,6 +52,10 @@ def plan(*workers: WorkerPlan, **fields: Any) -> Plan:
 
 def spec(origins: dict[str, str] | None = None, **fields: Any) -> JobSpec:
     return JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), origins=origins or {}, **fields)
+
+
+def table(plan: Plan, asked: JobSpec, look: Look = Look()) -> str:  # noqa: B008 - it is frozen
+    return written(plan_view.table(plan, asked), look) + "\n"
 
 
 def part(text: str, first_line: str) -> str:

@@ -12,6 +12,7 @@ from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply, Run
 from ddplaunch.errors import LaunchError
 from ddplaunch.report import run_socket
+from ddplaunch.report.console import Look, written
 from ddplaunch.runs import find, ps
 from ddplaunch.runs.client import RunReplies, SocketPlace
 
@@ -84,7 +85,7 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
         NodeReply(node_rank=2, host="gpu03", answer=NoAnswer("has not answered within 1 s")),
         NodeReply(node_rank=0, host="gpu01", answer=NodeStatus((WORKER, waiting))),
     )
-    assert ps.render(RunReplies(SocketPlace("/runs/run", "socket"), RUN, nodes, "")) == (
+    assert written([ps.render(RunReplies(SocketPlace("/runs/run", "socket"), RUN, nodes, ""))], Look()) == (
         "run: running, 3 workers on 2 nodes, for 1 min 40 s, restart 1 of 3: train.py\n"
         "  rank  host   pid  device  state          cpu  memory      quiet\n"
         "  0     gpu01    7  cuda:0  running        95%   3 GiB  1 min 1 s\n"
@@ -99,4 +100,4 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
     [(SocketPlace("/runs/a.b", "socket"), "a.b"), (SocketPlace("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")],
 )
 def test_a_run_that_does_not_answer_has_the_name_of_its_place(place, name):
-    assert ps.render(RunReplies(place, None, (), "does not answer")) == f"{name}: does not answer"
+    assert written([ps.render(RunReplies(place, None, (), "does not answer"))], Look()) == f"{name}: does not answer"

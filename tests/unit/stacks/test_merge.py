@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddplaunch.stacks import Sample, Thread
-from ddplaunch.stacks.merge import lines, merge, where
+from ddplaunch.stacks import merge as merging
+from ddplaunch.stacks.merge import merge, where
 from ddplaunch.supervise.outcome import Frame
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
@@ -37,6 +40,10 @@ def sample(rank: int, stack: list[str], child: str = "", state: str = "", pid: i
 
 def short(*samples: Sample) -> list[str]:
     return [f"{group.who}: {where(group.samples[0], CWD)}" for group in merge(samples)]
+
+
+def lines(*args: Any, **options: Any) -> list[str]:
+    return [str(line) for line in merging.lines(*args, **options)]
 
 
 def test_equal_stacks_are_told_once_and_those_of_many_ranks_first():
