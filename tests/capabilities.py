@@ -1,7 +1,5 @@
 """Takes from root what it may do beyond every other user: to read any file, whatever its mode."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator

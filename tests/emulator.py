@@ -1,7 +1,5 @@
 """As much of a terminal as the command may use: what is on the screen after some bytes. Any other sequence is an error."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

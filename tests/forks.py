@@ -1,7 +1,5 @@
 """Programs that run as forked workers, and commands of ours: those that begin alike are forked by the same fork server."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

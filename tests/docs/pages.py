@@ -1,7 +1,5 @@
 """Reads the pages of the documentation: their prose, their blocks of code, the commands in these. It runs nothing."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

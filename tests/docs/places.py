@@ -4,8 +4,6 @@ What a page itself shows as a file, with `title="NAME"` at its block, is that fi
 prints is in programs/, below the name of the page. All others are stubs, which say their rank and end.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

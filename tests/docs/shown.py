@@ -1,7 +1,5 @@
 """Compares what a page shows with what a command prints: names, numbers and order of what differs from run to run aside."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The blocks of code on the pages are what they say they are: Python, shell, TOML; and files that a command on the page takes."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re

@@ -4,8 +4,6 @@ Where a job needs what is not here, such as other hosts, its plan stands for it.
 compared by their own tests.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The pictures of terminals: the script that draws them runs, and those in the repository look like what it draws now."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

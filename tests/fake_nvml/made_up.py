@@ -1,7 +1,5 @@
 """A machine with GPUs that do not exist, for the real command: a library in place of NVML, files in place of torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The GPUs that these tests need, and the reason why they are skipped without."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The example that leads from DataParallel to DDP, on real GPUs, where DataParallel does something."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """The example with a network on two devices, on real GPUs."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

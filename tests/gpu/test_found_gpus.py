@@ -1,7 +1,5 @@
 """What is found without torch is what torch finds, on real GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Functions as jobs with tensors on a GPU: shared by the workers, refused as results."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.process.calling import Program

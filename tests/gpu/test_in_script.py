@@ -1,7 +1,5 @@
 """What `import ddplaunch` offers a script, on real GPUs: NCCL on the worker's own, and gloo beside it to agree on the end."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Where workers end up on real GPUs: every way of binding with every way in which scripts choose a device."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Who is called what and where on a bed: names, addresses, /etc/hosts and how network cards are set. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

@@ -8,8 +8,6 @@ that made the bed, killed or not. It needs root.
 What a fault looks like to the others: cut and power_cut are silence; crash is a kernel that closes every connection.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The files that make separate namespaces a cluster: names, and ssh from each host to each, with keys of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterable, Mapping

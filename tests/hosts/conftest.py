@@ -1,7 +1,5 @@
 """Hosts for tests, whole again after each of them, and the reason why tests are skipped without."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -71,6 +69,8 @@ def bed(three_hosts: Bed) -> Iterator[Bed]:
 
 
 @pytest.fixture
-def job(bed: Bed, tmp_path: Path) -> HostsJob:
-    """A job on the hosts; that nothing is left of it when the test ends is the business of `bed`."""
-    return HostsJob(tmp_path, bed=bed)
+def job(bed: Bed, tmp_path: Path) -> Iterator[HostsJob]:
+    """A job on the hosts; whatever the test leaves of it is an error, and is ended by `bed`."""
+    job = HostsJob(tmp_path, bed=bed)
+    yield job
+    job.nothing_left()

@@ -4,8 +4,6 @@ For each line on its stdin, a number of bytes and of seconds, the second sends t
 it: `same` and after how many seconds all that it ever sent was back, `silence` if not in that time, or what error.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -3,8 +3,6 @@
 It knows nothing of networks: who plugs cables into it is the bed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

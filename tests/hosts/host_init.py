@@ -5,8 +5,6 @@ adds which pid that is outside), gets what to do as one line of JSON, says `up`,
 gone, however that came about; with process 1 the kernel ends all that runs on the host. It decides nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

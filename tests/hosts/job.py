@@ -1,7 +1,5 @@
 """The command as a test runs it on several hosts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """One command for all hosts: where it is typed, and how the processes by which it spans them are found."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.hosts import proc

@@ -1,7 +1,5 @@
 """What /proc tells about processes and sockets of a host, seen from outside it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

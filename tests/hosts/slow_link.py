@@ -4,8 +4,6 @@
 netem, which many kernels lack. It shapes no rate and keeps the order of frames.
 """
 
-from __future__ import annotations
-
 import random
 import select
 import socket

@@ -1,7 +1,5 @@
 """Under which address the workers of several hosts meet, and over which interface they talk: each kind of network has a bed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -65,7 +63,6 @@ class TestHostsWhoseOwnNameIsLoopback:
         variables = [json.loads(sign)["variables"] for sign in job.signs("place", 2)]
         assert interfaces(variables) == {("eth0", "=eth0")}
         assert [place["GROUP_RANK"] for place in variables] == ["0", "1"]
-        job.nothing_left()
 
 
 class TestHostsWithoutIPv4:
@@ -96,7 +93,6 @@ class TestHostsWithoutIPv4:
         assert {result.status for result in results.values()} == {0}, results
         variables = [json.loads(sign)["variables"] for sign in job.signs("place", 2)]
         assert {place["MASTER_ADDR"] for place in variables} == {job.bed.address("node0")}
-        job.nothing_left()
 
 
 class TestHostsWithBothFamilies:

@@ -1,7 +1,5 @@
 """The hosts that the other tests here stand on: that they are apart, that faults look as they should, and that all goes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -293,7 +291,6 @@ def test_a_job_runs_on_each_host(job, tmp_path):
     assert {host: result.status for host, result in results.items()} == dict.fromkeys(job.bed.hosts, 0), results
     for number, host in enumerate(job.bed.hosts):
         assert f"on {host} {number}" in results[host].out
-    job.nothing_left()
 
 
 def test_a_process_or_a_socket_that_a_job_leaves_is_found(job):

@@ -1,13 +1,10 @@
 """Hosts that come, go and come back while a job runs."""
 
-from __future__ import annotations
-
 import json
 import time
 
 import pytest
 
-from tests.conftest import until
 from tests.hosts.job import SOON
 
 HOSTS = ["node0", "node1", "node2"]
@@ -48,11 +45,6 @@ def of_size(number):
     return [(rank, rank // 2, number) for rank in range(number)]
 
 
-def ports(places):
-    (port,) = {place["MASTER_PORT"] for place in places}
-    return port
-
-
 def finish(job, hosts):
     """Have all workers end, and the commands on these hosts with 0."""
     job.put("finish")
@@ -60,30 +52,6 @@ def finish(job, hosts):
     assert {host: result.status for host, result in results.items()} == dict.fromkeys(hosts, 0), results
     job.nothing_left()
     return results
-
-
-def test_the_job_starts_with_the_least_number_of_hosts_when_nobody_comes_any_more(job, start, places):
-    began = time.monotonic()
-    start(HOSTS[:2])
-    assert who(places(0, 4)) == of_size(4)
-    assert time.monotonic() - began > 0.5, "the last call was waited for"
-    finish(job, HOSTS[:2])
-
-
-def test_a_host_that_comes_late_makes_all_start_again_with_it(job, start, places):
-    job.bed.power_cut("node2")
-    start(HOSTS[:2])
-    first = places(0, 4)
-    job.bed.boot("node2")
-    start(["node2"])
-    second = places(1, 6)
-    assert who(second) == of_size(6)
-    assert {place["MASTER_ADDR"] for place in second} == {"node0"}
-    assert ports(first) != ports(second)
-    results = finish(job, HOSTS)
-    assert "ddplaunch: node2 joins: all workers start again with it\n" in results["node0"].err
-    assert "6 workers on 3 nodes finished in " in results["node2"].err
-    assert " after " not in results["node0"].err.splitlines()[-1], "one that joins is no restart"
 
 
 @pytest.mark.parametrize(("gone", "fault"), [("node1", "power_cut"), ("node2", "crash")])
@@ -114,18 +82,6 @@ def test_the_lost_side_ends_its_workers_while_the_others_go_on(job, start, place
     finish(job, HOSTS)
 
 
-def test_with_less_than_the_least_number_of_hosts_the_job_is_over(job, start, places):
-    start(HOSTS[:2])
-    places(0, 4)
-    began = time.monotonic()
-    job.bed.crash("node1")
-    assert job.seconds_until_quiet(since=began) < SOON
-    result = job.wait(host="node0")
-    assert result.status == 122
-    assert "error: node 1 (node1) was lost: connection " in result.err
-    job.nothing_left()
-
-
 def test_the_first_host_is_the_one_that_must_live(job, start, places):
     start(HOSTS)
     places(0, 6)
@@ -134,37 +90,6 @@ def test_the_first_host_is_the_one_that_must_live(job, start, places):
     assert {result.status for result in results.values()} == {122}
     for result in results.values():
         assert "error: the coordinator (node 0) was lost: silent for 2 s\n" in result.err
-    job.nothing_left()
-
-
-def test_a_failure_restarts_the_workers_of_all_hosts(job, start, places):
-    start(HOSTS, "--max-restarts", 1, do="fails_when_told", nnodes=3)
-    first = places(0, 6)
-    began = time.monotonic()
-    job.put("fail-0")
-    second = places(1, 6)
-    assert time.monotonic() - began < SOON
-    assert who(first) == who(second) == of_size(6)
-    assert ports(first) != ports(second)
-    results = finish(job, HOSTS)
-    assert "starting all workers again (restart 1 of 1)\n" in results["node0"].err
-    for result in results.values():
-        assert result.err.endswith(" after 1 restart\n")
-
-
-def test_a_job_of_fixed_size_waits_for_another_host_in_place_of_the_lost_one(job, program, places):
-    told = ["--nproc-per-node", 2, "--heartbeat-timeout", "2s", "--max-restarts", 1, program("restarts")]
-    job.by_hand(*told, "goes_on_until_told")
-    assert who(places(0, 6)) == of_size(6)
-    job.bed.power_cut("node1")
-    until(lambda: "once 1 more has joined" in job.err("node0"), "node 0 to wait for another one")
-    assert not [it for host in ("node0", "node2") for it in job.bed.processes(host) if "-m ddplaunch" not in it.command]
-    job.bed.boot("node1")
-    job.by_hand(*told, "goes_on_until_told", hosts=["node1"])
-    second = places(1, 6)
-    assert who(second) == of_size(6)
-    results = finish(job, HOSTS)
-    assert results["node0"].err.endswith(" after 1 restart\n")
 
 
 def test_a_host_that_comes_back_before_it_is_missed_takes_its_place(job, program, places):

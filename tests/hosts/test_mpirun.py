@@ -1,7 +1,5 @@
 """Real mpirun, of Open MPI and of MPICH, starts ddplaunch on two hosts over ssh: once for each node, or once for each rank."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 

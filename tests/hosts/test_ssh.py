@@ -1,7 +1,5 @@
 """One command starts a job on all hosts over a real ssh, as the user's own configuration has it, and shows what they show."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -62,42 +60,9 @@ def test_a_job_runs_on_the_hosts_in_their_order_wherever_it_is_typed(job, progra
         ("5", "node0", "eth0")
     }
     assert f"ddplaunch: 5 workers on 3 nodes, gloo (no accelerator); logs in {job.folder_of('node0')}" in result.err
-    job.nothing_left()
-
-
-def test_a_hostfile_names_the_hosts(job, program):
-    (job.home / "hosts.txt").write_text("# three of them\nnode2 slots=2\n\nnode1\nnode0:1\n")
-    job.start("--hostfile", "hosts.txt", "--exclude", "node1", program("place"), host=LOGIN)
-    result = job.wait(host=LOGIN)
-    assert result.status == 0, result.err
-    assert [(place["GROUP_RANK"], place["MASTER_ADDR"]) for place in places(job, 3)] == [
-        ("0", "node2"),
-        ("0", "node2"),
-        ("1", "node2"),
-    ]
-    job.nothing_left()
-
-
-def test_the_only_host_shows_its_only_worker_as_it_is(job, program):
-    over_ssh.start(job, program("writes"), "both", nodes="node1")
-    result = job.wait(host=LOGIN)
-    assert (result.status, result.out) == (0, "out of 0\n")
-    assert "err of 0\n" in result.err
-    job.nothing_left()
 
 
 # --- what they show
-
-
-def test_the_lines_of_all_hosts_arrive_whole_each_with_its_rank(job, program):
-    over_ssh.start(job, "--nproc-per-node", 2, program("writes"), "letters", 300)
-    result = job.wait(host=LOGIN)
-    assert result.status == 0, result.err
-    for rank in range(6):
-        expected = [f"<{rank}:{number}:{'abcdefghij' * (number % 7)}>" for number in range(300)]
-        assert lines_of(result.out, f"[{rank}] ") == expected
-    assert len(result.out.splitlines()) == 6 * 300
-    job.nothing_left()
 
 
 def test_each_node_keeps_the_logs_of_its_ranks(job, program):
@@ -111,7 +76,6 @@ def test_each_node_keeps_the_logs_of_its_ranks(job, program):
         assert (folder / f"rank-{2 * number}.err").read_text() == f"err of {2 * number}\n"
         assert job.summary_of(node)["status"] == 0
     assert len(list(job.folder.iterdir())) == 3, "where it was typed nothing is kept"
-    job.nothing_left()
 
 
 def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_was_typed(job, program):
@@ -125,7 +89,6 @@ def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_
         rf"rank 5 +{re.escape(address)} +local rank 1 +pid \d+ +cpu +logs .*node-2/rank-5\.err", result.err
     )
     assert result.err.count("error: ") == 1
-    job.nothing_left()
 
 
 # --- what nobody else is to see
@@ -153,7 +116,6 @@ def test_no_secret_and_no_variable_stands_in_a_command_line_anywhere_and_workers
         assert f"LEARNING={SECRET}\0" in Path(f"/proc/{worker.pid}/environ").read_text()
     job.put("go")
     assert job.wait(host=LOGIN).status == 0
-    job.nothing_left()
 
 
 # --- the user's ssh
@@ -182,7 +144,6 @@ def test_aliases_ports_and_jump_hosts_of_the_users_configuration_count(job, ssh_
         result = job.wait(host=LOGIN)
         assert result.status == 0, result.err
         assert {place["MASTER_ADDR"] for place in places(job, 4)} == {bed.address("node1")}
-    job.nothing_left()
 
 
 def test_hosts_behind_tunnels_that_end_on_their_loopback_meet_where_they_reach_each_other(job, ssh_config, program):
@@ -195,7 +156,6 @@ def test_hosts_behind_tunnels_that_end_on_their_loopback_meet_where_they_reach_e
     over_ssh.start(job, program("meets"), nodes="gpu0,gpu1")
     result = job.wait(host=LOGIN)
     assert result.status == 0, result.err
-    job.nothing_left()
 
 
 # --- real work
@@ -209,7 +169,6 @@ def test_workers_on_two_hosts_train_over_gloo(job, program):
     assert result.status == 0, result.err
     (weights,) = set(job.signs("weights", 2))
     assert 0 < float(weights.split()[-1]) < 1, "the loss, which is 4781.5 in the beginning"
-    job.nothing_left()
 
 
 def test_a_job_runs_to_its_end_over_a_slow_link_that_loses_packets(job, program):
@@ -217,10 +176,12 @@ def test_a_job_runs_to_its_end_over_a_slow_link_that_loses_packets(job, program)
     over_ssh.start(job, "--nproc-per-node", 2, program("writes"), "letters", 300)
     result = job.wait(host=LOGIN)
     assert result.status == 0, result.err
+    for rank in range(6):
+        expected = [f"<{rank}:{number}:{'abcdefghij' * (number % 7)}>" for number in range(300)]
+        assert lines_of(result.out, f"[{rank}] ") == expected
     assert len(result.out.splitlines()) == 6 * 300
     assert "lost" not in result.err
     print(f"a slow link: {result.seconds:.1f} s")
-    job.nothing_left()
 
 
 def test_eight_hosts_at_once(make_bed, tmp_path, program):

@@ -1,20 +1,15 @@
 """What ssh or a host lacks is one error that names the host and the remedy, before any worker is started anywhere."""
 
-from __future__ import annotations
-
 import re
-import signal
 import sys
-import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE, Result, until
+from tests.conftest import PATIENCE, Result
 from tests.hosts import over_ssh
-from tests.hosts.over_ssh import HOSTS, LOGIN, NODES
+from tests.hosts.over_ssh import HOSTS, LOGIN
 
 
 @pytest.fixture(scope="module")
@@ -81,42 +76,7 @@ def test_a_host_that_is_down(job, refused):
     assert "hint: is it up?" in result.err
 
 
-def test_hosts_that_lack_different_things_are_all_named(ssh_config, refused):
-    ssh_config.write_text("Host node0\n Port 1\n")
-    assert (
-        "error: node0: ssh connection refused\n  node8, node9: cannot resolve the host name\n"
-        in refused(nodes="node0,node1,node8,node9").err
-    )
-
-
-def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, program):
-    bed = job.bed
-    bed.power_cut("node1")
-    command = over_ssh.start(job, program("behave"))
-    until(
-        lambda: [it for it in bed.processes("node2") if "ddplaunch.launcher.host" in it.command], "an answer of node 2"
-    )
-    assert over_ssh.client(bed, LOGIN, "node1")
-    began = time.monotonic()
-    command.send_signal(signal.SIGINT)
-    result = job.wait(host=LOGIN)
-    print(f"{time.monotonic() - began:.1f} s\n{result.err}")
-    assert result.status == 130
-    # on a slow machine, also that it waits
-    printed = [line for line in result.err.splitlines() if not line.startswith("ddplaunch: waiting for ")]
-    assert printed == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
-    job.nothing_left(patience=PATIENCE)
-
-
 # --- the interpreter
-
-
-def test_an_interpreter_without_ddplaunch(job, program, refused):
-    venv.create(job.home / "bare", symlinks=True)
-    python = job.home / "bare" / "bin" / "python"
-    result = refused("--remote-python", python, program("behave"))
-    assert f"error: {', '.join(NODES)}: {python} there has no ddplaunch\n" in result.err
-    assert f"hint: `{python} -m pip install ddplaunch==" in result.err
 
 
 def test_an_interpreter_that_only_some_hosts_have(job, program, refused):
@@ -126,31 +86,3 @@ def test_an_interpreter_that_only_some_hosts_have(job, program, refused):
     result = refused("--remote-python", "/srv/python", program("behave"))
     assert "error: node1, node2: /srv/python does not exist there\n" in result.err
     assert "--remote-python PATH" in result.err
-
-
-def test_an_interpreter_that_cannot_be_executed(program, refused):
-    result = refused("--remote-python", "/etc/hostname", program("behave"))
-    assert "/etc/hostname cannot be executed there\n" in result.err
-
-
-# --- the job's own files
-
-
-def test_a_folder_that_one_host_lacks(job, refused):
-    for host in (LOGIN, "node0", "node2"):
-        folder = job.bed.path(host, "/srv/work")
-        folder.mkdir()
-        (folder / "train.py").touch()
-    result = refused("train.py", cwd=Path("/srv/work"))
-    assert "error: node1: /srv/work: no such file or directory\n" in result.err
-    assert "hint: ddplaunch runs on each host in the folder where it was typed\n" in result.err
-
-
-def test_a_script_that_one_host_lacks(job, refused):
-    for host in HOSTS:
-        job.bed.path(host, "/srv/jobs").mkdir()
-        if host != "node1":
-            (job.bed.path(host, "/srv/jobs") / "train.py").touch()
-    result = refused("train.py", cwd=Path("/srv/jobs"))
-    assert "error: node1: train.py does not exist\n" in result.err
-    assert "hint: looked in /srv/jobs\n" in result.err

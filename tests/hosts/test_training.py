@@ -1,7 +1,5 @@
 """Training over gloo on three hosts of which one is lost: the result is that of an undisturbed one, to the last bit."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import PROGRAMS, Job, until
@@ -62,7 +60,6 @@ def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_without_it(job
     results = job.wait_each(hosts=["node0", "node2"])
     assert {result.status for result in results.values()} == {0}, shown(results)
     assert result(job, 2) == undisturbed
-    job.nothing_left()
 
 
 @pytest.mark.slow
@@ -79,4 +76,3 @@ def test_a_training_goes_on_from_its_checkpoint_with_another_host_in_place_of_th
     results = job.wait_each()
     assert {result.status for result in results.values()} == {0}, shown(results)
     assert result(job, 3) == undisturbed
-    job.nothing_left()

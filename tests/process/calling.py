@@ -1,7 +1,5 @@
 """A program that calls `ddplaunch.launch()`, as a test runs it: in a home of its own, and proven to leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Who waits for it is in uninterruptible sleep, as with a dead file server. Whatever becomes of the test, it is thawed and gone.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -3,8 +3,6 @@
 What other runs on this machine keep warm is out of its reach, and it takes no way out that is meant for a busy machine.
 """
 
-from __future__ import annotations
-
 import sys
 
 from ddplaunch.__main__ import main

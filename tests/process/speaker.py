@@ -1,7 +1,5 @@
 """One end of the control channel that can say anything, and what agents say."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """A real terminal for the tests: the command, or a shell with job control in which it is typed, under a pseudo-terminal."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

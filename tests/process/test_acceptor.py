@@ -1,7 +1,5 @@
 """A listening socket in a loop, where there are too few descriptors to accept."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """A question whose answer may never come."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """`ddplaunch attach`: pdb in a worker of a running job, which goes on when it is left, in whatever way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -141,7 +139,6 @@ def test_a_stop_of_the_job_ends_the_debugger_too(job, runs, attach):
     terminal.sees("rank 0 is held no more")
     assert terminal.status() == 0
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_who_cannot_be_attached_to_is_named(job, runs, attach):
@@ -161,7 +158,6 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     assert "needs a terminal" in result.err
     job.process.send_signal(signal.SIGTERM)
     job.wait()
-    job.nothing_left()
 
 
 def test_a_rank_of_another_node_is_named_with_what_reaches_it_and_ranks_are_completed(job, program, attach):
@@ -183,7 +179,6 @@ def test_a_rank_of_another_node_is_named_with_what_reaches_it_and_ranks_are_comp
     until(are_completed, "the ranks of both nodes")
     job.process.send_signal(signal.SIGTERM)
     job.wait()
-    job.nothing_left()
 
 
 def test_a_program_that_is_no_python_cannot_be_attached_to(job, attach):
@@ -192,4 +187,3 @@ def test_a_program_that_is_no_python_cannot_be_attached_to(job, attach):
     assert "rank 0 is no Python" in attach(job.folder.name, 0).sees_the_end()
     job.process.send_signal(signal.SIGTERM)
     job.wait()
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """Between the fork of the agent and its loop: what it imports comes slowly, as from a file server, or not at all."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -88,7 +86,6 @@ def test_a_host_that_cannot_import_its_modules_is_named(job, slow_files, module)
     assert (ended.status, ended.out) == (126, "")
     said = rf"error: node-[01](, node-1)?: ddplaunch cannot import its modules: {re.escape(str(file))}: input/output error\n"
     assert re.match(said, ended.err), ended.err
-    job.nothing_left()
 
 
 def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
@@ -129,7 +126,6 @@ def test_a_module_of_the_command_that_is_missing_is_named(job, slow_files, modul
     assert (ended.status, ended.out) == (126, "")
     assert ended.err.startswith("error: ddplaunch cannot import its modules: ")
     assert named in ended.err.splitlines()[0]
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("module", ["report/file_writer.py", "output/log.py"])
@@ -140,7 +136,6 @@ def test_without_a_module_that_writes_logs_it_is_said_why_there_are_none(job, sl
     assert (ended.status, ended.out) == (0, "")
     assert "ddplaunch: warning: no logs are kept: ddplaunch cannot import its modules: " in ended.err
     assert Path(module).stem in ended.err.splitlines()[0]
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -165,4 +160,3 @@ def test_a_module_of_others_that_cannot_be_imported_is_named_and_one_of_python_i
     assert (ended.status, ended.out) == (status, "")
     assert said in ended.err
     assert "ImportError: not here" in ended.err
-    job.nothing_left()

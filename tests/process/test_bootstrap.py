@@ -1,7 +1,5 @@
 """Each program runs under plain python and under the bootstrap, and shows no difference."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

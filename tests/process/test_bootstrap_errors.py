@@ -1,7 +1,5 @@
 """The exception that ends a program is written to the error file, by which the launcher knows the first failure."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

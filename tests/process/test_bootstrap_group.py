@@ -1,7 +1,5 @@
 """The process group that a program has left: destroyed when it ends well, and only then, and never waited for long."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What torch starts with in a worker, unless the program chooses itself: its own device, the way to share tensors."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The control channel on real sockets: one loop holds both sides, and unauthenticated clients through sockets of their own."""
 
-from __future__ import annotations
-
 import os
 import resource
 import selectors

@@ -1,7 +1,5 @@
 """The coordinator's connections on real sockets, with hundreds of agents in one loop."""
 
-from __future__ import annotations
-
 import selectors
 import socket
 from collections import Counter

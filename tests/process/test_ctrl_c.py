@@ -1,7 +1,5 @@
 """Ctrl-C at whatever moment after our first line: the status says so, and there is no traceback."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path
@@ -62,4 +60,3 @@ def test_ctrl_c_at_any_moment_of_the_start_shows_no_traceback(job: Job) -> None:
     for at, (status, err) in found.items():
         assert status in (130, -signal.SIGINT), (at, err)
         assert "Traceback" not in err, at
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """`--debug`: one worker has the terminal and its user decides when it ends; the others print to their logs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -77,7 +75,6 @@ def test_breakpoint_gives_a_prompt_in_that_rank(job, debug):
     terminal.press("c", ENTER)
     terminal.sees("done in rank 1", "2 workers finished")
     assert terminal.status() == 0
-    job.nothing_left()
 
 
 def test_lines_are_edited_remembered_and_completed(job, debug):
@@ -113,7 +110,6 @@ def test_the_others_print_to_their_logs_only(job, debug):
     terminal.press("c", ENTER)
     assert "hello from rank 0" not in terminal.sees_the_end()
     assert (job.folder / "rank-0.out").read_text() == "hello from rank 0\n"
-    job.nothing_left()
 
 
 def test_a_script_runs_under_the_pdb_module(job, program):
@@ -126,7 +122,6 @@ def test_a_script_runs_under_the_pdb_module(job, program):
     assert enter(terminal, "p value") == "42"
     terminal.press("!os._exit(0)", ENTER)  # `q` would start the script again
     terminal.sees_the_end()
-    job.nothing_left()
 
 
 # --- Ctrl-C
@@ -142,7 +137,6 @@ def test_ctrl_c_at_the_prompt_throws_the_line_away(job, debug):
     assert not job.has_sign("interrupted")
     terminal.press("q", ENTER)
     assert terminal.status() == 1
-    job.nothing_left()
 
 
 def test_ctrl_c_while_the_program_runs_raises_keyboard_interrupt_in_that_worker_and_then_stops_the_job(job, debug):
@@ -153,7 +147,6 @@ def test_ctrl_c_while_the_program_runs_raises_keyboard_interrupt_in_that_worker_
     assert "failed" not in terminal.sees("stopped by SIGINT")
     assert terminal.status() == 130
     assert job.has_sign("interrupted")  # the other rank, then
-    job.nothing_left()
 
 
 def test_ctrl_c_brings_the_debugger_back_as_often_as_it_is_pressed(job, debug):
@@ -176,7 +169,6 @@ def test_quitting_the_debugger_ends_the_job_with_the_status_of_that_worker(job, 
     terminal = debug()
     terminal.press(keys)
     assert terminal.status() == 1
-    job.nothing_left()
 
 
 def test_a_failure_elsewhere_is_told_and_leaves_the_debugger(job, debug):
@@ -191,7 +183,6 @@ def test_a_failure_elsewhere_is_told_and_leaves_the_debugger(job, debug):
     terminal.press("c", ENTER)
     terminal.sees("done in rank 1", "rank 0 failed: ValueError: boom of rank 0")
     assert terminal.status() == 1
-    job.nothing_left()
 
 
 def ended(pid: int) -> bool:
@@ -211,7 +202,6 @@ def test_the_timeout_waits_for_the_debugger(job, debug):
     terminal.press("c", ENTER)
     terminal.sees("--timeout of 0.5 s was reached")
     assert terminal.status() == 124
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("how", ["breakpoint", "stubborn"])
@@ -220,7 +210,6 @@ def test_sigterm_to_ddplaunch_ends_everything(job, debug, how):
     terminal = debug(how, options=("--grace-period", 0.3))
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.status() == 143
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("how", ["breakpoint", "stubborn"])
@@ -254,7 +243,6 @@ def test_the_debugger_is_stopped_and_continued_with_its_line(job, program):
     bash.press("c", ENTER)
     bash.sees("done in rank 1", "2 workers finished", PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 # --- several nodes
@@ -272,7 +260,6 @@ def test_the_node_of_the_rank_has_the_terminal_and_the_others_need_none(nodes, p
     lacks = nodes.node(*nodes.static(2, 1), "--debug", 1, *target)
     assert lacks.process.wait() == 2
     assert "hint: run it in a terminal, on each node whose ranks it is for" in lacks.err
-    nodes.nothing_left()
 
 
 # --- mistakes
@@ -284,11 +271,9 @@ def test_without_a_terminal_it_says_what_to_do(job, program):
     assert result.err == (
         "error: --debug needs a terminal for its worker, but stdin or stdout is none\n\nhint: run it in a terminal\n"
     )
-    job.nothing_left()
 
 
 def test_a_rank_that_the_job_does_not_have(job, program):
     result = job.run("--debug", 7, "--nproc-per-node", 2, program("debug_target"), "breakpoint", 1, "done")
     assert result.status == 2
     assert result.err == "error: --debug 7: the job has ranks 0 to 1\n\nhint: --debug 0\n"
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """`--debug-on-error`: the first rank that fails has the terminal, at the frame where it failed; the others are held."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
@@ -47,7 +45,6 @@ def test_the_debugger_is_where_the_first_rank_failed_and_holds_the_others_until_
     assert "only in its log" not in shown
     assert terminal.status() == 1
     assert "only in its log" in (job.folder / "rank-2.out").read_text()
-    job.nothing_left()
 
 
 def test_a_rank_that_chooses_to_exit_or_dies_by_a_signal_or_fails_in_a_thread_has_no_debugger(job, debug):
@@ -59,7 +56,6 @@ def test_a_rank_that_chooses_to_exit_or_dies_by_a_signal_or_fails_in_a_thread_ha
     terminal = debug("wait", "kill")
     assert PDB not in terminal.sees_the_end()
     assert terminal.child.exitstatus == 128 + signal.SIGSEGV
-    job.nothing_left()
 
 
 def test_sigterm_ends_the_debugger_and_all_ranks(job, debug):
@@ -68,7 +64,6 @@ def test_sigterm_ends_the_debugger_and_all_ranks(job, debug):
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.status() == 143
     assert terminal.cooks()
-    job.nothing_left()
 
 
 def test_a_rank_that_dies_meanwhile_ends_the_others_but_not_the_debugger(job, debug):
@@ -80,7 +75,6 @@ def test_a_rank_that_dies_meanwhile_ends_the_others_but_not_the_debugger(job, de
     terminal.press("q", ENTER)
     terminal.sees("error: rank 0 failed: ValueError")
     assert terminal.status() == 1
-    job.nothing_left()
 
 
 @pytest.mark.slow
@@ -92,7 +86,6 @@ def test_pythonbreakpoint_chooses_ipythons_debugger(job, debug):
     terminal.sees("1041", "ipdb>")
     terminal.press("q", ENTER)
     assert terminal.status() == 1
-    job.nothing_left()
 
 
 def test_without_a_terminal_it_says_what_to_do(job, program):
@@ -102,7 +95,6 @@ def test_without_a_terminal_it_says_what_to_do(job, program):
         "error: --debug-on-error needs a terminal for its worker, but stdin or stdout is none\n\n"
         "hint: run it in a terminal\n"
     )
-    job.nothing_left()
 
 
 def test_pythonbreakpoint_chooses_another_debugger(job, debug):
@@ -111,4 +103,3 @@ def test_pythonbreakpoint_chooses_another_debugger(job, debug):
     terminal.sees("own> ")
     terminal.press(ENTER)
     assert terminal.status() == 1
-    job.nothing_left()

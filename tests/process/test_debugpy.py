@@ -1,7 +1,5 @@
 """`--debugpy`: ranks wait for a client, which this test is: it speaks the Debug Adapter Protocol as VS Code does."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -90,7 +88,6 @@ def test_a_client_connects_by_the_printed_launch_json_stops_at_a_breakpoint_and_
         client.close()
     assert result.status == 0, (job.home / "err").read_text()
     assert sorted(result.out.splitlines()) == ["[0] the answer of rank 0 is 41", "[1] the answer of rank 1 is 42"]
-    job.nothing_left()
 
 
 def test_an_interpreter_without_debugpy_is_named_with_what_to_type(job, program):
@@ -103,4 +100,3 @@ def test_an_interpreter_without_debugpy_is_named_with_what_to_type(job, program)
         f"error: --debugpy needs debugpy, which {python} does not have\n\nhint: {python} -m pip install debugpy\n"
     )
     assert job.run("--debugpy", "5", program("debugpy_target")).err.startswith("error: --debugpy: there is no rank 5")
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """A worker uses up memory, /dev/shm, open files or a disk: the report says which, by what the kernel or Python said."""
 
-from __future__ import annotations
-
 import functools
 import os
 import resource

@@ -1,7 +1,5 @@
 """--start-method forkserver: workers are forked from one interpreter, and nothing else is different."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -98,7 +96,6 @@ def test_by_auto_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_noth
     job.start("--start-method", "auto", "--nproc-per-node", 2, write("train.py", fresh), **ONE_CPU)
     assert job.wait().status == 0
     assert len({importer for _, importer in parents(job)}) == 2
-    job.nothing_left()
 
 
 def test_a_restart_forks_from_the_same_server(run, job):
@@ -163,7 +160,6 @@ def test_imports_that_take_long_are_named(job, write):
     (job.home / "signs" / "go").touch()
     result = job.wait()
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] runs", "[1] runs"])
-    job.nothing_left()
 
 
 def test_after_a_package_that_was_imported_in_part_workers_are_fresh(run, write, tmp_path):
@@ -227,7 +223,6 @@ def test_a_server_that_does_not_answer_is_done_without(job, write, signum):
     assert result.status == 0
     assert result.err.count("workers are started as fresh processes, not by the fork server: ") == 1
     assert len({importer for _, importer in parents(job, 1)}) == 2
-    job.nothing_left()
 
 
 DIES = """
@@ -324,7 +319,6 @@ def test_where_an_import_has_lowered_a_limit_for_good_workers_are_fresh_processe
     assert (result.status, sorted(result.out.splitlines())) == (0, ["[0] 12", "[1] 12"])
     why = "fresh processes, not by the fork server: an imported module has lowered the hard limit of open files\n"
     assert result.err.count(why) == 1
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(("limit", "status"), [(44, 126), (75, 0)], ids=["for one of them", "for all together"])
@@ -337,7 +331,6 @@ def test_where_there_are_too_few_open_files_for_eight_workers_as_many_are_starte
     )  # fmt: skip
     assert result.status == status
     assert bool(re.search(r"rank [1-7] could not be started: .*: Too many open files", result.err)) is (status == 126)
-    job.nothing_left()
 
 
 SLOW = """
@@ -365,7 +358,6 @@ def test_a_job_is_stopped_during_the_imports(job, write, signum, status):
     job.process.send_signal(signum)
     result = job.wait()
     assert (result.status, result.out) == (status, "")
-    job.nothing_left()
 
 
 def test_nothing_is_left_when_the_command_is_killed_during_the_imports(job, write):
@@ -383,7 +375,6 @@ def test_a_server_that_dies_of_an_import_is_done_without(job, write):
     os.kill(server, signal.SIGSEGV)
     assert job.wait().status == 0
     assert len({importer for _, importer in parents(job)}) == 2
-    job.nothing_left()
 
 
 def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(job, write):
@@ -394,7 +385,6 @@ def test_the_server_of_a_job_without_restarts_ends_once_all_workers_are_there(jo
     until(lambda: not os.path.exists(f"/proc/{server}"), "the end of the server")
     (job.home / "signs" / "end").touch()
     assert job.wait().status == 0
-    job.nothing_left()
 
 
 GIVES_UP = """

@@ -1,7 +1,5 @@
 """What a forked worker makes of the process that it finds itself in, seen in a fresh one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

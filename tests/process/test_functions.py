@@ -1,7 +1,5 @@
 """Functions as jobs: what comes back, what is shown, what is raised."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

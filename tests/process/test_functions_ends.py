@@ -1,7 +1,5 @@
 """Functions as jobs: whatever ends the caller, or the command behind it, nothing of the job is left."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -69,7 +67,6 @@ def test_a_second_interrupt_kills_workers_that_ignore_the_first(caller):
     result = caller.wait()
     assert "caught KeyboardInterrupt" in result.out
     assert result.status == -signal.SIGINT
-    caller.nothing_left()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -121,7 +118,6 @@ def test_an_error_in_the_caller_ends_the_job(caller):
     result = caller.wait()
     assert result.err.rstrip().endswith("LookupError: of the caller")
     assert result.status == 1
-    caller.nothing_left()
 
 
 def test_a_stranger_is_refused_and_costs_nothing(caller):
@@ -152,7 +148,6 @@ def test_a_stranger_is_refused_and_costs_nothing(caller):
     )
     result = caller.run(script)
     assert result.out == "[3, 3]\n", result.err
-    caller.nothing_left()
 
 
 def test_a_caller_without_room_for_the_connection_of_a_worker_says_what_to_do(caller):
@@ -175,7 +170,6 @@ def test_a_caller_without_room_for_the_connection_of_a_worker_says_what_to_do(ca
     result = caller.run(script)
     assert result.status == 1
     assert "JobError: cannot take the connection of a worker: Too many open files; `ulimit -n 4096`" in result.err
-    caller.nothing_left()
 
 
 class Mischief:
@@ -227,7 +221,6 @@ def test_a_script_without_a_guard_is_told_so(caller):
     assert result.status == 1
     assert 'Put the call under `if __name__ == "__main__":`' in result.err
     assert f"while it imported {script}" in result.err
-    caller.nothing_left()
 
 
 @pytest.mark.parametrize("way", ["script", "module"])
@@ -254,7 +247,6 @@ def test_functions_and_classes_of_the_main_module_come_and_go(way, caller):
     )
     result = caller.run(*(("-m", "script") if way == "module" else ("script.py",)), "--flag", cwd=caller.home)
     assert result.out == "[(True, 5), (True, 6)]\ncaught zero 0\n", result.err
-    caller.nothing_left()
 
 
 INTERACTIVE = """
@@ -285,7 +277,6 @@ def test_what_is_typed_into_an_interpreter_travels_by_value(way, caller):
         process.stdin = None
         result = caller.wait()
     assert "[(True, 40), (True, 41)]\n" in result.out, result.err
-    caller.nothing_left()
 
 
 def test_without_cloudpickle_it_says_what_to_do(caller):
@@ -296,7 +287,6 @@ def test_without_cloudpickle_it_says_what_to_do(caller):
     assert "`pip install cloudpickle`, or put it into a module that workers can import" in result.err
     result = caller.run("-c", hidden + "import ddplaunch; ddplaunch.launch(print, (lambda: 0,), nproc_per_node=1)")
     assert "args[0] cannot be sent to workers" in result.err and "`pip install cloudpickle`" in result.err
-    caller.nothing_left()
 
 
 def test_the_package_need_not_be_installed(caller):
@@ -306,7 +296,6 @@ def test_the_package_need_not_be_installed(caller):
     )
     result = caller.run("-c", script, env={"PYTHONPATH": ""})
     assert result.out == "['']\n", result.err
-    caller.nothing_left()
 
 
 def test_locks_and_queues_of_multiprocessing_work(caller):
@@ -324,7 +313,6 @@ def test_locks_and_queues_of_multiprocessing_work(caller):
     )
     result = caller.run(script)
     assert (result.out, result.err) == ("[0, 1]\n", "")
-    caller.nothing_left()
 
 
 def test_importing_the_package_costs_nothing(caller):

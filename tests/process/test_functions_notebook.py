@@ -1,7 +1,5 @@
 """Functions as jobs in a notebook: a real Jupyter kernel, with cells as a user types them."""
 
-from __future__ import annotations
-
 import re
 import signal
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The guard of a run, seen from the agent, with the other side of its connection in the hands of the test."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

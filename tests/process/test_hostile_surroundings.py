@@ -1,7 +1,5 @@
 """What the command stands on gives way: closed streams, full disks, lost folders, used-up limits."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json
@@ -42,13 +40,11 @@ def test_closed_streams_keep_no_job_from_running_and_none_of_our_files_takes_the
     result = job.run("--nproc-per-node", 2, program("writes"), "descriptors", preexec_fn=closing(*closed))
     assert result.status == 0
     assert job.signs("fds", 2) == ["0=/dev/null 1=pipe 2=pipe others=[]"] * 2
-    job.nothing_left()
 
 
 def test_one_worker_gets_the_null_device_for_what_the_caller_closed(job, program):
     assert job.run(program("writes"), "descriptors", preexec_fn=closing(0, 1, 2)).status == 0
     assert job.sign("fds-0") == "0=/dev/null 1=/dev/null 2=/dev/null others=[]"
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
@@ -57,7 +53,6 @@ def test_with_closed_streams_logs_and_status_are_as_ever(job, program, closed):
     assert job.run(*arguments, preexec_fn=closing(*closed)).status == 7
     assert (job.folder / "rank-0.out").stat().st_size == 1_000_000
     assert json.loads((job.folder / "summary.json").read_text())["status"] == 7
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
@@ -66,7 +61,6 @@ def test_a_mistake_is_told_by_the_status_even_if_nobody_can_be_told(job, closed)
     elsewhere = ("--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1", "--no-python", "true")
     weak = {"DDPLAUNCH_TOKEN": "secret"}  # of which a warning is written first
     assert job.run(*elsewhere, env=weak, preexec_fn=closing(*closed)).status == 2
-    job.nothing_left()
 
 
 # --- the run folder
@@ -97,7 +91,6 @@ def test_a_full_disk_is_told_once_and_the_job_goes_on(job, program, small_disk):
     assert all(json.loads(line)["v"] == 1 for line in (job.folder / "events.jsonl").read_text().splitlines())
     for file in job.folder.glob("*.json*"):
         assert file.suffix == ".jsonl" or json.loads(file.read_text())  # whole, or not there
-    job.nothing_left()
 
 
 def fill(disk, free: int) -> None:
@@ -118,7 +111,6 @@ def test_a_full_disk_does_not_hide_how_a_worker_failed(job, program, small_disk)
     assert "rank 1 failed" in result.err
     assert re.search(r"warning: No space left on device: \S+[^/]: the run folder will not be complete\n", result.err)
     assert result.err.count("No space left") == 1
-    job.nothing_left()
 
 
 @root_only
@@ -129,7 +121,6 @@ def test_a_disk_that_is_full_in_the_middle_of_an_event_leaves_whole_ones_only(jo
     assert 3000 < len(text) <= 4096
     assert text.endswith("\n")
     assert all(json.loads(line)["v"] == 1 for line in text.splitlines())
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc", "/dev/null"])
@@ -156,7 +147,6 @@ def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job,
     assert process.returncode == 3
     assert result.err.count("rank 1 failed") == 2
     assert result.err.count("warning: No such file or directory") == 1
-    job.nothing_left()
 
 
 def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(job, program):
@@ -166,7 +156,6 @@ def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(j
     assert result.status == 0
     assert not (job.home / "x").exists()
     assert list((job.home / ".local/state/ddplaunch/runs").iterdir())
-    job.nothing_left()
 
 
 @root_only
@@ -181,7 +170,6 @@ def test_without_any_home_the_job_runs_and_keeps_no_logs(job, program):
     assert result.status == 0
     assert "warning: no logs are kept: " in result.err
     assert not (job.home / "~").exists()
-    job.nothing_left()
 
 
 def without_rights(*command: str, processes: int | None = None) -> list[str]:
@@ -210,7 +198,6 @@ def test_too_few_open_files_stop_the_job_before_it_has_begun(job, program, limit
     assert "hint: `ulimit -n 4096`" in result.err
     assert "Traceback" not in result.err
     assert "has ended" not in result.err
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("limit", [10, 12])
@@ -222,7 +209,6 @@ def test_too_few_open_files_for_the_agent_itself_are_named_with_the_limit(job, l
     assert f"error: ddplaunch cannot start: too many open files, and no more than {limit} are allowed\n" in result.err
     assert "hint: `ulimit -n 4096`" in result.err
     assert "Traceback" not in result.err
-    job.nothing_left()
 
 
 @root_only
@@ -237,7 +223,6 @@ def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit)
     assert result.status == 126, result.err
     assert "resource temporarily unavailable" in result.err.lower()
     assert "ulimit -u" in result.err
-    job.nothing_left()
 
 
 def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_executed_126(job):
@@ -247,7 +232,6 @@ def test_a_command_that_is_not_there_is_127_and_one_that_cannot_be_executed_126(
     plain.write_text("no program\n")
     result = job.run("--nproc-per-node", 2, "--no-python", plain)
     assert (result.status, str(plain) in result.err) == (126, True)
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +249,6 @@ def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content,
     assert ("hint: is it a program for this machine, and executable (`chmod +x`)?" in result.err) is (status == 126)
     assert job.events("worker_start_failed")[0]["status"] == status
     assert json.loads((job.folder / "summary.json").read_text())["status"] == status
-    job.nothing_left()
 
 
 def test_256_workers_run_where_256_files_may_be_open_and_have_what_the_hard_limit_allows(job):
@@ -277,14 +260,12 @@ def test_256_workers_run_where_256_files_may_be_open_and_have_what_the_hard_limi
     lines = result.out.splitlines()
     assert sorted(line.split()[1] for line in lines) == ["4096"] * 512
     assert len(json.loads((job.folder / "summary.json").read_text())["workers"]) == 256
-    job.nothing_left()
 
 
 def test_ignored_sigpipe_is_not_handed_down(job):
     """Python ignores SIGPIPE; a worker that writes to a closed pipe must end as it would without us."""
     result = job.run("--nproc-per-node", 2, "--no-python", "/bin/sh", "-c", "yes | head -1; kill -PIPE $$; exit 0")
     assert result.status == 128 + signal.SIGPIPE
-    job.nothing_left()
 
 
 def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):
@@ -293,7 +274,6 @@ def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):
     result = job.run("--nproc-per-node", 2, program("behave"), "1=exit3", cwd=gone, preexec_fn=gone.rmdir)
     assert result.status == 3
     assert "rank 1 failed: exit status 3" in result.err
-    job.nothing_left()
 
 
 @root_only
@@ -310,7 +290,6 @@ def test_the_command_may_be_the_first_process_of_a_container(job, program):
     result = job.wait()
     assert result.status == 128 + signal.SIGTERM, result.err
     job.signs("saved", 2)
-    job.nothing_left()
 
 
 # --- text of others
@@ -329,7 +308,6 @@ def test_no_terminal_obeys_what_a_worker_has_us_say(job, where, colour):
     assert {line.partition(":")[0] for line in ours.splitlines() if line[:1].strip()} == {"ddplaunch", "error"}
     missing = job.run("a\x1bc\nhint: b.py")
     assert missing.err.startswith("error: a\\x1bc\n  hint: b.py does not exist\n")
-    job.nothing_left()
 
 
 # --- a kernel or a sandbox that lacks something
@@ -359,7 +337,6 @@ def test_a_kernel_without_process_descriptors_is_named(job, program):
     assert "pidfd_open" in result.err
     assert f"hint: it takes Linux 5.3 or newer (this is {os.uname().release})" in result.err
     assert "seccomp" in result.err
-    job.nothing_left()
 
 
 def test_a_kernel_without_ipv6_has_no_such_address(job, program):
@@ -370,7 +347,6 @@ def test_a_kernel_without_ipv6_has_no_such_address(job, program):
     )
     assert (result.status, result.out) == (2, "")
     assert result.err.startswith("error: ::1 is not an address of this node, which is to be node 0 and waits there")
-    job.nothing_left()
 
 
 def without_network() -> None:
@@ -386,7 +362,6 @@ def test_a_loopback_interface_that_is_down_is_named(job, program, where):
     assert "the workers cannot reach each other at 127.0.0.1: network is unreachable" in result.err
     assert "ip link set lo up" in result.err
     assert job.run(program("writes"), "both", preexec_fn=without_network).status == 0  # one worker needs none
-    job.nothing_left()
 
 
 # --- what a program leaves where it may write
@@ -410,4 +385,3 @@ def test_thousands_of_folders_in_each_other_beside_the_file_of_an_exception_cost
     result = job.run(script, program("signs").parent)
     assert (result.status, result.err.count("Traceback")) == (0, 0), result.err[:2000]
     assert not Path(job.sign("folder")).exists()
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """The disk of the run folder does not answer any more: whatever happens meanwhile is seen, and the command ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a process has inherited that would serve a run, and how it is named where it differs."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

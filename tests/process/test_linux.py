@@ -1,7 +1,5 @@
 """What Linux and the C library are asked for."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

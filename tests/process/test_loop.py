@@ -1,7 +1,5 @@
 """A loop with real children, and asleep."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """--mps: a daemon of the job's own, for workers that share a GPU. The GPUs and NVIDIA's command are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -57,14 +55,12 @@ def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
     assert str(folder).startswith("/dev/shm/ddplaunch-errors-")
     assert not folder.parent.exists()
     assert heard(job) == ["visible all", "quit"]
-    job.nothing_left()
 
 
 def test_a_daemon_that_does_not_listen_is_ended(job, machine):
     result = job.run(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_IS_DEAF": "1"})
     assert result.status == 0, result.err
     assert heard(job)[:2] == ["visible all", "quit"]
-    job.nothing_left()
 
 
 def test_it_ends_with_a_job_that_fails_and_starts_again_with_it(job, machine, program):
@@ -72,7 +68,6 @@ def test_it_ends_with_a_job_that_fails_and_starts_again_with_it(job, machine, pr
         *ASKED, "--max-restarts", 1, program("behave"), "1=exit:3", "all=default", env={**machine("H200"), "PATH": PATH}
     )
     assert heard(job) == ["visible all", "quit"] * 2
-    job.nothing_left()
 
 
 def test_it_ends_when_the_command_is_killed(job, machine, program):
@@ -82,7 +77,6 @@ def test_it_ends_when_the_command_is_killed(job, machine, program):
     job.wait()
     until(lambda: not job.left(), "all to be gone")
     assert heard(job)[0] == "visible all"
-    job.nothing_left()
 
 
 def test_its_folder_goes_with_an_agent_that_is_killed(job, machine, program):
@@ -93,14 +87,12 @@ def test_its_folder_goes_with_an_agent_that_is_killed(job, machine, program):
     os.kill(child(job.process.pid), signal.SIGKILL)
     job.wait()
     assert not folder.exists()
-    job.nothing_left()
 
 
 def test_what_the_user_says_about_the_shares_counts(job, machine):
     env = {**machine("H200"), "PATH": PATH, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70"}
     assert job.run(*ASKED, PROGRAMS / "place.py", env=env).status == 0
     assert {one["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for one in variables(job)} == {"70"}
-    job.nothing_left()
 
 
 def test_a_daemon_that_does_not_start_is_an_error_that_says_why(job, machine):
@@ -108,7 +100,6 @@ def test_a_daemon_that_does_not_start_is_an_error_that_says_why(job, machine):
     assert "nvidia-cuda-mps-control -d did not start: no GPU" in result.err
     assert result.status == 2
     assert not variables(job)
-    job.nothing_left()
 
 
 def test_a_command_that_hangs_holds_no_signal_up(job, machine):
@@ -118,7 +109,6 @@ def test_a_command_that_hangs_holds_no_signal_up(job, machine):
     job.process.send_signal(signal.SIGINT)
     assert job.wait().status == 130
     assert time.monotonic() - began < START_TIMEOUT
-    job.nothing_left()
 
 
 def test_without_the_command_nothing_starts(job, machine):
@@ -128,4 +118,3 @@ def test_without_the_command_nothing_starts(job, machine):
         "error: --mps: nvidia-cuda-mps-control was not found on PATH\n\n"
         "hint: it comes with NVIDIA's driver; in a container mount it, or leave --mps out\n"
     )
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """Addresses of this host: whose they are, which interface has them, and which another host may reach."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """An agent that breaks the protocol, and another program in the place of node 0: a holder of the key may do its part only."""
 
-from __future__ import annotations
-
 import fcntl
 import socket
 import time

@@ -1,7 +1,5 @@
 """Whoever reaches a live coordinator: the job runs to its end, and each visitor that is refused is told of once."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Nodes that do not come, that come too late or to the wrong place, and who may come at all."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -119,7 +117,6 @@ def test_a_node_too_many_is_refused_in_the_coordinators_words(nodes, program):
     assert first.err.count("refused") == 1
     (nodes.home / "signs" / "go").touch()
     assert nodes.statuses(*started) == [0, 0]
-    nodes.nothing_left()
 
 
 def test_a_second_node_of_one_rank_is_refused(program, going):
@@ -136,7 +133,6 @@ def test_a_second_node_0_is_told_that_there_is_one(nodes, program):
     assert nodes.statuses(again) == [2]
     assert "error: node rank 0 is taken: another ddplaunch on this host is the coordinator of this job\n" in again.err
     assert nodes.statuses(first, nodes.node(*nodes.static(2, 1), program("place"))) == [0, 0]
-    nodes.nothing_left()
 
 
 def test_a_node_rank_out_of_range_is_refused_even_if_this_node_expected_more_of_them(program, going):
@@ -191,7 +187,6 @@ def test_a_node_with_another_token_is_told_so_and_the_job_does_not_mind(nodes, p
     assert nodes.statuses(first, second) == [0, 0]
     refusals = [line for line in first.err.splitlines() if "refused" in line]
     assert refusals == ["ddplaunch: refused a connection from 127.0.0.1: wrong token, or another job"]
-    nodes.nothing_left()
 
 
 def test_tasks_of_one_launcher_on_one_host_make_themselves_a_token(nodes, program):

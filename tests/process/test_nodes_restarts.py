@@ -1,9 +1,8 @@
 """Several nodes start their workers again: after a failure, after the loss of a node, and when one joins."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
 import socket
 import time
 from signal import SIGINT, SIGKILL, SIGTERM
@@ -54,7 +53,8 @@ def test_a_failure_on_one_node_starts_the_workers_of_all_again_with_the_same_ran
             assert place["TORCHELASTIC_MAX_RESTARTS"] == "2"
             assert place["MASTER_PORT"] == str(nodes.port), "that of the user serves every generation"
     assert started[0].err.count("error: rank 1 failed: exit status 1") == 2
-    assert started[0].err.count("starting all workers again") == 2
+    assert re.findall(r"starting all workers again.*\(restart (. of 2)\)\n", started[0].err) == ["1 of 2", "2 of 2"]
+    assert all(node.err.endswith(" after 2 restarts\n") for node in started)
     assert "finished" in started[0].err
     assert [event["wait"] for event in nodes.events_of(0, "generation_failed")] == [0, 1], "the back-off"
     assert json.loads((nodes.folder_of(0) / "summary.json").read_text())["restarts"] == 2
@@ -99,11 +99,12 @@ def test_with_restarts_a_lost_node_can_be_replaced(nodes, program):
     os.kill(started[1].agent, SIGKILL)
     assert nodes.statuses(started[1]) == [122]
     started[0].says("all workers start again on 2 nodes, once 1 more has joined")
+    assert not any(os.path.exists(f"/proc/{nodes.place(rank, 0)['pid']}") for rank in range(4))
     again = nodes.node(*nodes.static(2, 1), *args)
     assert places(nodes, 1, 4) == TWO
     finish(nodes)
     assert nodes.statuses(started[0], again) == [0, 0]
-    nodes.nothing_left()
+    assert started[0].err.endswith(" after 1 restart\n")
 
 
 # --- as many nodes as there are
@@ -125,7 +126,8 @@ def test_nodes_may_join_and_be_lost_and_nobody_counts_that_as_a_failure(nodes, e
     assert {nodes.place(rank, 2)["TORCHELASTIC_MAX_RESTARTS"] for rank in range(4)} == {"0"}
     finish(nodes)
     assert nodes.statuses(*started) == [0, 0]
-    nodes.nothing_left()
+    assert "4 workers on 2 nodes finished in " in started[0].err
+    assert " after " not in started[0].err.splitlines()[-1], "a node that joins or is lost is no restart"
 
 
 def test_the_job_starts_once_all_have_come_and_the_ranks_of_those_who_stay_change_as_little_as_they_can(nodes, program):

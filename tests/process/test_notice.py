@@ -1,7 +1,5 @@
 """The signals that announce the end: heard beside the program's own handlers, and harmless to its children."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from signal import SIGINT, SIGTERM, SIGUSR1, SIGUSR2

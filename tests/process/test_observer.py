@@ -1,7 +1,5 @@
 """What a look at the workers sees of what they do: by real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

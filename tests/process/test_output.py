@@ -1,7 +1,5 @@
 """What the workers write, as it comes out of the real command: on the console and in the logs."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -150,7 +148,6 @@ def test_log_dir_lays_the_logs_out_as_torchrun_does(job, program):
     assert "boom of rank 1" in (run / "attempt_1/1/stderr.log").read_text()
     error = json.loads((run / "attempt_0/1/error.json").read_text())
     assert error["message"]["message"] == "ValueError: boom of rank 1"
-    job.nothing_left()
 
 
 def test_a_second_run_of_the_same_id_gets_a_folder_of_its_own(show, job):

@@ -1,7 +1,5 @@
 """A job that is paused as a whole goes on, whatever paused it; a node that is paused alone is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -80,7 +78,6 @@ def test_a_job_that_is_paused_as_a_whole_finds_all_nodes_again(job, program, pau
     result = job.wait()
     assert result.status == 0, result.err
     assert "lost" not in result.err
-    job.nothing_left()
 
 
 def test_no_time_limit_runs_while_everything_is_paused(job, program):
@@ -98,7 +95,6 @@ def test_no_time_limit_runs_while_everything_is_paused(job, program):
     assert at["kill_sent"] - at["stop_sent"] > 3 + 4 - BEAT - SLACK
     # one that comes before the agent sleeps is no time either, but might be a slow disk, and is not called a pause
     assert any(event["seconds"] > 3 for event in job.events("paused"))
-    job.nothing_left()
 
 
 def test_a_node_that_is_paused_alone_is_lost_and_says_later_why(nodes: Nodes, program):

@@ -1,7 +1,5 @@
 """A reserved port: kept from everybody but the worker that meets the others there, generation after generation."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """MASTER_PORT: taken, reserved, kept from strangers while the job runs, and free again afterwards."""
 
-from __future__ import annotations
-
 import os
 import socket
 from signal import SIGTERM
@@ -75,7 +73,6 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, li
     assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
     assert "hint: leave --master-port out" in result.err
     assert not job.has_sign("ready-0")
-    job.nothing_left()
 
 
 def test_without_a_control_channel_another_port_has_to_be_named(job, program, listening):
@@ -85,7 +82,6 @@ def test_without_a_control_channel_another_port_has_to_be_named(job, program, li
     assert result.status == 2
     assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
     assert "hint: `--master-port` with another one, the same on each node" in result.err
-    job.nothing_left()
 
 
 def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listening):
@@ -94,7 +90,6 @@ def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listen
     assert result.status == 2
     assert result.err.startswith(f"error: port {port} (--rdzv-endpoint) is taken by pid {os.getpid()} (")
     assert "hint: name another one there, or" in result.err
-    job.nothing_left()
 
 
 def test_a_restart_begins_when_whoever_listens_at_its_port_has_gone(job, program):
@@ -109,7 +104,6 @@ def test_a_restart_begins_when_whoever_listens_at_its_port_has_gone(job, program
     job.signs("place-1", 2)
     (job.home / "signs" / "finish").touch()
     assert job.wait().status == 0
-    job.nothing_left()
 
 
 def test_a_restart_whose_port_stays_taken_ends_the_job_and_names_the_holder(job, program):
@@ -122,13 +116,11 @@ def test_a_restart_whose_port_stays_taken_ends_the_job_and_names_the_holder(job,
         result = job.wait()
     assert result.status == 2
     assert f"error: --master-port {port} is taken by pid {os.getpid()} (" in result.err
-    job.nothing_left()
 
 
 def test_what_a_worker_leaves_at_its_port_is_gone_before_the_restart_though_its_first_thread_is_dead(job, program):
     flags = ("--nproc-per-node", 2, "--max-restarts", 1, "--grace-period", "1s", "--master-port", free_port())
     assert job.run(*flags, program("restarts"), "leaves_a_listener").status == 0
-    job.nothing_left()
 
 
 def test_a_port_that_another_job_has_only_reserved_is_taken(job, another, program):
@@ -182,4 +174,3 @@ def test_each_generation_has_a_port_of_its_own_unless_it_was_given(job, program)
     assert len({first, second, third}) > 1  # the kernel may hand one out twice, though it hardly ever does
     assert job.run(*options, "--master-port", first, program("behave"), "1=exit3").status == 3
     assert [event["master_port"] for event in job.events("generation_started")] == [first] * 3
-    job.nothing_left()

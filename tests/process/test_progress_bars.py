@@ -1,7 +1,5 @@
 """Progress bars of several ranks on a real terminal: in place while they move, lines when they end, and nothing else."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -76,7 +74,6 @@ def test_bars_are_shown_at_once_in_place_and_become_lines_when_they_end(job, pro
     error = shown.index(next(row for row in shown if row.startswith("error: rank 1 ") and "SIGKILL" in row))
     assert not any(row.startswith("[") for row in shown[error:])
     assert terminal.child.exitstatus == 137
-    job.nothing_left()
 
 
 def test_after_ctrl_z_the_shell_has_the_screen_and_after_fg_the_bars_are_below(job, program):
@@ -91,7 +88,6 @@ def test_after_ctrl_z_the_shell_has_the_screen_and_after_fg_the_bars_are_below(j
     bash.press("\x03")
     bash.sees("stopped by SIGINT", PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 def test_on_a_terminal_that_cannot_move_its_cursor_bars_are_lines_now_and_then(job, program):
@@ -99,7 +95,6 @@ def test_on_a_terminal_that_cannot_move_its_cursor_bars_are_lines_now_and_then(j
     assert "\x1b[A" not in terminal.sees("[1] \x1b[36mbatch\x1b[0m: 10%\r\n")
     terminal.press("\x03")
     terminal.sees_the_end()
-    job.nothing_left()
 
 
 def test_what_reads_the_lines_from_a_pipe_may_write_to_the_same_terminal(job, program):
@@ -109,4 +104,3 @@ def test_what_reads_the_lines_from_a_pipe_may_write_to_the_same_terminal(job, pr
     bash.press("\x03")
     bash.sees("stopped by SIGINT", PROMPT)
     bash.leave()
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """The pytest plugin: real sessions of pytest, with tests that run on every rank."""
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 
 import pytest

@@ -1,7 +1,5 @@
 """Looking up host names beside the loop: answers, a lookup that hangs, and a child that nobody misses or finds."""
 
-from __future__ import annotations
-
 import errno
 import os
 import selectors

@@ -1,7 +1,5 @@
 """--max-restarts: what one generation leaves to the next, and how it ends when there is no next one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -112,7 +110,6 @@ def test_a_worker_that_ignores_the_stop_is_killed_before_the_next_generation(job
     )
     assert result.status == 3
     assert len(job.events("kill_sent")) == 2
-    job.nothing_left()
 
 
 def test_workers_that_write_and_die_at_once_can_be_started_again(job):
@@ -123,7 +120,6 @@ def test_workers_that_write_and_die_at_once_can_be_started_again(job):
     assert len(job.events("generation_started")) == 3
     logs = "".join(log.read_text() for log in job.folder.glob("rank-*.out"))
     assert result.out.count("out") == logs.count("out") >= 3
-    job.nothing_left()
 
 
 @pytest.fixture
@@ -145,7 +141,6 @@ def test_a_signal_while_the_next_generation_is_waited_for_ends_the_job_at_once(j
     assert job.wait().status == status
     assert_ended_at_once_after(job, "signal_received")
     assert job.events("job_ended")[0]["why"] == "signalled"
-    job.nothing_left()
 
 
 def test_a_killed_front_ends_the_back_off_too(job, back_off):
@@ -170,7 +165,6 @@ def test_a_stop_by_the_user_is_no_failure_that_starts_workers_again(job, program
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert len(job.events("generation_started")) == 1
-    job.nothing_left()
 
 
 def test_a_worker_that_a_signal_killed_is_started_again_too(job, program):
@@ -179,7 +173,6 @@ def test_a_worker_that_a_signal_killed_is_started_again_too(job, program):
         os.kill(int(places(job, generation)[0]["pid"]), SIGKILL)
     assert job.wait().status == 137
     assert len(job.events("generation_started")) == 2
-    job.nothing_left()
 
 
 def test_the_last_words_of_every_generation_are_shown_even_if_no_logs_are_kept(run):

@@ -1,7 +1,5 @@
 """What a job leaves behind on purpose: plan, events and summary, as the reference page describes them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,7 +60,6 @@ def test_the_page_describes_every_field_of_plan_and_summary(job, program):
     assert fields_of(plan, free=("reasons", "origins")) == {row[0] for row in table("plan.json", 2)}
     summary = json.loads((job.folder / "summary.json").read_text())
     assert fields_of(summary) == {row[0] for row in table("summary.json", 2)}
-    job.nothing_left()
 
 
 # --- events
@@ -196,7 +193,6 @@ def test_the_plan_says_what_the_workers_got(job, program):
         assert worker["argv"][-2:] == ["all=done", "x"]
         assert worker["variables"]["RANK"] == str(rank)
         assert worker["variables"]["COLOUR"] == "blue"
-    job.nothing_left()
 
 
 def test_the_summary_tells_how_each_worker_ended_and_what_it_used(job):
@@ -218,7 +214,6 @@ def test_the_summary_tells_how_each_worker_ended_and_what_it_used(job):
     assert 0.5 <= large["cpu_seconds"] <= large["seconds"] + 0.1
     assert small["cpu_seconds"] < large["cpu_seconds"]
     assert large["seconds"] <= summary["seconds"]
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +228,6 @@ def test_the_summary_names_the_first_failure(job, program, behaviour, failure):
     summary = json.loads((job.folder / "summary.json").read_text())
     place = {"rank": 1, "local_rank": 1, "host": socket.gethostname(), "pid": job.pids()[1]}
     assert (summary["why"], summary["first_failure"]) == ("failed", {**place, **failure})
-    job.nothing_left()
 
 
 def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
@@ -241,7 +235,6 @@ def test_the_summary_names_a_worker_that_could_not_be_started(job, program):
     summary = json.loads((job.folder / "summary.json").read_text())
     assert (summary["why"], summary["status"]) == ("failed", 127)
     assert summary["first_failure"]["how"] == f"could not be started: {job.home}/broken: No such file or directory"
-    job.nothing_left()
 
 
 # --- the folder itself
@@ -255,7 +248,6 @@ def test_the_folder_is_its_owners_alone(job, program):
     assert not [folder for folder in above if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
     logs = list(job.folder.glob("rank-*"))
     assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
-    job.nothing_left()
 
 
 def test_a_folder_that_somebody_puts_in_its_place_gets_nothing(job, program):
@@ -275,7 +267,6 @@ def test_a_folder_that_somebody_puts_in_its_place_gets_nothing(job, program):
     assert precious.read_text() == "precious"
     assert json.loads((moved / "summary.json").read_text())["status"] == 143
     assert '"job_ended"' in (moved / "events.jsonl").read_text()
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [(0o777, True), (0o1777, False), (0o775, False)], ids=oct)
@@ -286,7 +277,6 @@ def test_a_place_where_anybody_may_replace_the_folder_is_told(job, program, mode
     result = job.run("--log-dir", place / "logs", program("behave"), "all=done")
     words = f"ddplaunch: warning: any user may replace the folder of the logs: {place} has no sticky bit"
     assert (words in result.err) is is_told
-    job.nothing_left()
 
 
 @pytest.fixture
@@ -366,7 +356,6 @@ def test_the_end_is_the_last_event_even_if_many_processes_end_at_once(job: Job) 
     leaves_many = "i=0; while [ $i -lt 60 ]; do sleep 600 & i=$((i+1)); done; exit 0"
     assert job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", leaves_many).status == 0
     assert json.loads((job.folder / "events.jsonl").read_text().splitlines()[-1])["event"] == "job_ended"
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, None], ids=["stopped", "failed"])

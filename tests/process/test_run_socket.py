@@ -1,7 +1,5 @@
 """The socket of a run: it answers while the job goes on, whoever else has connected, and is gone when the job is."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random
@@ -107,7 +105,6 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     result = job.wait()
     assert (ended.status, ended.why) == (result.status, "signalled") == (130, "signalled")
     assert own_places(job) == []
-    job.nothing_left()
 
 
 def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, program):
@@ -130,7 +127,6 @@ def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, progr
     job.process.send_signal(signal.SIGTERM)
     assert job.wait().status == 143
     assert place not in find.places(job.env)
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs")], ids=["in its folder", "elsewhere"])
@@ -144,7 +140,6 @@ def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, program
     until(lambda: job.left() == [], "the end of all")
     assert client.ask_all([place], AskStatus(), 1.0) == []
     assert in_its_folder or not os.path.exists(place.path)
-    job.nothing_left()
 
 
 def test_questions_of_clients_that_hang_up_are_not_gone_on_with(job, program):

@@ -1,7 +1,5 @@
 """`ddplaunch ps` and `stop`: what they say of running jobs and do to them, and one clear error for all else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -102,7 +100,6 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)
     assert job.wait().status == 130  # what was asked for is done when it can be
-    job.nothing_left()
 
 
 def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb, monkeypatch):
@@ -132,4 +129,3 @@ def test_a_folder_of_sockets_that_others_may_use_is_named(job):
     asked = run("stop", "nosuch")
     assert (asked.returncode, asked.stderr.partition(":")[0]) == (2, "error")
     assert f"{folder} belongs to another user, or others may write to it" in asked.stderr
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """Signals that come to an agent and its front at once, in the order in which Slurm sends them."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -1,7 +1,5 @@
 """Signals to ddplaunch: what reaches the workers, how often, and what the status is."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -50,7 +48,6 @@ def test_a_stop_signal_reaches_every_worker_once_and_as_it_is(job, start, signum
     assert result.status == status
     assert [got(job, rank) for rank in range(3)] == [[signum.name]] * 3
     assert f"stopped by {signum.name}" in result.err
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(("signum", "status"), [(SIGTERM, 143), (SIGINT, 130), (SIGUSR1, 0)])
@@ -64,7 +61,6 @@ def test_what_a_python_program_has_started_is_there_while_it_saves(job, program,
         "saved-0": "!",
         "saved-1": "!",
     }
-    job.nothing_left()
 
 
 def test_a_command_gets_its_signals_with_all_that_it_has_started(job):
@@ -75,7 +71,6 @@ def test_a_command_gets_its_signals_with_all_that_it_has_started(job):
     process.send_signal(SIGUSR1)
     assert job.wait().status == 0
     job.sign("inner")
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +83,6 @@ def test_the_second_stop_signal_kills_at_once(job, start, signum, status):
         job.sign(f"got-{rank}")
     send_again(process, signum)
     assert job.wait().status == status
-    job.nothing_left()
 
 
 def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, start):
@@ -103,7 +97,6 @@ def test_the_second_sigterm_in_a_slurm_job_leaves_workers_the_time_to_save(job, 
     result = job.wait()
     assert (result.status, job.events("kill_sent")) == (143, [])
     assert "killing" not in result.err
-    job.nothing_left()
 
 
 def test_a_ctrl_c_after_a_sigterm_in_a_slurm_job_kills_at_once(job, start):
@@ -113,14 +106,12 @@ def test_a_ctrl_c_after_a_sigterm_in_a_slurm_job_kills_at_once(job, start):
         job.sign(f"got-{rank}")
     process.send_signal(SIGINT)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_workers_that_ignore_a_stop_signal_are_killed_after_the_grace_period(job, start):
     start("all=stubborn", options=("--grace-period", "0.3")).send_signal(SIGTERM)
     assert job.wait().status == 143
     assert job.events("kill_sent")
-    job.nothing_left()
 
 
 def test_workers_may_save_before_they_end(job, start):
@@ -130,7 +121,6 @@ def test_workers_may_save_before_they_end(job, start):
     (job.home / "signs" / "saved").touch()
     assert job.wait().status == 143
     assert not job.events("kill_sent")
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("signum", [SIGUSR1, SIGUSR2], ids=lambda signum: signum.name)
@@ -143,7 +133,6 @@ def test_user_signals_are_forwarded_and_the_job_goes_on(job, start, signum):
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert got(job, 1) == [signum.name, "SIGTERM"]
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("first", ["front", "agent"])
@@ -160,7 +149,6 @@ def test_a_signal_to_front_and_agent_at_once_reaches_every_worker_once(job, star
         assert job.sign(f"got-{rank}").split() == ["SIGUSR1", "SIGUSR2"]
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_forward_signals_makes_a_stop_signal_one_that_is_only_passed_on(job, start):
@@ -171,7 +159,6 @@ def test_forward_signals_makes_a_stop_signal_one_that_is_only_passed_on(job, sta
     assert process.poll() is None
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_signals_to_handle_makes_a_user_signal_one_that_stops(job, start):
@@ -179,7 +166,6 @@ def test_signals_to_handle_makes_a_user_signal_one_that_stops(job, start):
         SIGUSR1
     )
     assert job.wait().status == 128 + SIGUSR1
-    job.nothing_left()
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(job, start):
@@ -190,7 +176,6 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(job, start):
     assert job.sign("got-0") == "SIGUSR1"
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_a_signal_while_workers_are_still_being_started(job, program):
@@ -202,7 +187,6 @@ def test_a_signal_while_workers_are_still_being_started(job, program):
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert len(job.events("worker_started")) <= 64
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15])
@@ -214,7 +198,6 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_command_and_leaves_nothing
     time.sleep(moment)
     process.send_signal(SIGTERM)
     assert job.wait().status in (143, -SIGTERM)
-    job.nothing_left()
 
 
 def test_stopping_the_command_with_sigstop_and_going_on(job, start):
@@ -223,7 +206,6 @@ def test_stopping_the_command_with_sigstop_and_going_on(job, start):
     process.send_signal(SIGCONT)
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_a_stopped_worker_can_be_stopped_for_good(job, start):
@@ -232,7 +214,6 @@ def test_a_stopped_worker_can_be_stopped_for_good(job, start):
     process.send_signal(SIGTERM)
     assert job.wait(20).status == 143
     assert not job.events("kill_sent")
-    job.nothing_left()
 
 
 # --- the command's own processes are killed
@@ -263,7 +244,6 @@ def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, sta
     assert result.status == 122
     assert "was killed by SIGKILL" in result.err
     assert not list(Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*"))
-    job.nothing_left()
 
 
 def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_the_end(job, start):
@@ -278,7 +258,6 @@ def test_when_the_agent_is_killed_a_terminal_that_nobody_reads_does_not_delay_th
     until(lambda: [pid for pid in job.left() if pid != process.pid] == [], "the workers' end")
     os.close(reader)
     assert process.wait(PATIENCE) == 122
-    job.nothing_left()
 
 
 def wchan(pid: int) -> str:

@@ -1,7 +1,5 @@
 """srun, and the process between it and the command: why a step could not be started reaches the user."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

@@ -1,7 +1,5 @@
 """Stacks of real processes, in whatever situation they are; none of them comes to harm by being asked."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """An agent that does not run, as if it were stopped, in uninterruptible sleep or in a loop: the job ends all the same."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -29,7 +27,6 @@ def test_the_first_stop_signal_says_that_the_agent_does_not_run_and_the_second_e
     result = job.wait()
     assert result.status == 130
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
-    job.nothing_left()
 
 
 def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program):
@@ -42,7 +39,6 @@ def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program)
     assert result.status == 130
     assert "respond" not in result.err
     assert job.events("kill_sent")
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("how", ["stopped", "held"])
@@ -295,4 +291,3 @@ def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job,
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 130
     os.close(reader)
-    job.nothing_left()

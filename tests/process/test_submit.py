@@ -3,8 +3,6 @@
 tests/slurm has the real ones. Here is what a Slurm in peace does not do.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

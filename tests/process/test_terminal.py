@@ -1,7 +1,5 @@
 """The command in a real terminal: its keys, the shell's job control, its closing, and what is shown on it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -74,7 +72,6 @@ def test_a_key_that_stops_reaches_every_worker_once_and_the_status_tells(job, be
     terminal.press(key)
     assert terminal.status() == status
     assert [got(job, rank) for rank in range(2)] == [[name]] * 2
-    job.nothing_left()
 
 
 @KEYS
@@ -92,7 +89,6 @@ def test_a_key_reaches_workers_through_ddplaunch_only_and_the_second_one_kills(j
     terminal.press(key)
     terminal.sees("killing the workers at once")
     assert terminal.status() == status
-    job.nothing_left()
 
 
 # --- the shell's job control
@@ -110,7 +106,6 @@ def test_ctrl_z_stops_the_workers_and_fg_lets_them_go_on(job, shell):
     assert bash.says("echo $?") == "130"
     assert [got(job, rank) for rank in range(2)] == [["SIGINT"]] * 2
     bash.leave()
-    job.nothing_left()
 
 
 def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program):
@@ -127,7 +122,6 @@ def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program)
     until(lambda: running(workers), "the workers to go on")
     process.send_signal(signal.SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_a_job_stops_also_if_a_lost_agent_never_answers(job, program):
@@ -139,7 +133,6 @@ def test_a_job_stops_also_if_a_lost_agent_never_answers(job, program):
     process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGTERM)
     assert job.wait().status == 143
-    job.nothing_left()
 
 
 def test_a_command_that_still_writes_when_all_have_ended_stops_too(job):
@@ -151,7 +144,6 @@ def test_a_command_that_still_writes_when_all_have_ended_stops_too(job):
     process.send_signal(signal.SIGCONT)
     result = job.wait()
     assert (result.status, result.out.count("\n")) == (0, 16000)
-    job.nothing_left()
 
 
 def test_ctrl_z_stops_the_job_again_after_fg(job, shell):
@@ -165,7 +157,6 @@ def test_ctrl_z_stops_the_job_again_after_fg(job, shell):
     bash.press(CTRL_C)
     bash.sees(PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("how", ["bg", "kill -CONT %1"])
@@ -180,7 +171,6 @@ def test_a_stopped_job_goes_on_in_the_background(job, shell, how):
     bash.press(CTRL_C)
     bash.sees("stopped by SIGINT", PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 def test_a_job_that_is_stopped_can_be_ended(job, shell):
@@ -231,7 +221,6 @@ def test_no_time_runs_while_the_job_is_stopped(job, shell):
     assert abs(told - began - pauses[0] - 8) < 4
     assert abs(killed - told - pauses[1] - 3) < 4
     bash.leave()
-    job.nothing_left()
 
 
 SUSPENSION = ("job_started", "job_suspended", "job_resumed", "stop_sent", "kill_sent")
@@ -249,7 +238,6 @@ def test_a_job_in_the_background_neither_stops_nor_hangs_even_with_tostop(job, s
     bash.types("fg")
     bash.sees("2 workers finished", PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 def test_a_job_in_the_background_does_not_take_the_keys_of_the_shell(job, program):
@@ -259,7 +247,6 @@ def test_a_job_in_the_background_does_not_take_the_keys_of_the_shell(job, progra
     bash.types("wait; echo status=$?")
     bash.sees("2 workers finished", "status=0", PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 # --- the terminal is closed
@@ -310,7 +297,6 @@ def test_one_worker_has_the_terminal_and_its_size(job, program):
     terminal = typed(job, program("terminal_one"), "place", rows=33, columns=101)
     terminal.sees("rank 0: True True True 33 x 101\r\n")
     assert terminal.status() == 0
-    job.nothing_left()
 
 
 def test_a_new_size_reaches_the_worker(job, program):
@@ -320,7 +306,6 @@ def test_a_new_size_reaches_the_worker(job, program):
     terminal.child.setwinsize(50, 123)
     terminal.sees("now 123 columns")
     assert terminal.status() == 0
-    job.nothing_left()
 
 
 def test_one_worker_can_ask_with_line_editing(job, program):
@@ -331,7 +316,6 @@ def test_one_worker_can_ask_with_line_editing(job, program):
     terminal.press(CTRL_D)
     terminal.sees("<end>")
     assert terminal.status() == 0
-    job.nothing_left()
 
 
 def test_line_editing_goes_on_after_ctrl_z_and_fg(job, program):
@@ -350,7 +334,6 @@ def test_line_editing_goes_on_after_ctrl_z_and_fg(job, program):
     bash.press(CTRL_D)
     bash.sees(PROMPT)
     bash.leave()
-    job.nothing_left()
 
 
 def test_a_worker_that_dies_while_editing_leaves_the_terminal_as_it_was(job, program):
@@ -360,7 +343,6 @@ def test_a_worker_that_dies_while_editing_leaves_the_terminal_as_it_was(job, pro
     bash.sees("killed by SIGKILL", PROMPT)
     assert bash.says("stty -a") == before
     bash.leave()
-    job.nothing_left()
 
 
 # --- several workers have none
@@ -372,7 +354,6 @@ def test_several_workers_have_no_terminal_to_write_to(job, program):
     assert "rank 1: False False False None" in shown
     assert re.search(r"rank 0: \w+ False False", shown)
     assert terminal.child.exitstatus == 0
-    job.nothing_left()
 
 
 def test_rank_0_of_several_reads_what_is_typed_and_the_others_read_nothing(job, program):
@@ -381,7 +362,6 @@ def test_rank_0_of_several_reads_what_is_typed_and_the_others_read_nothing(job, 
     terminal.press("typed", ENTER, CTRL_D)
     terminal.sees(r"rank 0 read 'typed\n'")
     assert terminal.status() == 0
-    job.nothing_left()
 
 
 def test_rank_0_of_several_reads_a_pipe_and_the_others_read_nothing(job, program):
@@ -391,7 +371,6 @@ def test_rank_0_of_several_reads_a_pipe_and_the_others_read_nothing(job, program
     assert r"rank 0 read 'piped\n'" in shown
     assert "rank 1 read ''" in shown
     bash.leave()
-    job.nothing_left()
 
 
 # --- colours
@@ -412,14 +391,12 @@ def test_prefixes_are_coloured_on_a_terminal_that_has_colours(job, program, env,
         assert "[0] plain" in shown
         assert "[1] plain" in shown
         assert "\x1b" not in shown
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True)], ids=["none", "FORCE_COLOR"])
 def test_prefixes_are_coloured_off_a_terminal_only_if_forced(job, program, env, coloured):
     result = job.run("--nproc-per-node", 2, program("terminal_one"), "colours", env=env)
     assert ("\x1b[" in result.out) is coloured
-    job.nothing_left()
 
 
 # --- progress bars
@@ -431,7 +408,6 @@ def test_the_bar_of_one_worker_stays_a_bar(job, program):
     assert terminal.child.exitstatus == 0
     assert shown.count("\rrank 0:") > 200
     assert len(re.findall(r"\d+%\|[^\r]*\r\n", shown)) == 1  # it moves to the next line once, at its end
-    job.nothing_left()
 
 
 def test_the_bars_of_several_workers_do_not_flood_the_terminal(job, program):
@@ -443,4 +419,3 @@ def test_the_bars_of_several_workers_do_not_flood_the_terminal(job, program):
     screen.feed(written)
     bars = [row for row in screen.shown if "%|" in row]
     assert sorted(row.partition("%")[0] for row in bars) == [f"[{rank}] rank {rank}: 100" for rank in range(4)]
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """The processes below this one: found however deep they are, and whichever of them end meanwhile."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import signal

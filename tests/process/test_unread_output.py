@@ -1,7 +1,5 @@
 """Nobody reads what the command shows: the job goes on, is watched as ever, and its logs have everything."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -47,7 +45,6 @@ def test_a_reader_that_leaves_costs_the_job_nothing(job, program, pipe):
     assert result.status == 5
     assert "rank 1 failed: exit status 5" in result.err
     assert [len((job.folder / f"rank-{rank}.out").read_text().splitlines()) for rank in range(2)] == [1001, 1001]
-    job.nothing_left()
 
 
 def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_missed(job, program, pipe):
@@ -66,7 +63,6 @@ def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_mis
     assert dropped + len(shown) == 2 * (FLOOD // 1000) * 1004
     assert f"{dropped:,} bytes of output are not shown here" in result.err
     assert [(job.folder / f"rank-{rank}.out").read_bytes() == flood_of(rank) for rank in range(2)] == [True, True]
-    job.nothing_left()
 
 
 def test_a_reader_that_comes_back_in_time_misses_nothing(job, program, pipe):
@@ -79,7 +75,6 @@ def test_a_reader_that_comes_back_in_time_misses_nothing(job, program, pipe):
     assert job.wait().status == 0
     assert len(shown) == 2 * (FLOOD // 1000) * 1004
     assert not job.events("output_dropped")
-    job.nothing_left()
 
 
 def log_sizes(job) -> int:
@@ -119,7 +114,6 @@ def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state
     assert result.status == 3
     assert "rank 1 failed" in result.err
     assert "last words of rank 1" in result.err
-    job.nothing_left()
 
 
 def test_a_signal_to_stop_ends_the_command_though_nobody_reads(job, program, pipe):
@@ -130,7 +124,6 @@ def test_a_signal_to_stop_ends_the_command_though_nobody_reads(job, program, pip
     until(lambda: log_sizes(job) and stalled(job), "the workers to be held up")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 143
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("moment", ["stop_sent", "job_ended"])
@@ -146,7 +139,6 @@ def test_a_command_that_only_waits_for_its_reader_or_soon_will_can_be_stopped(jo
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
-    job.nothing_left()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
@@ -156,7 +148,6 @@ def test_output_that_cannot_be_written_is_said_and_makes_the_status_1_unless_the
             result = job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", f"echo; exit {own}", stdout=full)
         assert result.status == status
         assert result.err.count("error: cannot write to stdout: no space left on device\n") == 1
-    job.nothing_left()
 
 
 def test_a_stdout_that_somebody_made_non_blocking_loses_nothing(job, program, pipe):
@@ -168,4 +159,3 @@ def test_a_stdout_that_somebody_made_non_blocking_loses_nothing(job, program, pi
     shown = read_all(reader)
     assert job.wait().status == 0
     assert len(shown) == 2 * 2000 * 1004
-    job.nothing_left()

@@ -5,8 +5,6 @@ slurm.conf says how it is set. What the daemons keep, their key and the GPUs (de
 sacct, and cgroups only where they are asked for. All ends with the process that made the cluster, as the bed does.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

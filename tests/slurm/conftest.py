@@ -1,7 +1,5 @@
 """A Slurm for tests, whole again and idle after each of them, and the reason why tests are skipped without."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -59,5 +57,6 @@ def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def job(cluster: Cluster, tmp_path: Path) -> Iterator[SlurmJob]:
     """A job in Slurm; that the test left something of it is an error."""
-    yield SlurmJob(tmp_path, cluster=cluster)
-    cluster.nothing_left()
+    job = SlurmJob(tmp_path, cluster=cluster)
+    yield job
+    job.nothing_left()

@@ -1,7 +1,5 @@
 """The command as a test runs it in Slurm: in a batch script, under srun, in an allocation of salloc."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import time
@@ -26,7 +24,7 @@ class Batch:
     cluster: Cluster
     id: str
 
-    def element(self, index: int) -> Batch:
+    def element(self, index: int) -> "Batch":
         """An element of this job, which is an array."""
         return Batch(self.cluster, f"{self.id}_{index}")
 
@@ -102,7 +100,7 @@ class SlurmJob(Job):
 
     # --- commands of Slurm
 
-    def sbatch(self, script: str, *options: object, env: Mapping[str, str] | None = None) -> Batch:
+    def sbatch(self, script: str, *options: object, env: Mapping[str, str] | None = None) -> "Batch":
         """Submit a batch script, given as its text; a line that names the shell may be left out."""
         self._make_folders()
         self._scripts += 1

@@ -1,7 +1,5 @@
 """Where the workers of a job in Slurm were, and what they were told about that."""
 
-from __future__ import annotations
-
 import json
 
 from tests.conftest import PROGRAMS

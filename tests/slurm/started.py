@@ -1,7 +1,5 @@
 """The ways in which people start a job in Slurm, and a cluster that signals tasks as those do that use cgroups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Slurm that the other tests here stand on: that it does what Slurm does, quickly, and that all of it goes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -46,20 +44,17 @@ def test_a_step_runs_on_each_node(job: SlurmJob) -> None:
     result = job.srun("--nodes=3", "hostname")
     assert (result.status, sorted(result.out.split()), result.err) == (0, [*NODES], "")
     assert job.srun("--nodes=2", "sh", "-c", "exit $((3 + SLURM_PROCID))").status == 4
-    job.nothing_left()
 
 
 def test_a_batch_script_gives_its_output_and_its_status(job: SlurmJob) -> None:
     batch = job.sbatch("hostname; echo $SLURM_JOB_ID >&2; exit 3")
     assert batch.wait() == "FAILED"
     assert (batch.exit_code(), batch.output()) == (3, f"node1\n{batch.id}\n")
-    job.nothing_left()
 
 
 def test_the_shell_of_an_allocation_runs_where_it_was_asked_for(job: SlurmJob) -> None:
     result = job.salloc("hostname; echo ${SLURM_PROCID-none}; srun hostname; exit 5", "--nodes=2")
     assert (result.status, result.out.split()[:2], sorted(result.out.split()[2:])) == (5, ["ctl", "none"], [*NODES[:2]])
-    job.nothing_left()
 
 
 def test_elements_of_an_array_are_jobs_of_their_own(job: SlurmJob) -> None:
@@ -73,7 +68,6 @@ def test_ddplaunch_runs_in_a_step(job: SlurmJob) -> None:
     result = job.srun("--nodes=2", *job.argv("--nproc-per-node", "1", "where.py"))
     assert result.status == 0, result
     assert sorted(result.out.splitlines()) == ["[0] node1 0", "[1] node2 1"], result
-    job.nothing_left()
 
 
 # --- what Slurm tells a process
@@ -113,7 +107,6 @@ def test_processes_are_told_what_they_were_told_when_we_captured_it(job: SlurmJo
     for name in ("batch", "node-0", "node-1", "rank-0", "rank-5", "salloc"):
         lines = (job.home / name).read_text().rstrip("\0").split("\0")
         assert told(dict(line.split("=", 1) for line in lines)) == told(captured(f"slurm-{name}")), name
-    job.nothing_left()
 
 
 def test_jobs_on_one_node_have_different_gpus(job: SlurmJob) -> None:
@@ -126,7 +119,6 @@ def test_jobs_on_one_node_have_different_gpus(job: SlurmJob) -> None:
     first.wait("CANCELLED")
     each = job.srun("--nodes=1", f"--ntasks={GPUS}", "--gpus-per-task=1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert sorted(each.out.split()) == ["0", "1", "2", "3"]
-    job.nothing_left()
 
 
 # --- signals and ends
@@ -137,7 +129,6 @@ def test_a_cancelled_job_is_gone(job: SlurmJob) -> None:
     batch.cancel()
     assert batch.wait() == "CANCELLED"
     assert batch.exit_code() == 128 + signal.SIGTERM
-    job.nothing_left()
 
 
 USR1 = """
@@ -169,7 +160,6 @@ def test_a_signal_comes_before_the_time_limit_and_time_can_be_made_to_pass(job: 
     assert batch.state() == "RUNNING"
     job.cluster.pass_time(90)
     assert batch.wait() == "TIMEOUT"
-    job.nothing_left()
 
 
 # --- back into the queue
@@ -186,7 +176,6 @@ def test_a_requeued_job_starts_again_without_being_held(job: SlurmJob) -> None:
     wait_up(job, restarts="2")
     batch.cancel()
     batch.wait("CANCELLED")
-    job.nothing_left()
 
 
 def test_a_job_is_preempted_and_comes_back(job: SlurmJob) -> None:
@@ -223,7 +212,6 @@ def test_a_drained_node_gets_no_job(job: SlurmJob) -> None:
     assert job.srun("hostname").out == "node2\n"
     job.cluster.resume("node1")
     job.cluster.wait_nodes("idle")
-    job.nothing_left()
 
 
 def test_a_job_lives_on_without_slurmd(job: SlurmJob) -> None:
@@ -236,7 +224,6 @@ def test_a_job_lives_on_without_slurmd(job: SlurmJob) -> None:
     job.cluster.start_slurmd("node3")
     (job.home / "signs" / "go").touch()
     assert batch.wait() == "COMPLETED"
-    job.nothing_left()
 
 
 def test_whatever_a_test_leaves_is_healed(job: SlurmJob) -> None:
@@ -250,7 +237,6 @@ def test_whatever_a_test_leaves_is_healed(job: SlurmJob) -> None:
     cluster.heal()
     assert cluster.node_states() == dict.fromkeys(NODES, "idle")
     assert sorted(job.srun("--nodes=3", "hostname").out.split()) == [*NODES]
-    job.nothing_left()
 
 
 def test_what_a_job_leaves_is_found(job: SlurmJob) -> None:
@@ -267,7 +253,6 @@ def test_what_a_job_leaves_is_found(job: SlurmJob) -> None:
     with pytest.raises(AssertionError, match=f"{held.id} PENDING"):
         job.cluster.nothing_left(0.1)
     held.cancel()
-    job.nothing_left()
 
 
 # --- and what is left of it all

@@ -1,7 +1,5 @@
 """CPUs in Slurm, where it binds tasks: workers stay on those that were granted, and count their threads by them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -53,7 +51,6 @@ def test_a_job_with_a_part_of_each_node_stays_on_it(job: SlurmJob, command: str)
     other.cancel()
     other.wait("CANCELLED")
     assert cpus(job) == [(list(range(1, CPUS)), f"{CPUS - 1}")] * 2
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("bound", [True, False])
@@ -65,4 +62,3 @@ def test_tasks_of_one_node_that_slurm_binds_or_not_have_their_share_of_it(job: S
     (first, threads), (second, _) = cpus(job)
     assert threads == f"{CPUS // 2}"
     assert sorted(first + second) == list(range(2 * (CPUS // 2)))
-    job.nothing_left()

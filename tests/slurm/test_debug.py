@@ -1,7 +1,5 @@
 """A debugger in Slurm: `srun --pty` gives the terminal to the first node, whose rank has it."""
 
-from __future__ import annotations
-
 import os
 import pty
 

@@ -4,8 +4,6 @@ With proctrack/cgroup Slurm signals what it has started itself, and kills all el
 proctrack/linuxproc it signals all that descends from what it has started, the workers past ddplaunch too.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The example's own batch script: its end is announced, it goes back into the queue, and ends well on the second start."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What fails in Slurm: a worker, an agent, the command, srun, a node. All ends, once and everywhere, with the right status."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from signal import SIGKILL
@@ -20,7 +18,6 @@ def test_a_worker_that_fails_on_one_node_ends_all_and_gives_the_status(job: Slur
     failed = batch(job, way, BEHAVE, "3=exit3")
     assert (failed.wait(), failed.exit_code()) == ("FAILED", 3), failed.output()
     assert failed.output().count("error: rank 3 on node2 failed") == 1, failed.output()
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
@@ -107,4 +104,3 @@ def test_a_job_goes_on_while_slurmd_of_a_node_is_away(job: SlurmJob) -> None:
     job.cluster.start_slurmd("node2")
     (job.home / "signs" / "go").touch()
     assert running.wait() == "COMPLETED", running.output()
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """GPUs that Slurm has granted: how many workers there are, and which device each of them is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ def test_there_is_a_worker_for_each_gpu_that_was_granted(job: SlurmJob, gpus: di
     done(job.sbatch(f"{job.ddplaunch} {PLACE}", "--nodes=2", "--gpus-per-node=3", env=gpus))
     assert seats(job) == expected(2, 3)
     assert bound(job) == [(f"{n}", "0,1,2", f"cuda:{n}") for n in range(3)] * 2
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gpus-per-node=4 --gpu-bind=single:1"])
@@ -48,14 +45,12 @@ def test_a_task_that_sees_one_gpu_is_told_that_this_is_the_first(
                     "--gpus-per-node=4", "--exclusive", env=gpus))  # fmt: skip
     assert seats(job) == expected(2, 4)
     assert bound(job) == [(f"{n}", f"{n}", "cuda:0") for n in range(4)] * 2
-    job.nothing_left()
 
 
 def test_tasks_that_see_all_gpus_have_one_each(job: SlurmJob, gpus: dict[str, str]) -> None:
     done(job.sbatch(f"srun --ntasks-per-node=4 {job.ddplaunch} {PLACE}", "--nodes=2", "--ntasks-per-node=4",
                     "--gpus-per-node=4", env=gpus))  # fmt: skip
     assert bound(job) == [(f"{n}", "0,1,2,3", f"cuda:{n}") for n in range(4)] * 2
-    job.nothing_left()
 
 
 def test_gpus_without_a_driver_are_an_error_unless_the_job_is_for_the_cpus(job: SlurmJob) -> None:
@@ -67,4 +62,3 @@ def test_gpus_without_a_driver_are_an_error_unless_the_job_is_for_the_cpus(job: 
     assert "2 workers on 2 nodes, gloo (no accelerator; warning: no GPU driver found, although " in output
     assert seats(job) == expected(2, 1)
     assert {device for _, _, device in bound(job)} == {"cpu"}
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """Our reader of host lists against Slurm's own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

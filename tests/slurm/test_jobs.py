@@ -1,7 +1,5 @@
 """Jobs in Slurm: the ways to start one, what the workers are told, several at once, and what cannot work."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest
@@ -37,7 +35,6 @@ def test_workers_are_told_who_and_where_they_are(job: SlurmJob, way: str) -> Non
         assert len({place[name] for place in places(job)}) == 1
     assert not [name for place in places(job) for name in place if "TOKEN" in name or "MEETING" in name]
     assert f"{RANKS} workers on {NODES} nodes finished" in output
-    job.nothing_left()
 
 
 def test_a_variable_from_a_file_stands_in_no_command_line(job: SlurmJob) -> None:
@@ -45,14 +42,12 @@ def test_a_variable_from_a_file_stands_in_no_command_line(job: SlurmJob) -> None
     secrets.write_text("SECRET=s3cret: v4lue\n")
     done(batch(job, "a step of its own", PROGRAMS / "sees_argv.py", flags=f"--env-file {secrets}"))
     assert job.signs("seen", RANKS) == ["s3cret: v4lue"] * RANKS
-    job.nothing_left()
 
 
 def test_the_shell_of_an_allocation_starts_them_too(job: SlurmJob) -> None:
     result = job.salloc(f"{job.ddplaunch} --nproc-per-node {EACH} {PLACE}", f"--nodes={NODES}")
     assert result.status == 0, result
     assert seats(job) == expected()
-    job.nothing_left()
 
 
 # --- how many nodes and workers
@@ -65,21 +60,18 @@ def test_one_node_gets_a_step_too_but_needs_none(job: SlurmJob) -> None:
     done(job.sbatch(f"PATH=/nowhere {job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1"))
     assert seats(job) == expected(nodes=1)
     assert "SLURM_STEP_ID" not in places(job)[0]
-    job.nothing_left()
 
 
 def test_rank_0_of_one_node_reads_what_the_command_is_given(job: SlurmJob) -> None:
     (job.home / "reads.py").write_text("import sys\nprint('read', sys.stdin.read())\n")
     output = done(job.sbatch(f"echo this | {job.ddplaunch} --nproc-per-node 1 reads.py", "--nodes=1"))
     assert "read this\n" in output
-    job.nothing_left()
 
 
 def test_one_node_from_the_shell_of_an_allocation_elsewhere(job: SlurmJob) -> None:
     result = job.salloc(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1")
     assert result.status == 0, result
     assert seats(job) == expected(nodes=1)
-    job.nothing_left()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -88,13 +80,11 @@ def test_fewer_nodes_than_there_are(job: SlurmJob, nodes: int) -> None:
     options = ("--nodes=3", "--gpus=12", "--exclusive")
     done(job.sbatch(f"{job.ddplaunch} --nnodes {nodes} --nproc-per-node 2 {PLACE}", *options))
     assert seats(job) == expected(nodes)
-    job.nothing_left()
 
 
 def test_a_step_on_some_nodes_of_a_job_is_a_job_of_these(job: SlurmJob) -> None:
     done(job.sbatch(f"srun --nodes=2 --ntasks=2 {job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3"))
     assert seats(job) == expected(2)
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +101,6 @@ def test_what_disagrees_with_the_allocation_is_refused(job: SlurmJob, command: s
     assert asked in output
     assert has in output
     assert "hint: " in output
-    job.nothing_left()
 
 
 OTHER_REASONS = (
@@ -127,14 +116,12 @@ def test_options_of_the_script_that_are_for_other_things_change_nothing(
 ) -> None:
     done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3", *options))
     assert seats(job) == expected(3)
-    job.nothing_left()
 
 
 def test_tasks_per_node_are_workers_where_there_is_no_gpu(job: SlurmJob) -> None:
     done(job.sbatch(f"{job.ddplaunch} {PLACE}", f"--nodes={NODES}", "--ntasks-per-node=2"))
     assert seats(job) == expected()
     assert not any(name.startswith("DDPLAUNCH_TASKS") for place in places(job) for name in place)
-    job.nothing_left()
 
 
 def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
@@ -144,7 +131,6 @@ def test_no_command_of_slurm_but_srun_is_needed(job: SlurmJob) -> None:
     ddplaunch, path = job.ddplaunch, shlex.quote(str(tools))
     done(job.sbatch(f"PATH={path} {ddplaunch} --nproc-per-node 2 {PLACE}", f"--nodes={NODES}"))
     assert seats(job) == expected()
-    job.nothing_left()
 
 
 # what a container may lack: Slurm's commands, its files, its daemons' sockets, and variables that were not passed on
@@ -160,7 +146,6 @@ def test_commands_that_srun_starts_in_containers_need_nothing_of_slurm_but_varia
     script = f"srun --ntasks-per-node={each} unshare --mount sh -c {command}"
     done(job.sbatch(script, f"--nodes={NODES}", f"--ntasks-per-node={each}", "--job-name=bash"))
     assert seats(job) == expected()
-    job.nothing_left()
 
 
 def test_a_step_that_cannot_be_started_is_an_error_that_says_why(job: SlurmJob) -> None:
@@ -168,7 +153,6 @@ def test_a_step_that_cannot_be_started_is_an_error_that_says_why(job: SlurmJob) 
     assert (failed.wait(), failed.exit_code()) == ("FAILED", 127)
     assert "no step could be started: srun: No such file" in failed.output()
     assert "hint: in a container without srun let srun start the containers: " in failed.output()
-    job.nothing_left()
 
 
 def test_arguments_of_the_script_arrive_as_they_were_typed(job: SlurmJob) -> None:
@@ -177,7 +161,6 @@ def test_arguments_of_the_script_arrive_as_they_were_typed(job: SlurmJob) -> Non
     words = ["a", ":", "", "b c", "--nodes=7", "%t", "$HOME", "'"]
     output = done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 1 says.py {shlex.join(words)}", "--nodes=2"))
     assert output.count(repr(words)) == 2, output
-    job.nothing_left()
 
 
 # --- heterogeneous jobs
@@ -200,7 +183,6 @@ def test_a_heterogeneous_job_is_one_job_on_the_nodes_of_all_components(
     done(job.sbatch(f"{before} {job.ddplaunch} --nproc-per-node 2 {PLACE}", *options))
     assert seats(job) == in_turn(2)
     assert {place["MASTER_ADDR"] for place in places(job)} == {"node3"}
-    job.nothing_left()
 
 
 def test_a_task_for_each_rank_of_a_heterogeneous_job(job: SlurmJob) -> None:
@@ -209,14 +191,12 @@ def test_a_task_for_each_rank_of_a_heterogeneous_job(job: SlurmJob) -> None:
     places = [(host, rank, local_rank, node_rank) for host, rank, local_rank, node_rank, _, _ in seats(job)]
     first = [("node3", "0", "0", "0"), ("node3", "1", "1", "0")]
     assert places == [*first, ("node1", "2", "0", "1"), ("node2", "3", "0", "2")]
-    job.nothing_left()
 
 
 def test_the_shell_of_a_heterogeneous_allocation_starts_all_components(job: SlurmJob) -> None:
     result = job.salloc(f"{job.ddplaunch} --nnodes 2 --nproc-per-node 2 {PLACE}", *HETEROGENEOUS)
     assert result.status == 0, result
     assert seats(job) == [(*seat[:4], "4", "2") for seat in in_turn(2)[:4]]
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(("after", "each"), [("--nproc-per-node 2", 1), ("", 2)])
@@ -228,7 +208,6 @@ def test_tasks_may_be_put_on_nodes_in_any_order(job: SlurmJob, after: str, each:
     assert {(seat[0], seat[3]) for seat in seats(job)} == {("node1", "0"), ("node2", "1"), ("node3", "2")}
     first = seats(job)[0][0]
     assert first == ("node1" if after else "node3")
-    job.nothing_left()
 
 
 # --- several at once
@@ -239,7 +218,6 @@ def test_two_elements_of_an_array_run_at_once_on_the_same_nodes(job: SlurmJob) -
     array = job.sbatch(script, "--nodes=2", "--array=0-1")
     for index in (0, 1):
         done(array.element(index))
-    job.nothing_left()
 
 
 def test_two_jobs_and_two_steps_of_each_run_at_once_on_the_same_nodes(job: SlurmJob) -> None:
@@ -252,4 +230,3 @@ def test_two_jobs_and_two_steps_of_each_run_at_once_on_the_same_nodes(job: Slurm
     jobs = [job.sbatch(script(*names), "--nodes=2") for names in ("ab", "cd")]
     for one in jobs:
         done(one)
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """Where Slurm signals all that descends from a task (proctrack/linuxproc): SIGTERM comes to the workers past ddplaunch too."""
 
-from __future__ import annotations
-
 from tests.conftest import PROGRAMS
 from tests.slurm.job import SlurmJob
 

@@ -1,7 +1,5 @@
 """Jobs that go back into the queue after a notice: once, and only if nobody cancelled them and no worker failed."""
 
-from __future__ import annotations
-
 import os
 from signal import SIGKILL, SIGUSR1
 

@@ -1,7 +1,5 @@
 """A job in Slurm is looked into, and stopped, from another step on its first node."""
 
-from __future__ import annotations
-
 import json
 import re
 

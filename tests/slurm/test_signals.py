@@ -1,7 +1,5 @@
 """Signals in Slurm: how often workers get them, and that nobody kills workers that save."""
 
-from __future__ import annotations
-
 import os
 import time
 from signal import SIGINT, SIGTERM, SIGUSR1
@@ -112,7 +110,6 @@ def test_a_ctrl_c_in_the_shell_of_an_allocation_reaches_each_worker_once(job: Sl
     result = job.wait(command=command)
     assert (result.out, saved(job), got(job)) == ("130\n", [True] * RANKS, [["SIGINT"]] * RANKS), result
     assert result.err.count("stopped by SIGINT") == 1
-    job.nothing_left()
 
 
 def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
@@ -126,7 +123,6 @@ def test_the_second_ctrl_c_kills_at_once(job: SlurmJob) -> None:
     time.sleep(2 * REPEAT_WINDOW)  # as much later as a second one that is meant
     os.kill(pid, SIGINT)
     assert job.wait(command=command).out == "130\n"
-    job.nothing_left()
 
 
 def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_kill_them(job: SlurmJob) -> None:
@@ -140,7 +136,6 @@ def test_srun_is_not_told_to_end_while_workers_save_nor_does_a_second_sigterm_ki
     result = job.wait(command=command)
     assert (result.out, saved(job), got(job)) == ("143\n", [True] * RANKS, [["SIGTERM"]] * RANKS), result
     assert "srun: forcing" not in result.err
-    job.nothing_left()
 
 
 def srun_of_the_step(job: SlurmJob) -> bool:
@@ -160,7 +155,6 @@ def test_a_stop_before_anything_runs_ends_the_step(job: SlurmJob) -> None:
     until(lambda: srun_of_the_step(job), "the step to be asked for")  # an interpreter that just starts ends with 1
     os.kill(front(job), SIGINT)
     assert job.wait(command=command).out == "130\n"
-    job.nothing_left()
 
 
 def test_a_signal_for_the_command_in_a_script_reaches_workers_of_all_nodes(job: SlurmJob) -> None:
@@ -171,4 +165,3 @@ def test_a_signal_for_the_command_in_a_script_reaches_workers_of_all_nodes(job: 
     os.kill(front(job, "node1"), SIGTERM)
     assert (running.wait(), running.exit_code()) == ("FAILED", 143)
     assert got(job) == [["SIGUSR1", "SIGTERM"]] * RANKS
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """`ddplaunch submit` in a real Slurm: the job is the one that was meant, and whoever waits sees all of it and its status."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -74,7 +72,6 @@ def test_the_output_and_the_status_are_those_of_the_job(job: SlurmJob) -> None:
     said = [line.removeprefix(f"ddplaunch: job {batch.id} ") for line in result.err.splitlines()]
     assert said[0] == f"is submitted; its output goes to greets-{batch.id}.out"
     assert said[-1].startswith("completed")
-    job.nothing_left()
 
 
 def test_a_job_that_fails_gives_its_status(job: SlurmJob) -> None:
@@ -84,7 +81,6 @@ def test_a_job_that_fails_gives_its_status(job: SlurmJob) -> None:
     assert (result.status, result.out.count("\n")) == (3, 1), result
     assert re.search(rf"^ddplaunch: job {batch.id} failed with status 3", result.err, re.MULTILINE), result.err
     assert "rank 1 on node2 failed" in batch.output()
-    job.nothing_left()
 
 
 def test_what_is_submitted_is_what_print_shows(job: SlurmJob) -> None:
@@ -116,7 +112,6 @@ def test_what_is_submitted_is_what_print_shows(job: SlurmJob) -> None:
     )
     kept = job.cluster.run(["scontrol", "write", "batch_script", batch.id, "-"]).stdout
     assert kept.removesuffix("\n") == shown.removesuffix("\n")
-    job.nothing_left()
 
 
 def test_an_option_that_is_typed_wins_over_a_variable_of_sbatch(job: SlurmJob) -> None:
@@ -127,7 +122,6 @@ def test_an_option_that_is_typed_wins_over_a_variable_of_sbatch(job: SlurmJob) -
     batch = submitted(job, result.out)
     assert batch.about()["StdOut"] == str(job.home / f"by-variable-{batch.id}.out")
     assert f"goes to by-variable-{batch.id}.out" in result.out
-    job.nothing_left()
 
 
 def test_a_job_that_is_submitted_in_a_step_is_a_job_of_its_own(job: SlurmJob) -> None:
@@ -135,7 +129,6 @@ def test_a_job_that_is_submitted_in_a_step_is_a_job_of_its_own(job: SlurmJob) ->
     result = job.srun("--ntasks=1", *job.argv("submit", "--wait", "-N2", "--", "-q", "--nproc-per-node", 1, greets))
     assert result.status == 0, result
     assert len(of_workers(submitted(job, result.out).output())) == 2
-    job.nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +160,6 @@ def test_an_array_ends_with_its_last_element_and_the_worst_status(job: SlurmJob)
     assert f"job {batch.id}_1 failed with status 1" in result.err
     assert result.err.endswith(f"job {batch.id} ended, with 2 as the worst status of its elements\n")
     assert {path.name for path in job.home.glob("*.out")} == {f"element-{batch.id}_{n}.out" for n in range(3)}
-    job.nothing_left()
 
 
 def test_the_output_of_a_job_that_is_requeued_is_shown_once_and_goes_on(job: SlurmJob) -> None:
@@ -188,7 +180,6 @@ def test_the_output_of_a_job_that_is_requeued_is_shown_once_and_goes_on(job: Slu
     assert result.out == kept.removeprefix("of an earlier job\n")
     assert result.out.endswith("start 1 €\n")
     assert f"job {batch.id} completed" in result.err
-    job.nothing_left()
 
 
 def test_stdout_and_stderr_of_a_job_stay_apart_if_they_are_two_files(job: SlurmJob) -> None:
@@ -201,7 +192,6 @@ def test_stdout_and_stderr_of_a_job_stay_apart_if_they_are_two_files(job: SlurmJ
     batch = submitted(job, result.err)
     assert "\nerr\n" in result.err
     assert (job.home / "there" / f"both-node1-{batch.id:0>4}.out").read_text() == "out\n"
-    job.nothing_left()
 
 
 def test_a_signal_ends_the_waiting_and_not_the_job(job: SlurmJob) -> None:
@@ -215,7 +205,6 @@ def test_a_signal_ends_the_waiting_and_not_the_job(job: SlurmJob) -> None:
     assert batch.state() == "RUNNING"
     batch.cancel()
     batch.wait()
-    job.nothing_left()
 
 
 @contextmanager
@@ -248,7 +237,6 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(job: SlurmJob) -> 
     assert batch.state() == "RUNNING"
     batch.cancel()
     assert batch.wait() == "CANCELLED"
-    job.nothing_left()
 
 
 def test_a_job_that_is_cancelled_before_it_starts_ends_the_waiting(job: SlurmJob) -> None:

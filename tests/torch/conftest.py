@@ -1,7 +1,5 @@
 """Folders and jobs of several nodes for the tests here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

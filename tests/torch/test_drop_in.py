@@ -1,7 +1,5 @@
 """Scripts and libraries that know torchrun find a torchrun job."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -80,7 +78,6 @@ def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
         assert own["TORCHELASTIC_RUN_ID"] == own["DDPLAUNCH_RUN_ID"] == job.folder.name
         assert own["DDPLAUNCH_LOG_DIR"] == str(job.folder)
         assert own["TORCHELASTIC_ERROR_FILE"]  # it is gone with the job; the next test but one has it written
-    job.nothing_left()
 
 
 @pytest.mark.usefixtures("light_torch")
@@ -110,7 +107,6 @@ def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_t
             "spawned": 7.0 if rank == 0 else None,
         }
     assert "gloo (no accelerator)" in result.err
-    job.nothing_left()
 
 
 @pytest.mark.usefixtures("light_torch")
@@ -128,7 +124,6 @@ def test_a_failure_that_record_saw_is_in_the_error_file_and_reported_once(job, p
     assert message["message"] == "ValueError: rank 1 cannot learn"
     assert message["extraInfo"]["py_callstack"].count("in train\n") == 1
     assert int(message["extraInfo"]["timestamp"]) > 1.7e9
-    job.nothing_left()
 
 
 @pytest.mark.slow  # transformers' Trainer is accelerate's
@@ -143,7 +138,6 @@ def test_accelerates_own_test_script_passes(job):
         assert f"[{rank}] Distributed environment: DistributedType.MULTI_CPU  Backend: gloo" in result.out
         assert f"[{rank}] Process index: {rank}" in result.out
     assert "**Breakpoint trigger test**" in result.out  # the last of its parts
-    job.nothing_left()
 
 
 @needs("lightning")
@@ -157,7 +151,6 @@ def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
     assert first["world_size"] == second["world_size"] == 2
     assert first["steps"] == second["steps"] == 4
     assert first["weights"] == second["weights"]
-    job.nothing_left()
 
 
 @needs("transformers", "accelerate")
@@ -172,4 +165,3 @@ def test_a_transformers_trainer_trains_one_model_on_both_ranks(job, program):
     assert first["mode"] == "DISTRIBUTED"
     assert first["wrapped"] == "DistributedDataParallel"
     assert first["weights"] == second["weights"]
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """A training ends, whatever ends first: the process group or what has used it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest
@@ -16,4 +14,3 @@ def test_a_group_that_is_destroyed_before_its_models_ends_with_them_and_leaves_n
     result = job.run("--nproc-per-node", 1, "--timeout", "90", program("torch_ends"), env=LIGHT, timeout=120.0)
     assert result.status == 0, result.out + result.err
     assert job.has_sign("threads-1")
-    job.nothing_left()

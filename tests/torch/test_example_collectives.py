@@ -1,7 +1,5 @@
 """The example of all collectives, through the real command."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example that may be killed at any time, through the real command: the same weights come out."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example that leads from DataParallel to DDP, through the real command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The example of training one shared network without locks, through the real command."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The example on accumulated gradients and on loading checkpoints, through the real command."""
 
-from __future__ import annotations
-
 import re
 import sys
 

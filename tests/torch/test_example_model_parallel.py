@@ -1,7 +1,5 @@
 """The example with a network on two devices, through the real command; without GPUs both are the CPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The example of training on separate parts of the data and averaging the weights, through the real command."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

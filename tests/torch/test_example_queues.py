@@ -1,7 +1,5 @@
 """The example of tensors in queues, through the real command."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

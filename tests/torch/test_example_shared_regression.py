@@ -1,7 +1,5 @@
 """The example of a line whose parameters several processes share, through the real command."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

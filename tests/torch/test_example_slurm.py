@@ -1,7 +1,5 @@
 """The example for Slurm, without Slurm: interrupted in whichever step, it ends with the weights of a run that never was."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

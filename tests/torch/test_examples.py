@@ -3,8 +3,6 @@
 They are called in the process of the tests: torch, which takes seconds to import, is best imported there by one file.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

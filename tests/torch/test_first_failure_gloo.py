@@ -1,7 +1,5 @@
 """A rank of a gloo group ends: whoever was waiting for it fails too, often sooner, and is never taken for the cause."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from importlib.util import find_spec

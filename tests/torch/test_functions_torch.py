@@ -1,7 +1,5 @@
 """Functions as jobs with torch: tensors are shared with the workers, results come back by value."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 
@@ -106,4 +104,3 @@ def test_modules_and_results_and_what_cannot_be_sent(caller):
     assert by_value == "1.0 1.0"
     assert no_leaf.startswith("args[1] cannot be sent to workers: Cowardly refusing to serialize non-leaf tensor")
     assert "oo many open files" in too_many and "set_sharing_strategy('file_system')" in too_many
-    caller.nothing_left()

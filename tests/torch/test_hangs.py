@@ -1,7 +1,5 @@
 """`ddplaunch stacks` of a job that hangs: who waits in which collective for whom, by real recorders of torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -62,7 +60,6 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     assert ("the ranks disagree about collective #1 of group 2" in result.err) is IS_RECORDED
     assert "rank 3: broadcast, " in (job.folder / "stacks" / "0.txt").read_text()
     assert "Server" not in result.err
-    job.nothing_left()
 
 
 def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates_does_not(job, program):
@@ -82,7 +79,6 @@ def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates
     assert lines[head + 3].startswith(f"  rank 0: all_reduce, {still}:")
     assert "rank 0: all_reduce" in (job.folder / "stacks" / "0.txt").read_text()
     assert json.loads((job.folder / "summary.json").read_text())["why"] == "hung"
-    job.nothing_left()
 
 
 def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the_grace_period_is_over(job, program):
@@ -97,4 +93,3 @@ def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the
     assert "rank 0, asked to end, still waits in its collective after 5 s: SIGKILL" in result.err
     assert "2 workers ended in" in result.err
     assert "rank 0 by SIGKILL" in result.err
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """What `import ddplaunch` offers a script: the same under plain python, torchrun and ddplaunch."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

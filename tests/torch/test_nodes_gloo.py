@@ -1,7 +1,5 @@
 """Training over gloo on several nodes: it goes on from its checkpoint after a node is lost, to the same result."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from signal import SIGKILL

@@ -1,7 +1,5 @@
 """--sharing-strategy is what torch.multiprocessing uses in every worker."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest
@@ -33,4 +31,3 @@ def test_workers_share_tensors_in_the_way_that_was_asked_for(job, tmp_path, stra
     result = job.run("--nproc-per-node", 1, "--sharing-strategy", strategy, tmp_path / "shares.py")
     assert result.status == 0, result.err
     assert result.out == f"{strategy} [2.0, 2.0, 2.0]\n"
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """A script finds the same process in both start methods, down to what torch's import has left in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

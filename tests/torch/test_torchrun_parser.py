@@ -1,7 +1,5 @@
 """Our table against the parser of the torchrun that is installed: each of its options, its choices and its variables."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

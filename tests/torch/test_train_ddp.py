@@ -1,7 +1,5 @@
 """The example on real digits, through the real command: it learns, resumes, and any number of workers will do."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from itertools import chain

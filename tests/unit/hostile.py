@@ -1,7 +1,5 @@
 """Values that a hostile peer may put in the place of any field of a message."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

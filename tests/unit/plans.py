@@ -1,7 +1,5 @@
 """Plans of one node to test with: a test names what it is about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ddplaunch.plan import Plan, Seat, WorkerPlan

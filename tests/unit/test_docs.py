@@ -1,7 +1,5 @@
 """The documentation says what is true: pages made from the code are fresh, links lead somewhere, commands parse."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What others have written, in messages of ours: a terminal shows it, and obeys none of it."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

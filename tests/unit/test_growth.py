@@ -1,7 +1,5 @@
 """Twice as many ranks, lines or bytes take twice the work, and not four times: counted, however busy the machine is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

@@ -1,7 +1,5 @@
 """What a start imports decides how fast the start is: click and msgspec are paid for, seconds of torch are not."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

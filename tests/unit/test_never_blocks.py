@@ -1,7 +1,5 @@
 """What runs in a loop calls nothing that may wait for a disk, a driver, a name server or another program."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

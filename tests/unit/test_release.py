@@ -1,7 +1,5 @@
 """What `make dist` refuses, and README.md as a package index shows it."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

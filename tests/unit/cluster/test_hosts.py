@@ -1,7 +1,5 @@
 """Hosts on which we start the agents ourselves: --hosts and --hostfile, PBS, LSF, and simulated ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

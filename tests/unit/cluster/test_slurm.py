@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from signal import SIGTERM
 from typing import Any
 

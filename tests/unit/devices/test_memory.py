@@ -1,7 +1,5 @@
 """OOM kills are counted where they are those of the job, by either version of cgroups, in containers too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

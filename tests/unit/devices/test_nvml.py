@@ -1,7 +1,5 @@
 """What probe() finds where NVML answers; a stand-in library is compiled and loaded in a forked process of its own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

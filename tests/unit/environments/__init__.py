@@ -4,8 +4,6 @@ Slurm 22.05 (`srun -N3 --ntasks-per-node=1` and `=4`, a batch script, salloc), O
 started from a host `head`, or from the host of rank 0, on gpu-a-01 and gpu-a-02. What named files of that bed is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

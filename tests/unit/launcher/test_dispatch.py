@@ -1,7 +1,5 @@
 """What is decided about a job before anything is started for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.launcher.dispatch import within_outer_grace

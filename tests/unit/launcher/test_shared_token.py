@@ -1,7 +1,5 @@
 """The secret that agents of one user share by a file: all get the same, nobody else gets it, and without doubt there is none."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

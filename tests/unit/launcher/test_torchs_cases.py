@@ -3,8 +3,6 @@
 What a real torchrun would do with them was tried apart; tests/cli/test_shim.py starts jobs by that name.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The status area on a terminal: whatever is written and drawn, the lines stand above it, whole and in their order."""
 
-from __future__ import annotations
-
 import re
 from os import terminal_size
 

@@ -1,7 +1,5 @@
 """Many progress bars as few: which are equal, which is the slowest, and when they are passed on."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Equal lines of several ranks."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

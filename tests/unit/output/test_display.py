@@ -1,7 +1,5 @@
 """The console's side of the pipes: which bytes of which worker are shown, when, and as whose."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

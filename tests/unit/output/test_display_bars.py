@@ -1,7 +1,5 @@
 """Progress bars of one worker among several: what tqdm 4.67 wrote to a pipe, and what is shown of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.output.lines import Lines

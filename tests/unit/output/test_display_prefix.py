@@ -1,7 +1,5 @@
 """Prefixes: text, width, template, colours."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """What waits for the process that writes files: bounded, in order, and nobody's wait but that process's."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

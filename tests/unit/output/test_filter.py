@@ -1,7 +1,5 @@
 """The lines that torchrun's --duplicate-stdout-filters and --duplicate-stderr-filters copy."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

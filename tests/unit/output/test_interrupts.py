@@ -1,7 +1,5 @@
 """Tracebacks of KeyboardInterrupt: the first becomes a line, the others go; all else stays."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.output.display import Display

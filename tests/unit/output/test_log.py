@@ -1,7 +1,5 @@
 """A worker's log with an upper size."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Accelerators that the job was granted, and that its workers cannot use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which interface gloo and NCCL are told to use."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.plan.variables import socket_interface_variables

@@ -1,7 +1,5 @@
 """When workers are forked, and what the server that forks them has in its environment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Histories of a process that sleeps, works and is paused; no process, no waiting."""
 
-from __future__ import annotations
-
 import selectors
 from math import inf
 

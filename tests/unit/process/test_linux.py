@@ -1,7 +1,5 @@
 """What Linux offers, whatever Python was built with."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 

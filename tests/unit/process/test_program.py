@@ -1,7 +1,5 @@
 """What is said about a program that cannot be run, before anything starts."""
 
-from __future__ import annotations
-
 import os
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """Folders are removed whatever a program has made of them, and nothing else is."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

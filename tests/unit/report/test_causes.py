@@ -1,7 +1,5 @@
 """Each row of the table, with a text that the thing itself has written."""
 
-from __future__ import annotations
-
 import re
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 

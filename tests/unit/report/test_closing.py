@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from signal import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 from msgspec.structs import replace

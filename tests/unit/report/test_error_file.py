@@ -1,7 +1,5 @@
 """What stands in an error file is told as far as it can be told, and nothing in it does harm."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

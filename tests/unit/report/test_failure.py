@@ -1,7 +1,5 @@
 """The failure report as people see it, for one situation each."""
 
-from __future__ import annotations
-
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from textwrap import dedent
 

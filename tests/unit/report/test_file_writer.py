@@ -1,7 +1,5 @@
 """The process that writes the files of a run, called in ours: what it does of what was left to it, and how it shows that."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """No text that a worker leaves behind keeps the agent, which has signals to answer, from its loop."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """The folder of a run as the agent knows it, without the process that writes it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

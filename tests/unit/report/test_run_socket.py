@@ -1,7 +1,5 @@
 """The socket of a run is found and reached wherever it lies, and only a folder that nobody else can touch is taken for it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

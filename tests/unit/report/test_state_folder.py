@@ -1,7 +1,5 @@
 """Where a user's runs are kept, by the variables that say it."""
 
-from __future__ import annotations
-
 import os
 import pwd
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from signal import SIGTERM
 
 import pytest

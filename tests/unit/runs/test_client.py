@@ -1,7 +1,5 @@
 """The side of a conversation with a run that asks."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Which runs are found, which of them is meant, and how they are shown; runs of other hosts are told from those of this one."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from pathlib import Path

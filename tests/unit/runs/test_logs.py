@@ -1,7 +1,5 @@
 """What `ddplaunch logs` shows of the folder of a run, whatever lies in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Why Slurm ends a job, and which node it has lost; a scontrol of our own stands in for the real one."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

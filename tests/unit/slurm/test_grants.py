@@ -1,7 +1,5 @@
 """The GPUs that each node was granted, and how srun is asked for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.slurm.run_step import are_grants_uncertain, gpu_options, grants_of

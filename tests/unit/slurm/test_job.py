@@ -1,7 +1,5 @@
 """What Slurm says of a job that it has signalled, and what follows; a scontrol of our own stands in for the real one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 

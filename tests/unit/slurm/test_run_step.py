@@ -1,7 +1,5 @@
 """The step of a job in a Slurm allocation: the command that starts it, and its variables."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The words behind `ddplaunch submit`: which are sbatch's, which ours, and where the job begins."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """What a job that was submitted is said to do, when it is over, and its status: histories of what Slurm says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The batch script that `ddplaunch submit` writes, and the variables and files that go with it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from signal import SIGUSR1

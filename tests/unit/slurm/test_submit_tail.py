@@ -1,7 +1,5 @@
 """The output file of a job, read while it grows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

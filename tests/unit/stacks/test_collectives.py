@@ -1,7 +1,5 @@
 """Who waits for whom, from what torch's recorders tell: recorded of torch 2.13 over gloo while three ranks hung, and made up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What faulthandler writes, in the forms that its versions have, and what a program may have written there instead."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What the report of a hang leads with."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

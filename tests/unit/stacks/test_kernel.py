@@ -1,7 +1,5 @@
 """What /proc says of a process."""
 
-from __future__ import annotations
-
 from ddplaunch.stacks.kernel import call_name, parse_status
 
 STATUS = b"Name:\tpython\nState:\tD (disk sleep)\nSigPnd:\t0000000000000000\nShdPnd:\t0400000000000000\n"

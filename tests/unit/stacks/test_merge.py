@@ -1,7 +1,5 @@
 """Equal stacks are told once, and the program's own frames first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ddplaunch.stacks import Sample, Thread

@@ -1,7 +1,5 @@
 """NCCL's RAS service, played by a real process of this user that listens as a rank does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Asking the recorders of a worker over a real socket, of a server that answers as torch's does."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Who comes last, from when each rank came to its collectives: made up, as torch's recorders tell it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What the histories of a node's workers, and those of a job of one node, are made of."""
 
-from __future__ import annotations
-
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the histories of a job of several nodes are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from signal import SIGTERM
 from typing import Any

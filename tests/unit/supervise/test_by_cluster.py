@@ -1,7 +1,5 @@
 """Histories of signals that a cluster sends to all processes of a job, the workers among them: they get no second one of ours."""
 
-from __future__ import annotations
-
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest

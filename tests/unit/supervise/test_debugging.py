@@ -1,7 +1,5 @@
 """Histories of jobs whose workers are held by a debugger."""
 
-from __future__ import annotations
-
 from signal import SIGINT, SIGTERM
 
 from msgspec.structs import replace

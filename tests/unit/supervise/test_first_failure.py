@@ -4,8 +4,6 @@ The texts are torch's and NCCL's own: gloo's and the store's were recorded with 
 die, the others are from reports to PyTorch and NCCL.
 """
 
-from __future__ import annotations
-
 from random import Random
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 

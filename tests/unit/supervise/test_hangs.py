@@ -1,7 +1,5 @@
 """Histories of jobs whose workers do not move, and what follows; times in seconds, a look each second, a hang after four."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
 

@@ -1,7 +1,5 @@
 """A job whose ranks all fail at the same import in the first lines of their program is not started again."""
 
-from __future__ import annotations
-
 from signal import SIGTERM
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest

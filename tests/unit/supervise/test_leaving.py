@@ -1,7 +1,5 @@
 """SIGTERM to one agent of an elastic job: that node leaves, and the others go on; or the job ends, where they cannot."""
 
-from __future__ import annotations
-
 from signal import SIGINT, SIGTERM
 
 import pytest

@@ -1,7 +1,5 @@
 """The members of a job, which are never changed: against plain dictionaries, which are."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Histories of a node whose coordinator is elsewhere, and what must be done about them; no process, no clock."""
 
-from __future__ import annotations
-
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 
 import pytest

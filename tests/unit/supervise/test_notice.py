@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from signal import SIGABRT, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1
 from typing import Any
 

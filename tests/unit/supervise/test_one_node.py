@@ -1,7 +1,5 @@
 """Histories of a job of one node, and what must be done about them; no process, no clock."""
 
-from __future__ import annotations
-
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which worker this is, by the variables."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddplaunch.worker.api.place import Place, place

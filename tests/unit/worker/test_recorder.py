@@ -1,7 +1,5 @@
 """Which ranks a process group has, as a worker writes it down for the agent."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

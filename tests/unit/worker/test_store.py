@@ -1,7 +1,5 @@
 """Clients of torch's store at MASTER_PORT, with a stand-in for torch that connects once and tries no second time."""
 
-from __future__ import annotations
-
 import _socket
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The timeouts of process groups in a job that is debugged; `distributed` is made up, since torch takes seconds to import."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from types import SimpleNamespace
 
