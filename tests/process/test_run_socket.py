@@ -1,12 +1,14 @@
 """The socket of a run: it answers while the job goes on, whoever else has connected, and is gone when the job is."""
 
 import fcntl
+import json
 import os
 import random
 import signal
 import socket
 import stat
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from ddplaunch.process.tree import children
 from ddplaunch.report import run_socket
 from ddplaunch.runs import client, find
 from ddplaunch.runs.client import RunReplies, SocketPlace
+from ddplaunch.stacks.sent import received
 from tests.conftest import Job, until
 from tests.process.terminal import stopped
 
@@ -159,3 +162,37 @@ def test_questions_of_clients_that_hang_up_are_not_gone_on_with(job, program):
             until(lambda: set(children(agent)) == before, "the end of who was asked")
     (job.home / "signs" / "go").touch()
     assert job.wait().status == 0
+
+
+def test_a_recorder_that_tells_no_times_costs_its_node_neither_its_place_nor_its_stacks(job, program):
+    job.start("--nnodes", 2, "--nproc-per-node", 1, "--simulate", "--run-id", job.mark, program("behave"))
+    pids = [int(pid) for pid in job.signs("ready", 2)]
+    [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.name], "a socket")
+    entry = {"pg_id": 0, "process_group": ["0", ""], "profiling_name": "gloo:all_reduce", "collective_seq_id": 7}
+    body = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"entries": [entry]}).encode()
+    folders = Path("/dev/shm").glob(f"ddplaunch-errors-{job.mark}-*")
+    paths = [folder / "torch" / f"0-{rank}" for folder in folders for rank in range(2)]
+    with ExitStack() as stack:
+        for path in paths:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(path))
+            listener.listen()
+            threading.Thread(target=_answer_all, args=(listener, body), daemon=True).start()
+        [found] = client.ask_all([place], AskStacks(5.0), 10.0)
+    assert found.problem == ""
+    samples = [sample for node in found.nodes for sample in received(node.answer, node.host)]
+    assert sorted((sample.rank, sample.pid) for sample in samples) == list(enumerate(pids))
+    calls = [call for sample in samples for group in sample.groups or () for call in group.calls]
+    assert {(call.number, call.at) for call in calls} == {(7, 0)}
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait().status == 143
+    job.nothing_left()
+
+
+def _answer_all(listener: socket.socket, body: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            asked, _ = listener.accept()
+            with asked:
+                asked.recv(4096)
+                asked.sendall(body)
