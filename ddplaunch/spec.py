@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Iterable, Mapping
+from enum import Enum, IntEnum
 from signal import Signals
 from typing import Any
 
 from msgspec import Struct
+
+
+class Source(IntEnum):
+    """Where the value of an option was written; a higher one wins."""
+
+    DEFAULT = 0  # chosen where the command was typed, and sent to the agents of the job
+    PYPROJECT = 1
+    FILE = 2  # ddplaunch.toml
+    FOREIGN = 3  # a variable that torch reads besides PET_*
+    PET = 4
+    VARIABLE = 5  # DDPLAUNCH_*
+    COMMAND_LINE = 6
+    CALL = 7  # a keyword of a call in Python
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """The value of an option as it was written, with its origin; so it is sent to the other agents of a job."""
+
+    name: str  # of the option
+    text: str
+    source: Source
+    origin: str  # "--nproc-per-node", "PET_NPROC_PER_NODE", "ddplaunch.toml"
+    form: str  # how a value is written there: "--nproc-per-node {}", "PET_NPROC_PER_NODE={}", 'pin = "{}"'
+
+    def __str__(self) -> str:
+        return self.spelled(self.text) + (
+            f" in {self.origin}" if self.source in (Source.PYPROJECT, Source.FILE) else ""
+        )
+
+    def spelled(self, text: str) -> str:
+        """Return this text as it is written at that origin."""
+        if self.source is Source.COMMAND_LINE:
+            text = text or '""'
+        elif self.source is Source.CALL and not text.isdecimal() and text not in ("True", "False"):
+            text = f"'{text}'"
+        return self.form.replace("{}", text)
+
+    @classmethod
+    def typed(cls, name: str, text: str) -> Given:
+        """Return a value as if it had been typed."""
+        flag = f"--{name.replace('_', '-')}"
+        return cls(name=name, text=text, source=Source.COMMAND_LINE, origin=flag, form=f"{flag} {{}}")
+
+    def fields(self) -> tuple[str, ...]:
+        """Return the texts from which `from_fields` makes the same value."""
+        return (self.name, self.text, self.source.name, self.origin, self.form)
+
+    @classmethod
+    def from_fields(cls, fields: Iterable[str]) -> Given:
+        """Return the value that `fields` has taken apart."""
+        name, text, source, origin, form = fields
+        return cls(name=name, text=text, source=Source[source], origin=origin, form=form)
 
 
 class ProgramKind(Enum):
@@ -147,6 +199,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
     origins: Mapping[str, str] = {}
+    given: tuple[Given, ...] = ()  # what all this was read from, but for variables: other agents read it again
     # options of torchrun without effect here, files that are ignored: why, one sentence each
     remarks: tuple[str, ...] = ()
 

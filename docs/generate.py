@@ -26,7 +26,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.variables import environment
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.events import SCHEMA, VERSION
-from ddplaunch.spec import JobSpec, Program, ProgramKind, default
+from ddplaunch.spec import JobSpec, Program, ProgramKind
 from docs import code_map
 
 # when each event happens: a new one fails here until it is explained
@@ -206,18 +206,11 @@ def _option(option: Option) -> str:
     names = f"{option.short}, {option.flag}" if option.short else option.flag
     title = names if option.is_flag else f"{names} {option.metavar}"
     text = f"{option.help} **No effect here**: {option.no_effect}." if option.no_effect else option.help
-    facts = [] if (value := _default_of(option)) is None else [f"Default: `{value}`."]
+    facts = [f"Default: `{option.default}`."] if option.default else []
     if variables := [name for name, _ in option.variables]:
         facts.append(f"Variable: {', '.join(f'`{name}`' for name in reversed(variables))}.")
     facts.append(f"Key: `{option.key}`.")
     return f"### `{title}`\n\n{text}\n\n{' '.join(facts)}"
-
-
-def _default_of(option: Option) -> str | None:
-    value = default(option.target) if option.target in JobSpec.__struct_fields__ else None
-    if option.is_flag or option.repeatable or value is None:
-        return None
-    return option.write(value) or None
 
 
 # --- exit status

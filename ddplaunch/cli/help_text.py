@@ -11,7 +11,6 @@ from ddplaunch.cli.verbs import FORMS, RUN_OPTIONS, SUBMIT_OPTIONS, VERBS
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME, GROUPS, OPTIONS
-from ddplaunch.spec import JobSpec, default
 
 USAGE = {
     "run": "ddplaunch [OPTIONS] SCRIPT [ARGS]...",
@@ -212,10 +211,7 @@ def _usage_of(option: Option) -> str:
 def _help_of(option: Option) -> str:
     if option.no_effect:
         return f"{option.help} No effect here: {option.no_effect}."
-    value = default(option.target) if option.target in JobSpec.__struct_fields__ else None
-    if option.is_flag or option.repeatable or value is None or not (text := option.write(value)):
-        return option.help
-    return f"{option.help} [default: {text}]"
+    return f"{option.help} [default: {option.default}]" if option.default else option.help
 
 
 def _first_sentence(text: str) -> str:

@@ -21,7 +21,7 @@ from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.argv import to_argv
+from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.supervise import job
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ddplaunch.coordinator.join import JoinRequest
     from ddplaunch.coordinator.link import LinkHandler
     from ddplaunch.report.reporter import Reporter
+
+_OF_ONE_NODE = ("local_addr", "log_dir", "quiet", "run_id", "verbose")  # options that other nodes need not have
 
 
 def coordinate_if_here(
@@ -117,7 +119,9 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
         return ()
     import shlex  # only what users type on each node needs it
 
-    words = to_argv(spec, without=frozenset({"verbosity", "local_addr", "log_dir", "run_id"}))
+    words = ["=".join(BY_NAME[one.name].words(one.text)) for one in spec.given if one.name not in _OF_ONE_NODE]
+    words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.secret]
+    words += ["--", spec.program.target, *spec.program.args]
     if "--env-file" in spec.secret.values():
         words.insert(0, "--env-file=...")
     if spec.master_addr is None and not spec.rdzv_endpoint:

@@ -22,16 +22,15 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError
-from ddplaunch.functions import exceptions, request
+from ddplaunch.functions import exceptions
 from ddplaunch.functions.call_outcome import CallOutcome
 from ddplaunch.functions.connection import ERROR, RESULT, WorkerConnection, WorkerListener
 from ddplaunch.functions.main_module import import_path
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.functions.stack_files import StackFiles
-from ddplaunch.options.option import Given
 from ddplaunch.process.linux import check_kernel
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import Given, JobSpec
 
 _START = "import sys; sys.path.append({folder!r}); from ddplaunch.launcher.call import main; main()"
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -114,7 +113,7 @@ class Caller:
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
         self._resources.callback(self._close_command)
-        order = {"options": request.encode(collected), "caller": os.getpid()}
+        order = {"options": [one.fields() for one in collected], "caller": os.getpid()}
         ours.sendall(json.dumps(order).encode() + b"\n")
         ours.setblocking(False)
         self._open = 1

@@ -1,4 +1,4 @@
-"""From the keywords of `launch()` to a JobSpec, and the options encoded for the command that runs it. Starts nothing."""
+"""From the keywords of `launch()` to the options of its job, and to a JobSpec. Starts nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import sources
 from ddplaunch.options.keywords import from_keywords
-from ddplaunch.options.option import Given, Source
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import BY_NAME
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import Given, JobSpec, Source
 
 CALL = "launch()"
 RUNNER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "call.py")
@@ -41,10 +40,10 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     """
     asked = list(from_keywords(keywords, call=CALL))
     for one in asked:
-        if reason := _REFUSED.get(one.option.name):
-            raise LaunchError(f"{one}: {reason}", hint=f"leave {one.option.name} out")
-    if not any(one.option.name == "simulate" for one in asked):
-        several = next((one for one in asked if one.option.name == "nnodes" and one.value() != (1, 1)), None)
+        if reason := _REFUSED.get(one.name):
+            raise LaunchError(f"{one}: {reason}", hint=f"leave {one.name} out")
+    if not any(one.name == "simulate" for one in asked):
+        several = next((one for one in asked if one.name == "nnodes" and BY_NAME["nnodes"].value(one) != (1, 1)), None)
         if several is not None:
             raise LaunchError(
                 f"{several}: the workers of a function run on this machine",
@@ -54,8 +53,8 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
     if folder is not None:
         elsewhere = [*elsewhere, *sources.from_files(folder)[0]]
     return [
-        *(one for one in elsewhere if one.option.name not in _NOT_OF_FUNCTIONS),
-        *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "1")]),
+        *(one for one in elsewhere if one.name not in _NOT_OF_FUNCTIONS),
+        *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "True")]),
         _option("cluster", "local"),
         *asked,
     ]
@@ -70,21 +69,8 @@ def spec_of(collected: Iterable[Given]) -> JobSpec:
     return job_spec(collected, [RUNNER])
 
 
-def encode(collected: Iterable[Given]) -> list[list[str]]:
-    """Encode the collected options for the command."""
-    return [[one.option.name, one.text, one.source.name, one.origin, one.quote] for one in collected]
-
-
-def decode(encoded: Iterable[list[str]]) -> list[Given]:
-    """Decode what `encode` gave."""
-    return [
-        Given(option=BY_NAME[name], text=text, source=Source[source], origin=origin, quote=quote)
-        for name, text, source, origin, quote in encoded
-    ]
-
-
 def _option(name: str, text: str) -> Given:
-    return Given(option=BY_NAME[name], text=text, source=Source.CALL, origin=CALL)
+    return Given(name=name, text=text, source=Source.CALL, origin=CALL, form=f"{name}={{}}")
 
 
 def stop_signal(spec: JobSpec) -> signal.Signals:

@@ -21,6 +21,7 @@ from ddplaunch.exitcodes import BUG
 from ddplaunch.functions import request
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.process.linux import signal_at_end_of
+from ddplaunch.spec import Given
 
 
 def main() -> NoReturn:
@@ -53,7 +54,7 @@ def _order(control: int) -> dict[str, Any]:
 
 
 def _run(order: dict[str, Any], control: int) -> int:
-    spec = request.spec_of(request.decode(order["options"]))
+    spec = request.spec_of(map(Given.from_fields, order["options"]))
     signal_at_end_of(order["caller"], stop_signal(spec))
     from ddplaunch.launcher import dispatch
 

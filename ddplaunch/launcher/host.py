@@ -72,8 +72,6 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     with own_imports():
         from ddplaunch.devices.node import inspect
         from ddplaunch.launcher.node import run
-        from ddplaunch.options.argv import from_argv
-        from ddplaunch.options.resolve import job_spec
         from ddplaunch.options.token import VARIABLE as TOKEN
         from ddplaunch.plan.assign import simulated
         from ddplaunch.process import program
@@ -82,7 +80,7 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
 
     env = environment.received(orders.variables(order), os.environ, os.path.isdir)
     _enter(os.fsdecode(order.cwd))
-    spec = job_spec(*from_argv(orders.arguments(order), orders.from_files(order)))
+    spec = orders.spec(order)
     program.check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     nodes = len(order.hosts)
     here = inspect(spec, env, divided_by=nodes if order.simulated else 1)

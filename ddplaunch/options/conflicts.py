@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.options.option import Given
+from ddplaunch.spec import Given
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def drop_lower(resolved: dict[str, Resolved]) -> None:
             continue
         if first.given.source == second.given.source:
             raise not_together(first, second, conflict.hint)
-        del resolved[min(first, second, key=lambda one: one.given.source).given.option.name]
+        del resolved[min(first, second, key=lambda one: one.given.source).given.name]
 
 
 def not_together(first: Resolved, second: Resolved, hint: str) -> LaunchError:

@@ -1,4 +1,4 @@
-"""The grammar of times: text in, seconds out, and back. Pure."""
+"""The grammar of times: text in, seconds out. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from ddplaunch.options.parsers import BadValue
 
-_TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot write seconds back as they were read
+_TOO_LONG = 30 * 365 * 24 * 3600 * 1000  # milliseconds; far above, floats cannot hold them exactly
 _DURATION = r"(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})(?:\.(\d{1,3}))?s)?(?:(\d{1,9})ms)?"
 _SECONDS = r"(\d{1,9})(?:\.(\d{1,3}))?"
 
@@ -20,7 +20,7 @@ def duration(value: str) -> float:
     else:
         raise BadValue("expected seconds, or a time such as 90s, 15m or 1h30m")
     days, hours, minutes, seconds = (int(part or 0) for part in parts[:4])
-    # in milliseconds, so that the sum is exact and is written back as it was read
+    # in milliseconds, so that the sum is exact
     milliseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     milliseconds += int((parts[4] or "").ljust(3, "0")) + int(parts[5] or 0)
     if milliseconds >= _TOO_LONG:
@@ -47,13 +47,3 @@ def duration_from_1s(value: str) -> float:
 def duration_or_off(value: str) -> float:
     """Read a time of at least a second as seconds, and "off" as 0."""
     return 0.0 if value == "off" else duration_from_1s(value)
-
-
-def write_duration_or_off(seconds: float) -> str:
-    """Write seconds so that `duration_or_off` reads the same."""
-    return write_duration(seconds) if seconds else "off"
-
-
-def write_duration(seconds: float) -> str:
-    """Write seconds so that `duration` reads the same."""
-    return f"{repr(seconds).removesuffix('.0')}s"

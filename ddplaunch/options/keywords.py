@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.errors import did_you_mean
-from ddplaunch.options.option import Given, Option, Source
+from ddplaunch.options.option import Option
 from ddplaunch.options.table import BY_NAME
+from ddplaunch.spec import Given, Source
 
 
 def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Given]:
@@ -25,14 +26,14 @@ def from_keywords(keywords: Mapping[str, object], *, call: str) -> Iterator[Give
             )
         if value is not None:
             for text in _texts(option, value, call):
-                yield Given(option=option, text=text, source=Source.CALL, origin=call)
+                yield Given(name=name, text=text, source=Source.CALL, origin=call, form=f"{name}={{}}")
 
 
 def _texts(option: Option, value: object, call: str) -> list[str]:
     """The value as it is written on a command line."""
     match value:
         case bool() if option.is_flag:
-            return ["1" if value else "0"]
+            return [str(value)]
         case bool() if option.optional is not None:
             return [option.optional] if value else []
         case bool():

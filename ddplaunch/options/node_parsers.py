@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from ddplaunch.options.durations import duration, positive_duration, write_duration
+from ddplaunch.options.durations import duration, positive_duration
 from ddplaunch.options.parsers import MOST, UNPRINTABLE, BadValue, digits, quoted, switch
 from ddplaunch.spec import Fault
 
@@ -31,7 +30,7 @@ def nnodes(value: str) -> tuple[int, int]:
 
 
 def write_nnodes(nodes: tuple[int, int]) -> str:
-    """Write the minimum and maximum number of nodes so that `nnodes` reads the same."""
+    """Write the minimum and maximum number of nodes as they are typed: 2 or 2:4."""
     min_nodes, max_nodes = nodes
     return str(max_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
 
@@ -92,11 +91,6 @@ def faults(value: str) -> tuple[Fault, ...]:
         BadValue: one of them is malformed.
     """
     return tuple(_fault(part.strip()) for part in value.split(","))
-
-
-def write_faults(found: Sequence[Fault]) -> str:
-    """Write faults so that `faults` reads the same."""
-    return ",".join(f"{fault.kind}:{fault.target}@{write_duration(fault.after)}" for fault in found)
 
 
 def _fault(part: str) -> Fault:

@@ -1,4 +1,4 @@
-"""What an option is, and a value of it with its origin. Pure; the options themselves are in `table.py`."""
+"""What an option is. Pure; the options themselves are in `table.py`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from msgspec import Struct
 
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.parsers import BadValue
+from ddplaunch.spec import Given, Source
 
 # set for workers, and so never read as a default: a job started inside a worker is another job
 WORKER_VARIABLES = frozenset(f"DDPLAUNCH_{name}" for name in ("RUN_ID", "BACKEND", "DEVICE", "INIT_METHOD", "LOG_DIR"))
 
 
-class Source(IntEnum):
-    """Where a value was written; a higher one wins."""
+class Reach(IntEnum):
+    """Which agents of a job get an option as it was given."""
 
-    PYPROJECT = 1
-    FILE = 2  # ddplaunch.toml
-    FOREIGN = 3  # a variable that torch reads besides PET_*
-    PET = 4
-    VARIABLE = 5  # DDPLAUNCH_*
-    COMMAND_LINE = 6
-    CALL = 7  # a keyword of a call in Python
+    HERE = 0  # none: it concerns only the host where the command was typed
+    STEP = 1  # those of a Slurm step; on other hosts the order to each has a field for it
+    JOB = 2  # all
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -34,7 +31,7 @@ class Option(Struct, frozen=True, kw_only=True):
     group: str  # heading in the help
     help: str
     parse: Callable[[str], Any]  # raises BadValue
-    write: Callable[[Any], str] = str  # the inverse of `parse`
+    default: str = ""  # the text of its default, for the help
     example: str = ""  # a right value, for hints
     metavar: str = "N"
     short: str = ""
@@ -51,6 +48,7 @@ class Option(Struct, frozen=True, kw_only=True):
     torchruns: bool = False  # one of torchrun's; said only of those without PET_NAME
     variable: bool = True  # DDPLAUNCH_NAME is read; not where that name has another meaning
     foreign: str = ""  # a variable of torch with the same meaning
+    reach: Reach = Reach.JOB
     no_effect: str = ""  # accepted for torchrun's sake: why it does nothing here
 
     @property
@@ -79,6 +77,26 @@ class Option(Struct, frozen=True, kw_only=True):
         )
         return tuple((name, source) for name, source, read in candidates if read)
 
+    def words(self, text: str) -> list[str]:
+        """Return the words of a command line for this value."""
+        return [self.flag] if self.is_flag else [self.flag, text]
+
+    def value(self, given: Given) -> Any:
+        """Parse a given value of this option.
+
+        Raises:
+            LaunchError: it is not a valid one.
+        """
+        try:
+            return self.parse(given.text)
+        except BadValue as error:
+            raise LaunchError(f"{given}: {error}", hint=error.hint or self._hint(given)) from None
+
+    def _hint(self, given: Given) -> str | None:
+        if meant := did_you_mean(given.text.lower(), self.choices):
+            return f"did you mean `{given.spelled(meant)}`?"
+        return f"type for example `{given.spelled(self.example)}`" if self.example else None
+
 
 class Alias(Struct, frozen=True, kw_only=True):
     """A flag of another launcher that means the same as one of ours."""
@@ -92,44 +110,3 @@ class Alias(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Its name among parsed arguments."""
         return self.flag.replace("-", "_")
-
-
-class Given(Struct, frozen=True, kw_only=True):
-    """A value of an option as it was written, with its origin."""
-
-    option: Option
-    text: str
-    source: Source
-    origin: str  # "--nproc-per-node", "PET_NPROC_PER_NODE", "ddplaunch.toml"
-    quote: str = ""  # around the value in a file
-
-    def __str__(self) -> str:
-        return self.spelled(self.text) + (f" in {self.origin}" if self.source <= Source.FILE else "")
-
-    def spelled(self, text: str) -> str:
-        """This text as it is written at that origin."""
-        if self.source <= Source.FILE:
-            return f"{self.option.key} = {self.quote}{text}{self.quote}"
-        if self.source is Source.CALL:
-            if self.option.is_flag:
-                return f"{self.option.name}={text == '1'}"
-            return f"{self.option.name}={text}" if text.isdecimal() else f"{self.option.name}='{text}'"
-        if self.source < Source.COMMAND_LINE:
-            return f"{self.origin}={text}"
-        return self.origin if self.option.is_flag else f"{self.origin} " + (text or '""')
-
-    def value(self) -> Any:
-        """Parse the text.
-
-        Raises:
-            LaunchError: it is not a valid value.
-        """
-        try:
-            return self.option.parse(self.text)
-        except BadValue as error:
-            raise LaunchError(f"{self}: {error}", hint=error.hint or self._hint()) from None
-
-    def _hint(self) -> str | None:
-        if meant := did_you_mean(self.text.lower(), self.option.choices):
-            return f"did you mean `{self.spelled(meant)}`?"
-        return f"type for example `{self.spelled(self.option.example)}`" if self.option.example else None

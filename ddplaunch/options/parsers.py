@@ -144,13 +144,6 @@ def streams(value: str) -> StreamChoice:
     return StreamChoice(by_local_rank=chosen)
 
 
-def write_streams(choice: StreamChoice) -> str:
-    """Write a choice of streams so that `streams` reads the same."""
-    if not choice.by_local_rank:
-        return str(choice.default.value)
-    return ",".join(f"{rank}:{stream.value}" for rank, stream in choice.by_local_rank.items())
-
-
 def local_ranks(value: str) -> frozenset[int]:
     """Read local ranks, separated by commas."""
     ranks = [digits(part.strip()) for part in value.split(",")]
@@ -177,11 +170,6 @@ def needles(value: str) -> tuple[str, ...]:
     if "" in found:
         raise BadValue("an empty text between the commas would match every line")
     return found
-
-
-def write_needles(found: Sequence[str]) -> str:
-    """Write texts so that `needles` reads the same."""
-    return ",".join(needle.replace(",", ",,") for needle in found)
 
 
 def modules(value: str) -> tuple[str, ...]:
@@ -237,11 +225,6 @@ def notices(value: str) -> tuple[Signals, ...]:
                 f"{signum.name} cannot announce the end", hint="name what your job asks Slurm for: USR1, TERM"
             )
     return found
-
-
-def write_signals(found: Sequence[Signals]) -> str:
-    """Write signals so that `signals` reads the same."""
-    return ",".join(signum.name for signum in found)
 
 
 def init_method(value: str) -> str:

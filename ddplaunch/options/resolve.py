@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.conflicts import Resolved, drop_lower, not_together
 from ddplaunch.options.durations import duration
-from ddplaunch.options.option import Given, Source
+from ddplaunch.options.option import Reach
 from ddplaunch.options.parsers import BadValue
-from ddplaunch.options.table import ALIAS_OF
+from ddplaunch.options.table import ALIAS_OF, BY_NAME
 from ddplaunch.options.token import VARIABLE as TOKEN
-from ddplaunch.spec import JobSpec, Program, ProgramKind, default
+from ddplaunch.spec import Given, JobSpec, Program, ProgramKind, Source, default
 
 _LARGEST = 1 << 20  # characters of a file of variables
 # these differ from worker to worker: one value for all would be wrong for all but one
@@ -34,12 +36,13 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         LaunchError: a value is not valid, or two of them do not go together.
     """
     given = sorted(given, key=lambda one: one.source)
-    env, secret = _environment([one for one in given if one.option.target == "env"])
-    last = {one.option.name: one for one in given if one.option.target != "env"}
+    for_env = [one for one in given if BY_NAME[one.name].target == "env"]
+    env, secret = _environment(for_env)
+    last = {one.name: one for one in given if one not in for_env}
     resolved = {
-        name: Resolved(given=one, value=one.value())
+        name: Resolved(given=one, value=BY_NAME[name].value(one))
         for name, one in last.items()
-        if one.text or not one.option.may_be_empty
+        if one.text or not BY_NAME[name].may_be_empty
     }
     for name in [name for name, one in resolved.items() if one.value is False]:
         del resolved[name]  # a variable or a file has set the flag to 0
@@ -50,10 +53,10 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         raise LaunchError(
             "there is no SCRIPT to run", hint="ddplaunch [OPTIONS] SCRIPT [ARGS]...; see ddplaunch --help"
         )
-    fields = {one.given.option.target: one for one in resolved.values() if one.given.option.target in _FIELDS}
+    fields = {target: one for name, one in resolved.items() if (target := BY_NAME[name].target) in _FIELDS}
     origins = {name: one.given.origin for name, one in fields.items()}
     if env:
-        origins["env"] = ", ".join(dict.fromkeys(one.origin for one in given if one.option.target == "env"))
+        origins["env"] = ", ".join(dict.fromkeys(one.origin for one in for_env))
     values = {name: one.value for name, one in fields.items()}
     for name, (value, origin) in timeouts.items():
         values[name], origins[name] = value, origin
@@ -65,9 +68,30 @@ def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[s
         env=tuple(env.items()),
         secret=secret,
         origins=origins,
+        given=tuple(resolved[name].given for name in BY_NAME if name in resolved),
         remarks=(*remarks, *_remarks(resolved)),
         **values,
     )
+
+
+def sent(spec: JobSpec, reach: Reach) -> list[Given]:
+    """Return the options that reach these other agents of the job, as they were given.
+
+    The workers' variables are not among them: they may be secret, and travel apart.
+    """
+    return [one for one in spec.given if BY_NAME[one.name].reach >= reach]
+
+
+def received(given: Iterable[Given], program: Sequence[str], variables: Iterable[tuple[str, str, str]]) -> JobSpec:
+    """Resolve the options that an agent was sent into the job.
+
+    `variables` are those of the workers: the name, the value and the file that each is from, "" if it was typed.
+    """
+    for_env = []
+    for name, value, file in variables:
+        typed = Given.typed("env", f"{name}={value}")
+        for_env.append(replace(typed, source=Source.FILE, origin=file) if file else typed)
+    return job_spec([*given, *for_env], program)
 
 
 def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]]:
@@ -77,8 +101,8 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]
     """
     merged: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for one in sorted(given, key=lambda one: (one.source, one.option.name == "env")):
-        found = [one.value()] if one.option.name == "env" else _read_env_file(one)
+    for one in sorted(given, key=lambda one: (one.source, one.name == "env")):
+        found = [BY_NAME["env"].value(one)] if one.name == "env" else _read_env_file(one)
         for name, value in found:
             if name == TOKEN:  # the message must not show its value
                 raise LaunchError(
@@ -92,7 +116,7 @@ def _environment(given: Sequence[Given]) -> tuple[dict[str, str], dict[str, str]
                 )
             merged[name] = value
             origins.pop(name, None)
-            if one.option.name == "env_file" or one.source <= Source.FILE:
+            if one.name == "env_file" or one.source <= Source.FILE:
                 origins[name] = one.origin
     return merged, origins
 
@@ -102,7 +126,7 @@ def _read_env_file(given: Given) -> list[tuple[str, str]]:
     from ddplaunch.options.pipe import opener
 
     try:
-        with open(given.value(), encoding="utf-8", opener=opener) as file:
+        with open(BY_NAME["env_file"].value(given), encoding="utf-8", opener=opener) as file:
             text = file.read(_LARGEST + 1)
             if len(text) > _LARGEST:
                 raise BadValue(f"{given} is larger than {_LARGEST >> 20} MiB")
@@ -139,7 +163,6 @@ def _timeouts(resolved: dict[str, Resolved]) -> dict[str, tuple[float, str]]:
             )
     if last_call := conf.value.get("last_call_timeout"):
         found["last_call"] = (duration(last_call), conf.given.origin)
-    # else these would conflict with --rdzv-timeout when the job is written back to arguments
     rest = {key: value for key, value in conf.value.items() if key not in keys}
     resolved["rdzv_conf"] = Resolved(given=conf.given, value=rest)
     return found
@@ -202,9 +225,9 @@ def _program(resolved: Mapping[str, Resolved], arguments: Sequence[str]) -> Prog
 def _remarks(resolved: Mapping[str, Resolved]) -> Iterable[str]:
     for one in resolved.values():
         if (alias := ALIAS_OF.get(one.given.origin)) is not None:
-            yield f"{one.given}, as {alias.launcher} writes it, is taken as {one.given.option.flag}"
-        if one.given.option.no_effect:
-            yield f"{one.given} has no effect: {one.given.option.no_effect}"
+            yield f"{one.given}, as {alias.launcher} writes it, is taken as {BY_NAME[one.given.name].flag}"
+        if why := BY_NAME[one.given.name].no_effect:
+            yield f"{one.given} has no effect: {why}"
     forked = "keep_warm" in resolved or getattr(resolved.get("start_method"), "value", "") == "forkserver"
     if (preload := resolved.get("preload")) and not forked:
         yield f"{preload.given} has no effect: only --start-method forkserver imports anything before the workers"

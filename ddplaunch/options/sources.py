@@ -9,8 +9,9 @@ from typing import Any
 
 from ddplaunch.errors import LaunchError, did_you_mean, why_failed
 from ddplaunch.options import token
-from ddplaunch.options.option import Given, Option, Source
+from ddplaunch.options.option import Option
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+from ddplaunch.spec import Given, Source
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
@@ -35,7 +36,8 @@ def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
                 raise LaunchError(
                     f"{flag} needs a value, but {text} follows", hint=f"type for example `{flag} {option.example}`"
                 )
-            given = Given(option=option, text=text, source=Source.COMMAND_LINE, origin=flag)
+            form = flag if option.is_flag else f"{flag} {{}}"
+            given = Given(name=option.name, text=text, source=Source.COMMAND_LINE, origin=flag, form=form)
             if (first := seen.setdefault(option.name, given)).origin != flag:
                 raise LaunchError(f"{first} and {given} are the same option", hint="leave one out")
             yield given
@@ -48,7 +50,7 @@ def from_variables(env: Mapping[str, str]) -> Iterator[Given]:
             text = env.get(name, "")
             if text.strip():
                 text = text if option.verbatim else text.strip()
-                yield Given(option=option, text=text, source=source, origin=name)
+                yield Given(name=option.name, text=text, source=source, origin=name, form=f"{name}={{}}")
 
 
 def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
@@ -162,7 +164,9 @@ def _of_table(table: dict[str, Any], source: Source, folder: str, *, shown: str)
             is_path = text and option.path and (option.path != "command" or "/" in text)
             # relative to the file, not to the working directory
             meant = os.path.normpath(os.path.join(folder, text)) if is_path else text
-            yield Given(option=option, text=meant, source=source, origin=shown, quote=quote)
+            yield Given(
+                name=option.name, text=meant, source=source, origin=shown, form=f"{option.key} = {quote}{{}}{quote}"
+            )
 
 
 def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:
@@ -174,7 +178,7 @@ def _texts(option: Option, value: object, shown: str) -> list[tuple[str, str]]:
     match value:
         case bool():
             if option.is_flag:
-                return [("1" if value else "0", "")]
+                return [(str(value).lower(), "")]
         case str() | int() | float():
             if not option.is_flag:
                 return [(str(value), '"' if isinstance(value, str) else "")]

@@ -26,9 +26,12 @@ class Order(Struct, frozen=True):
     """To a host: the job, and the host's part in it."""
 
     token: Line  # the secret of this job, which authenticates its agents to each other
-    arguments: tuple[bytes, ...]  # options and program, as on a command line
+    given: tuple[tuple[bytes, bytes, bytes, bytes, bytes], ...]  # options, each as the fields of `Given`
+    program: tuple[bytes, ...]  # and its arguments
     env: tuple[tuple[bytes, bytes], ...]
-    from_files: tuple[tuple[bytes, bytes, bytes], ...]  # workers' variables that may be secret: name, value, origin
+    for_workers: tuple[
+        tuple[bytes, bytes, bytes], ...
+    ]  # variables: the name, the value, the file that it is from or b""
     cwd: bytes
     node_rank: Number
     hosts: Annotated[tuple[Host, ...], Meta(max_length=MAX_SEATS)]  # names by node rank

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,18 +13,12 @@ from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.control.fields import line
 from ddplaunch.devices.node import Node
-from ddplaunch.options.argv import to_argv
+from ddplaunch.options.option import Reach
+from ddplaunch.options.resolve import received, sent
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.remote.messages import CoordinatorAddress, Order
-from ddplaunch.spec import Fault, JobSpec
-
-# fields of JobSpec that concern only the host where the command was typed, or that have a field of their own in an order
-_NOT_SENT = frozenset((
-    "nnodes", "cluster", "hosts", "hostfile", "include", "exclude", "simulate", "chaos", "node_rank", "master_addr",
-    "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "standalone", "token_file", "no_control",
-    "remote_python", "debug_rank", "debug_on_error",
-))  # fmt: skip
+from ddplaunch.spec import Fault, Given, JobSpec
 
 
 def order(
@@ -43,13 +38,10 @@ def order(
     alone = len(allocation.start) == 1
     return Order(
         token=token,
-        arguments=tuple(map(os.fsencode, to_argv(_for_host(spec, host, run_id), without=_NOT_SENT))),
-        env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in env.items()),
-        from_files=tuple(
-            (os.fsencode(name), os.fsencode(value), os.fsencode(spec.secret[name]))
-            for name, value in spec.env
-            if name in spec.secret
-        ),
+        given=tuple(_encoded(one.fields()) for one in _for_host(spec, host, run_id)),
+        program=_encoded((spec.program.target, *spec.program.args)),
+        env=tuple(map(_encoded, env.items())),
+        for_workers=tuple(_encoded((name, value, spec.secret.get(name, ""))) for name, value in spec.env),
         cwd=os.fsencode(cwd),
         node_rank=node_rank,
         hosts=tuple(host.address for host in allocation.start),
@@ -69,28 +61,39 @@ def order(
     )
 
 
-def _for_host(spec: JobSpec, host: Host, run_id: str) -> JobSpec:
-    changes: dict[str, object] = {"run_id": run_id}
+def _for_host(spec: JobSpec, host: Host, run_id: str) -> list[Given]:
+    """Return the options for a host, of which the list of hosts may set some."""
+    own = [Given.typed("run_id", run_id)]
     if host.slots is not None:
-        changes["nproc_per_node"] = host.slots
+        own.append(Given.typed("nproc_per_node", str(host.slots)))
     if host.devices is not None:
-        changes["devices"] = host.devices
-    return replace(spec, **changes)
+        own.append(Given.typed("devices", ",".join(host.devices)))
+    names = {one.name for one in own}
+    return [*(one for one in sent(spec, Reach.JOB) if one.name not in names), *own]
 
 
-def arguments(order: Order) -> list[str]:
-    """Return the command-line arguments of an order."""
-    return list(map(os.fsdecode, order.arguments))
+def spec(order: Order) -> JobSpec:
+    """Return the job of an order.
 
-
-def from_files(order: Order) -> list[tuple[str, str, str]]:
-    """Return the workers' variables from files that came with an order: the name, the value and the origin of each."""
-    return [(os.fsdecode(name), os.fsdecode(value), os.fsdecode(origin)) for name, value, origin in order.from_files]
+    Raises:
+        LaunchError: it cannot run here.
+    """
+    given = (Given.from_fields(_decoded(fields)) for fields in order.given)
+    variables = ((os.fsdecode(name), os.fsdecode(value), os.fsdecode(file)) for name, value, file in order.for_workers)
+    return received(given, _decoded(order.program), variables)
 
 
 def variables(order: Order) -> dict[str, str]:
     """Return the variables of an order."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in order.env}
+
+
+def _encoded(texts: Iterable[str]) -> Any:  # a tuple of as many
+    return tuple(map(os.fsencode, texts))
+
+
+def _decoded(texts: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(map(os.fsdecode, texts))
 
 
 def screen(order: Order) -> Screen:

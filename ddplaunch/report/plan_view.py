@@ -6,14 +6,14 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.options.table import OPTIONS
+from ddplaunch.options.table import BY_NAME
 from ddplaunch.plan import HIDDEN, Plan, WorkerPlan
 from ddplaunch.plan.ranks import compress
 from ddplaunch.plan.variables import environment, of_generation
 from ddplaunch.report import console
 from ddplaunch.report.console import COMMAND, NAME, NOTE, ODD, Block, line, section, sentence
 from ddplaunch.report.words import count, these_ranks
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import JobSpec, Source
 
 PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved only when a job starts
 
@@ -148,23 +148,15 @@ def _commands(plan: Plan) -> Block:
     )
 
 
-def _found(spec: JobSpec) -> list[tuple[str, ...]]:
+def _found(spec: JobSpec) -> list[tuple[str, str]]:
     """What was not typed but found in variables and files: as it would be typed, and where it was found."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for option in OPTIONS:
-        origin, value = spec.origins.get(option.target, "--"), getattr(spec, option.target, None)
-        if origin.startswith("--") or value is None or option.target == "verbosity":
-            continue
-        values = value if option.repeatable else (value,)
-        if option.target == "env":
-            values = [(name, HIDDEN if name in spec.secret else value) for name, value in values]
-        text = (
-            option.flag
-            if option.is_flag
-            else " ".join(f"{option.flag} {shlex.quote(option.write(one))}" for one in values)
-        )
-        rows.setdefault(option.target, (text, origin))  # the second option that means the same is torchrun's
-    return list(rows.values())
+    found = [one for one in spec.given if one.source not in (Source.COMMAND_LINE, Source.DEFAULT)]
+    rows = [(shlex.join(BY_NAME[one.name].words(one.text)), one.origin) for one in found]
+    if not spec.origin("env").startswith("-"):
+        shown = ((name, HIDDEN if name in spec.secret else value) for name, value in spec.env)
+        variables = " ".join(f"--env {shlex.quote(f'{name}={value}')}" for name, value in shown)
+        rows += [(variables, spec.origin("env"))] if variables else []
+    return rows
 
 
 def _shared(workers: Sequence[WorkerPlan]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
@@ -13,8 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from msgspec.structs import replace
-
 from ddplaunch.agent import child, front
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import passed_on
@@ -22,13 +21,15 @@ from ddplaunch.cluster import Allocation, endpoints, hostlist
 from ddplaunch.cluster.slurm import components
 from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token as secret
-from ddplaunch.options.argv import to_argv
+from ddplaunch.options.node_parsers import write_nnodes
+from ddplaunch.options.option import Reach
+from ddplaunch.options.resolve import sent
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.slurm import srun
 from ddplaunch.slurm.job import ANSWER_TIMEOUT, SlurmRequeue, job_id
 from ddplaunch.slurm.scontrol import JobRecord, ScontrolError, show_jobs
 from ddplaunch.slurm.srun import escaped
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import Given, JobSpec
 
 # Of the variables that srun reads, or that describe a job, those that a step of agents gets: what names the job, its nodes and
 # what it was granted. All others of Slurm's are options, of the script, of a task in which it was submitted or of the user:
@@ -40,11 +41,6 @@ _FOR_THE_STEP = re.compile(
 _OF_SLURM = re.compile(r"(SLURM|SRUN|SLURMD)_")
 # the suffix of a variable of one component of a heterogeneous job; PACK until Slurm 20.02
 _OF_COMPONENT = re.compile(r"_(HET|PACK)_GROUP_\d+$")
-# what the agents find by themselves, or get in another way
-_NOT_SENT = frozenset((
-    "cluster", "env", "include", "exclude", "nnodes", "node_rank", "local_addr", "rdzv_backend", "rdzv_endpoint",
-    "standalone", "token_file",
-))  # fmt: skip
 
 Grants = Mapping[str, Counter[str]]  # by node: how many GPUs of each type, "" for those without one
 
@@ -114,20 +110,22 @@ def argv(
     """
     hosts = [host.address for host in allocation.start]
     is_range = allocation.nnodes[0] < allocation.nnodes[1]
-    sent = replace(spec, nnodes=allocation.nnodes)
-    without = _NOT_SENT - {"nnodes"} if is_range else _NOT_SENT
-    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(to_argv(sent, without=without)))
+    given = sent(spec, Reach.STEP)
+    if is_range:
+        given.append(Given.typed("nnodes", write_nnodes(allocation.nnodes)))
+    words = (*(json.dumps(one.fields()) for one in given), "--", spec.program.target, *spec.program.args)
+    command = (python, "-P", "-m", "ddplaunch.launcher.task", *escaped(words))
     # the step outlives a node as well; of several nodes no worker reads what is typed
     command = (*(("--no-kill",) if is_range else ()), "--input=0" if allocation.is_here else "--input=none", *command)
     if not components:
         # else Slurm keeps back a line until it ends; what several nodes write at once would then be torn
         at_once = ("--unbuffered",) if len(hosts) == 1 else ()
         return ("srun", *_on(hosts, gpus), *at_once, *command)
-    words: list[str] = []
+    parts: list[str] = []
     for number, component in enumerate(components):
         if chosen := [host for host in hosts if host in component]:
-            words += (":" if words else "srun", f"--het-group={number}", *_on(chosen, gpus), *command)
-    return tuple(words)
+            parts += (":" if parts else "srun", f"--het-group={number}", *_on(chosen, gpus), *command)
+    return tuple(parts)
 
 
 def _on(hosts: Sequence[str], gpus: Grants) -> tuple[str, ...]:

@@ -122,9 +122,9 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
                             TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
 
         from variables and files:
-          --env NCCL_DEBUG=... ddplaunch.toml
           --pin visible ddplaunch.toml
           --max-restarts 3 PET_MAX_RESTARTS
+          --env NCCL_DEBUG=... ddplaunch.toml
 
         note: each worker sees only its own devices, so LOCAL_RANK is not a device
               index: use DDPLAUNCH_DEVICE

@@ -31,9 +31,10 @@ REPORTS: list[dict[str, Any]] = [
 TEXT = b64encode(b"x\xff").decode()
 ORDER = {
     "token": "t",
-    "arguments": [TEXT],
+    "given": [[TEXT] * 5],
+    "program": [TEXT],
     "env": [[TEXT, TEXT]],
-    "from_files": [[TEXT, TEXT, TEXT]],
+    "for_workers": [[TEXT, TEXT, TEXT]],
     "cwd": TEXT,
     "node_rank": 1,
     "hosts": ["a", "b"],

@@ -9,8 +9,7 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.options.argv import from_argv
-from ddplaunch.options.resolve import job_spec
+from ddplaunch.launcher import dispatch
 from ddplaunch.output.streams import Screen, Stream
 from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
@@ -39,7 +38,7 @@ def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, st
 
 
 def there(order: messages.Order) -> JobSpec:
-    return job_spec(*from_argv(orders.arguments(order), orders.from_files(order)))
+    return orders.spec(order)
 
 
 HOSTS = [Host(name="ann@a"), Host(name="b", slots=3), Host(name="c", devices=("1", "GPU-7"))]
@@ -60,6 +59,21 @@ def test_slots_and_devices_of_a_host_are_its_own():
     assert there(order_of(spec, HOSTS, 2)).devices == ("1", "GPU-7")
 
 
+def test_options_keep_their_origin_and_their_text():
+    spec = main.resolve(main.parse("run", ["--hosts", "a", "--rdzv-timeout", "5", "-m", "train"]),
+                        {"PET_RDZV_CONF": "join_timeout=60,last_call_timeout=7", "DDPLAUNCH_TIMEOUT": "1h30m"}, None)  # fmt: skip
+    got = there(order_of(spec, HOSTS, 0))
+    assert (got.rdzv_timeout, got.last_call, got.rdzv_conf, got.timeout) == (5.0, 7.0, spec.rdzv_conf, 5400.0)
+    assert got.asked("timeout", "90m") == "DDPLAUNCH_TIMEOUT=90m"
+    assert got.program == spec.program
+
+
+def test_what_the_command_has_chosen_for_want_of_an_option_is_chosen_on_each_host():
+    spec = dispatch.within_outer_grace(spec_of("--hosts", "a", "train.py"), {"SLURM_JOB_ID": "7"})
+    got = there(order_of(spec, HOSTS, 0))
+    assert (got.grace_period, got.origin("grace_period")) == (25.0, "default")
+
+
 def test_arguments_and_variables_need_not_be_text():
     odd = os.fsdecode(b"\xff caf\xe9")
     order = order_of(spec_of("--hosts", "a", "train.py", odd), HOSTS, 0, {"ODD": odd})
@@ -72,7 +86,7 @@ def test_variables_from_files_travel_apart_and_with_their_origin(tmp_path):
     (tmp_path / "a.env").write_text(f"A={odd}\nB=file\n")
     spec = spec_of("--hosts", "a", "--env-file", f"{tmp_path}/a.env", "--env", "B=typed", "train.py")
     order = order_of(spec, HOSTS, 0)
-    assert not [word for word in orders.arguments(order) if odd in word]
+    assert not [word for word in (*order.program, *(text for one in order.given for text in one)) if b"caf" in word]
     got = there(order)
     assert (dict(got.env), got.secret) == ({"A": odd, "B": "typed"}, {"A": "--env-file"})
     assert dict(got.env) == dict(spec.env)

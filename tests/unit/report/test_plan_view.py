@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.sources import from_variables
 from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.report import plan_view
 from ddplaunch.report.console import Look, written
 from ddplaunch.report.plan_view import as_json, shell
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec import Given, JobSpec, Program, ProgramKind
 from tests.unit.plans import plan_of
 
 SHARED = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "4", "WORLD_SIZE": "2"}
@@ -56,13 +58,17 @@ def table(plan: Plan, asked: JobSpec, look: Look = Look()) -> str:  # noqa: B008
     return written(plan_view.table(plan, asked), look) + "\n"
 
 
+def spec_of(*given: Given, **variables: str) -> JobSpec:
+    return job_spec([*given, *from_variables(variables)], ["train.py"])
+
+
 def part(text: str, first_line: str) -> str:
     """One of the parts between empty lines, known by how it begins."""
     return next(part for part in text.rstrip("\n").split("\n\n") if part.startswith(first_line))
 
 
 def test_the_table_shows_values_reasons_workers_command_variables_and_notes() -> None:
-    asked = spec({"nproc_per_node": "PET_NPROC_PER_NODE"}, nproc_per_node="gpu")
+    asked = spec_of(PET_NPROC_PER_NODE="gpu")
     assert table(plan(notes=("this is how it is",)), asked) == dedent("""\
         workers  2 on gpu01  2 accelerators
         cluster  local
@@ -168,32 +174,30 @@ def test_values_are_quoted_as_a_shell_wants_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origins", "fields", "lines"),
+    ("variables", "lines"),
     [
-        ({"threads": "--threads"}, {"threads": 2}, []),
-        ({"threads": "DDPLAUNCH_THREADS"}, {"threads": 2}, ["--threads 2  DDPLAUNCH_THREADS"]),
-        ({"grace_period": "ddplaunch.toml"}, {"grace_period": 90.0}, ["--grace-period 90s  ddplaunch.toml"]),
-        ({"standalone": "PET_STANDALONE"}, {"standalone": True}, ["--standalone  PET_STANDALONE"]),
-        ({"verbosity": "DDPLAUNCH_QUIET"}, {"verbosity": -1}, []),
-        ({"rdzv_endpoint": "ddplaunch.toml"}, {"rdzv_endpoint": None}, []),
+        ({"DDPLAUNCH_THREADS": "2"}, ["--threads 2  DDPLAUNCH_THREADS"]),
+        ({"DDPLAUNCH_GRACE_PERIOD": "1h30m"}, ["--grace-period 1h30m  DDPLAUNCH_GRACE_PERIOD"]),
+        ({"PET_STANDALONE": "1"}, ["--standalone  PET_STANDALONE"]),
+        ({"DDPLAUNCH_QUIET": "0", "PET_RDZV_ENDPOINT": ""}, []),
+        ({"DDPLAUNCH_QUIET": "1"}, ["--quiet  DDPLAUNCH_QUIET"]),
+        ({"DDPLAUNCH_HOSTFILE": "my hosts"}, ["--hostfile 'my hosts'  DDPLAUNCH_HOSTFILE"]),
         (
-            {"env": "pyproject.toml, --env"},
-            {"env": (("A", "1 2"), ("B", "3"))},
-            ["--env 'A=1 2' --env B=3  pyproject.toml, --env"],
-        ),
-        (
-            {"threads": "pyproject.toml", "nproc_per_node": "DDPLAUNCH_NPROC_PER_NODE", "pin": "--pin"},
-            {"threads": 2, "nproc_per_node": 4, "pin": "none"},
-            ["--nproc-per-node 4  DDPLAUNCH_NPROC_PER_NODE", "--threads 2         pyproject.toml"],
+            {"DDPLAUNCH_NPROC_PER_NODE": "4", "PET_LOG_DIR": "logs", "DDPLAUNCH_PIN": "none"},
+            ["--nproc-per-node 4  DDPLAUNCH_NPROC_PER_NODE", "--log-dir logs      PET_LOG_DIR"],
         ),
     ],
 )
-def test_what_was_not_typed_is_shown_as_it_would_be(
-    origins: dict[str, str], fields: dict[str, Any], lines: list[str]
-) -> None:
-    text = table(plan(), spec(origins, **fields))
+def test_what_was_not_typed_is_shown_as_it_would_be(variables: dict[str, str], lines: list[str]) -> None:
+    text = table(plan(), spec_of(Given.typed("pin", "none"), **variables))
     shown = part(text, "from").split("\n")[1:] if "\n\nfrom" in text else []
     assert [line.removeprefix("  ") for line in shown] == lines
+
+
+def test_variables_of_workers_that_were_not_typed_are_shown_once() -> None:
+    asked = spec({"env": "pyproject.toml, --env"}, env=(("A", "1 2"), ("B", "3")))
+    assert "\n  --env 'A=1 2' --env B=3  pyproject.toml, --env\n" in table(plan(), asked)
+    assert "from variables" not in table(plan(), spec({"env": "--env"}, env=(("A", "1"),)))
 
 
 def test_sentences_are_broken_at_80_columns_but_never_inside_an_option() -> None:

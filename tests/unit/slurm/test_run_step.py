@@ -8,13 +8,12 @@ from msgspec.structs import replace
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.task import spec_of
 from ddplaunch.options import token as secret
-from ddplaunch.options.argv import from_argv
-from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.table import OPTIONS
 from ddplaunch.slurm.run_step import argv, environment, run_step
 from ddplaunch.slurm.srun import escaped, unescaped
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec import Given, JobSpec, Program, ProgramKind
 
 
 def variables(**env: str) -> dict[str, str]:
@@ -31,9 +30,7 @@ def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_worke
     words, told = argv(job, place("node1"), "/bin/python"), {"PATH": "/usr/bin", **secret.hidden(job)}
     assert not [word for word in words if "SECRET" in word or "lines" in word]
     assert told["PATH"] == "/usr/bin"
-    assert (
-        job_spec(*from_argv(words[words.index("ddplaunch.launcher.task") + 1 :], secret.unhidden(told))).env == job.env
-    )
+    assert there(words, told).env == job.env
     assert secret.public(told) == {"PATH": "/usr/bin"}
     assert variables(**secret.hidden(job)) == variables()  # of an outer step
     read = {name for option in OPTIONS for name, _ in option.variables}
@@ -97,7 +94,12 @@ def test_no_word_passes_through_srun_as_a_colon_by_itself(words: list[str]) -> N
     assert unescaped(escaped(words)) == words
 
 
-SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), nproc_per_node=2)
+SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), given=(Given.typed("nproc_per_node", "2"),))
+
+
+def there(words: tuple[str, ...], env: dict[str, str]) -> JobSpec:
+    """The job as an agent of the step reads it."""
+    return spec_of(words[words.index("ddplaunch.launcher.task") + 1 :], env)
 
 
 def place(*names: str) -> Allocation:
@@ -114,12 +116,13 @@ def test_a_step_has_one_agent_on_each_of_the_nodes_in_their_order() -> None:
     words = argv(SPEC, place("node1", "node2", "node5"), "/bin/python")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=node[1-2],node5", "--overlap"} <= set(words)
     assert words[words.index("/bin/python") :][:4] == ("/bin/python", "-P", "-m", "ddplaunch.launcher.task")
-    assert "--nproc-per-node=2" in words
+    assert there(words, {}).nproc_per_node == 2
 
 
 def test_a_range_of_nodes_reaches_the_agents_with_as_many_as_there_are() -> None:
     words = argv(replace(SPEC, nnodes=(2, 9)), replace(place("a1", "a2", "a3"), nnodes=(2, 3)), "/bin/python")
-    assert "--nnodes=2:3" in words[words.index("/bin/python") :]
+    assert there(words, {}).nnodes == (2, 3)
     assert "--no-kill" in words[: words.index("/bin/python")]
     fixed = argv(replace(SPEC, nnodes=(3, 3)), replace(place("a1", "a2", "a3"), nnodes=(3, 3)), "/bin/python")
-    assert not [word for word in fixed if word.startswith(("--nnodes", "--no-kill"))]
+    assert there(fixed, {}).nnodes == (1, 1)
+    assert "--no-kill" not in fixed
