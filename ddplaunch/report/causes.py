@@ -8,7 +8,19 @@ from __future__ import annotations
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 
 from ddplaunch.report.device_causes import OF_DEVICES
-from ddplaunch.report.evidence import Row, both, fact, killed_by, lost_peer, matches, no_exception, stderr_matches
+from ddplaunch.report.evidence import (
+    Row,
+    both,
+    code_matches,
+    fact,
+    killed_by,
+    lost_peer,
+    matches,
+    no_exception,
+    of_rendezvous,
+    says_itself,
+    stderr_matches,
+)
 
 # repeats are bounded, so that no text can make a search slow
 _CHILD_KILLED = (
@@ -20,12 +32,14 @@ _DATALOADER_BUS = (
 )
 # multiprocessing's semaphores are files there
 _NO_SHM = (
-    r"(?:shared memory|shm|</?torch_).{0,199}No space left on device|\.SemLock\([^)]{0,199}No space left on device"
+    r"(?:shared memory|\bshm|</?torch_).{0,199}No space left on device|\.SemLock\([^)]{0,199}No space left on device"
 )
 _NO_NAME = (
     r"Name or service not known|nodename nor servname|Temporary failure in name resolution"
     r"|No address associated with hostname|Name does not resolve"
 )
+_PORT_TAKEN = r"EADDRINUSE|[Aa]ddress already in use"
+_NOT_OF_THE_BUILD = r"failed to map|Permission denied|Input/output error|Too many open files|Stale file handle"
 _MISSING_MODULE = r"^(?:\[rank\d+\]: )?ModuleNotFoundError: No module named '(?P<module>[^']+)'"
 # libraries that pip or conda brings, or the driver, not a package of the system
 _OF_PACKAGES = r"lib(?:amdhip|c10|cu|gomp-|hip|hsa|iomp|mkl|nccl|nv|python|rccl|roc|torch)"
@@ -67,9 +81,14 @@ CAUSES: tuple[Row, ...] = (
         "{full} is full: a smaller batch per worker, or end what else uses it (`nvidia-smi` lists the processes)",
     ),
     Row(
+        "locked memory",
+        matches(r"\bibv_\w{1,40}.{0,199}Cannot allocate memory"),
+        "InfiniBand needs memory that stays in place, and the limit of it is used up: `ulimit -l unlimited`, or limits.conf(5)",
+    ),
+    Row(
         "host out of memory",
         matches(
-            r"^(?:\[rank\d+\]: )?(?:\w+\.)*\w*MemoryError\b|DefaultCPUAllocator: .{0,999}allocate|Cannot allocate memory"
+            r"^(?:\[rank\d+\]: )?(?:\w+\.)*(?!OutOf)\w*MemoryError\b|DefaultCPUAllocator: .{0,999}allocate|Cannot allocate memory"
         ),
         "the machine, or the job's share of it, has no memory left: smaller batches, fewer workers, or ask for more",
     ),
@@ -85,7 +104,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "full /dev/shm",
-        matches(_NO_SHM),
+        code_matches(_NO_SHM),
         "/dev/shm is full ({shm} now): make it larger (docker run --shm-size 8g), or lower num_workers",
     ),
     Row(
@@ -103,8 +122,18 @@ CAUSES: tuple[Row, ...] = (
     # the network
     Row(
         "address in use",
-        matches(r"EADDRINUSE|[Aa]ddress already in use"),
+        both(both(matches(_PORT_TAKEN), of_rendezvous), fact(lambda facts: facts.port_given)),
         "the port is taken: leave `--master-port` out and each job gets a free one of its own (MASTER_PORT)",
+    ),
+    Row(
+        "address in use",
+        both(matches(_PORT_TAKEN), of_rendezvous),
+        "MASTER_PORT is taken, by the script itself or by what it has started: rank 0 needs it for init_process_group()",
+    ),
+    Row(
+        "port of the script in use",
+        matches(_PORT_TAKEN),
+        "a port that the script listens at is taken, perhaps by another rank: let one rank listen, or add LOCAL_RANK to the port",
     ),
     Row(
         "host name resolves to loopback",
@@ -113,12 +142,25 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "unknown host",
+        both(matches(_NO_NAME), of_rendezvous),
+        "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts",
+    ),
+    Row(
+        "own name unknown to gloo",
+        matches(rf"gloo/transport/[\s\S]{{0,999}}(?:{_NO_NAME})"),
+        "gloo does not find the address of this host's name: set GLOO_SOCKET_IFNAME to its network interface, or fix /etc/hosts",
+    ),
+    Row(
+        "host of the script unknown",
         matches(_NO_NAME),
-        "a host name is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts",
+        "a name that the script connects to is not known here: on a node without internet, download what it needs before the job",
     ),
     Row(
         "unknown host",
-        both(matches(r"client socket has timed out"), stderr_matches(_NO_NAME)),
+        both(
+            both(matches(r"client socket has timed out"), of_rendezvous),
+            stderr_matches(rf"\[c10d\].{{0,499}}(?:{_NO_NAME})"),
+        ),
         "MASTER_ADDR is a name that is not known here: give an address (`--master-addr 10.0.0.1`), or fix /etc/hosts",
     ),
     Row(
@@ -156,7 +198,7 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "sender of a tensor has ended",
-        matches(
+        code_matches(
             r"\A(FileNotFoundError|ConnectionRefusedError|ConnectionResetError|EOFError)\b[\s\S]*multiprocessing/resource_sharer\.py"
         ),
         "the process that sent the tensor has ended: keep it running until the receiver has opened it, or send a copy "
@@ -164,25 +206,28 @@ CAUSES: tuple[Row, ...] = (
     ),
     Row(
         "module hidden",
-        matches(r"^(?:\[rank\d+\]: )?ModuleNotFoundError: .{0,199}; '(?P<module>[^']+)' is not a package"),
+        says_itself(r"^(?:\[rank\d+\]: )?ModuleNotFoundError: .{0,199}; '(?P<module>[^']+)' is not a package"),
         "a file {module}.py that is found before it hides the package `{module}`: give that file another name",
     ),
     Row(
         "system library not found",  # \A: the failure itself; on the way to it a module may merely have been tried
         matches(
             rf"\A(?:Import|OS)Error: (?:.{{0,199}} )?(?!{_OF_PACKAGES})"
-            r"(?P<library>[\w.+-]{1,99}?\.so[\w.]{0,20}): cannot open shared "
+            r"(?P<library>[\w.+-]{1,99}?\.so[\w.]{0,20}): cannot open shared object file: No such file"
         ),
         "the system, or the image of the container, has no {library}: install the package that brings it",
     ),
     Row(
         "module not found",
-        matches(_MISSING_MODULE),
+        says_itself(_MISSING_MODULE),
         "{interpreter} has no module `{module}`: install it there, or choose another with `--python`",
     ),
     Row(
         "broken library",
-        matches(r"^(?:\[rank\d+\]: )?ImportError: .*(?:undefined symbol|cannot open shared object|\.so\b)"),
+        says_itself(
+            rf"^(?:\[rank\d+\]: )?ImportError: (?!.{{0,999}}(?:{_NOT_OF_THE_BUILD}))"
+            r".{0,999}(?:undefined symbol|cannot open shared object|\.so\b)"
+        ),
         "a compiled package does not fit {interpreter} or its torch: reinstall it for this version",
     ),
     Row(
@@ -208,13 +253,18 @@ CAUSES: tuple[Row, ...] = (
     # waiting for others; such failures follow another one too, and are reported only where no other worker failed
     Row(
         "no store at MASTER_PORT",
-        matches(r"client socket has timed out"),
+        both(matches(r"client socket has timed out"), of_rendezvous),
         "rank 0 hosts it from init_process_group() on, or any worker of node 0 that connects to MASTER_PORT: none did in time",
+    ),
+    Row(
+        "no store at another port",
+        matches(r"client socket has timed out"),
+        "no process listened at the address in the message in time: the one that hosts that store has ended, or comes too late",
     ),
     Row(
         "not all workers arrived",
         matches(
-            r"waiting for clients\. \d+/\d+ clients joined|initializing process group"
+            r"waiting for clients\. \d+/\d+ clients joined|Timed out initializing process group"
             r"|store->get\('[^']{1,99}'\) got error: .{0,999}[Tt]imeout"
         ),
         "some rank did not call init_process_group in time: it ended early, or was busy for longer than the timeout",
@@ -223,7 +273,8 @@ CAUSES: tuple[Row, ...] = (
         "collective timed out",
         matches(
             r"Timed out waiting \d+ms for \w+ operation|Watchdog caught collective operation timeout"
-            r"|failed to pass monitoredBarrier|wait timeout after \d+ms|due to a collective timeout|Socket Timeout"
+            r"|failed to pass monitoredBarrier|wait timeout after \d+ms|due to a collective timeout"
+            r"|\bDist(?:Network|Store)Error: .{0,199}Socket Timeout|Socket Timeout\s+Exception raised from"
         ),
         "a rank did not call the same collective: it hangs, is slow, or took another branch in the script",
     ),
@@ -277,14 +328,14 @@ CAUSES: tuple[Row, ...] = (
     Row(
         "no terminal",
         both(
-            matches(r"\bbdb\.BdbQuit\b|^(?:\[rank\d+\]: )?EOFError: EOF when reading a line"),
+            says_itself(r"\bbdb\.BdbQuit\b|^(?:\[rank\d+\]: )?EOFError: EOF when reading a line"),
             fact(lambda facts: facts.workers > 1 and not facts.debugging),
         ),
         "no terminal for several ranks: `ddplaunch --debug {rank} ...` gives it to this one, for breakpoint() and input()",
     ),
     Row(
         "debugger quit",
-        matches(r"\bbdb\.BdbQuit\b"),
+        says_itself(r"\bbdb\.BdbQuit\b"),
         "the debugger was quit, and that ends the worker; `c` lets it go on, and without breakpoint() there is no prompt",
     ),
     Row(

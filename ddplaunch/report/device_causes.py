@@ -12,7 +12,7 @@ OF_DEVICES: tuple[Row, ...] = (
     ),
     Row(
         "invalid device ordinal",
-        matches(r"invalid device ordinal|Invalid device id|device >= 0 && device < num_gpus"),
+        matches(r"invalid device ordinal|AssertionError: Invalid device id|device >= 0 && device < num_gpus"),
         "this worker has no such device, its own is {device}: use LOCAL_RANK; see `--pin` and `ddplaunch plan`",
     ),
     Row(

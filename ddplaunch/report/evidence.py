@@ -10,6 +10,10 @@ from msgspec import Struct
 from ddplaunch.supervise.first_failure import failure_text, follows, searchable
 from ddplaunch.supervise.outcome import WorkerExit
 
+_HANDLED = "\nDuring handling of the above exception, another exception occurred:\n"
+_FRAME = r'^  File "[^"\n]{1,999}", line \d{1,9}.*\n(?:    .*\n)*'
+_RENDEZVOUS = r'torch/distributed/rendezvous\.py"|\bDist(?:Network|Store)Error: |\[c10d\]|\bTCPStore\('
+_PORT = r"\bport: (\d{1,5})\b|connect to \([^()\n]{1,99}, (\d{1,5})\)"
 _SMALL_SHM = 64 * 1024**2  # bytes; what Docker gives a container by default
 
 
@@ -22,6 +26,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     shm_free: int | None = None  # bytes, when the worker had ended
     interpreter: str | None = None  # that ran the workers
     workers: int = 1  # of the job
+    master_port: int | None = None  # of the generation; None: not known
+    port_given: bool = False  # the user has chosen it
     debugging: bool = False  # a worker has the terminal (--debug)
     chaos: bool = False  # --chaos was to kill this worker
     preempted: bool = False  # the scheduler has preempted the job
@@ -51,8 +57,45 @@ class Row(Struct, frozen=True):
 
 
 def matches(pattern: str) -> Predicate:
-    """Fit by the text of the failure; the groups that took part are values for the advice."""
+    """Fit by what the failure says, with all that led to it; the groups that took part are values for the advice.
+
+    The lines of code in a traceback do not count: they may name an error that they handle.
+    """
+    return lambda end, _: _search(pattern, failure_text(end), without=_FRAME)
+
+
+def says_itself(pattern: str) -> Predicate:
+    """Fit by what the failure itself says and what it says it was caused by: not by an exception that was handled before it.
+
+    A program that tries to import a module and goes on without is not ended by that.
+    """
+
+    def fits(end: WorkerExit, _: Evidence) -> Found | None:
+        error = end.error
+        if error is not None and error.type != "SystemExit":
+            last = error.traceback.rpartition(_HANDLED)[2]
+            return _search(pattern, f"{error.type}: {error.message}\n{last}", without=_FRAME)
+        return _search(pattern, failure_text(end).rpartition(_HANDLED)[2], without=_FRAME)
+
+    return fits
+
+
+def code_matches(pattern: str) -> Predicate:
+    """Fit by the whole text of the failure, the files and lines of code in its traceback included."""
     return lambda end, _: _search(pattern, failure_text(end))
+
+
+def of_rendezvous(end: WorkerExit, facts: Evidence) -> Found | None:
+    """Fit a failure of torch's rendezvous at MASTER_ADDR and MASTER_PORT, not that of another connection of the program.
+
+    torch's store raises exceptions of its own, or its frames are in the traceback; a port in the text has to be MASTER_PORT. gloo
+    connects the ranks with each other, at other addresses.
+    """
+    text = searchable(failure_text(end))
+    if not text or "gloo/transport" in text or not re.search(_RENDEZVOUS, text):
+        return None
+    ports = {int(one or other) for one, other in re.findall(_PORT, text)}
+    return {} if facts.master_port is None or not ports or facts.master_port in ports else None
 
 
 def stderr_matches(pattern: str) -> Predicate:
@@ -60,10 +103,12 @@ def stderr_matches(pattern: str) -> Predicate:
     return lambda end, _: _search(pattern, end.stderr_tail)
 
 
-def _search(pattern: str, text: str) -> Found | None:
+def _search(pattern: str, text: str, without: str = "") -> Found | None:
     if not text:
         return None  # many workers say nothing, and to compile all patterns takes 6 ms of the end of a job
     text = searchable(text)
+    if without:
+        text = re.sub(without, "", text, flags=re.MULTILINE)
     match = re.search(pattern, text, re.MULTILINE)
     if match is None:
         return None

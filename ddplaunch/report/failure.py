@@ -181,6 +181,8 @@ def failure_report(
     colour: bool,
     ended_by: str = "",
     places: Sequence[str] = (),
+    master_port: int | None = None,
+    port_given: bool = False,
 ) -> str:
     """Write the failure report of a generation.
 
@@ -196,6 +198,8 @@ def failure_report(
         debugging=debugging,
         chaos=chaos,
         workers=len(exits),
+        master_port=master_port,
+        port_given=port_given,
         preempted=ended_by == PREEMPTED,
         walltime_over=ended_by == OUT_OF_WALLTIME,
     )

@@ -204,6 +204,8 @@ class JobReporter:
             colour=self._reporter.colour,
             ended_by=ending.text,
             places=self.places,
+            master_port=self._reporter.master_port,
+            port_given=plan is not None and plan.master_port is not None,
         )
 
 

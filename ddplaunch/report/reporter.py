@@ -75,6 +75,7 @@ class Reporter:
         self.came_last: Mapping[str, Any] | None = None  # what it says of a rank that the others waited for
         self.pace: float | None = None  # steps in a second
         self._is_announced = False
+        self.master_port: int | None = None  # of the last generation
         self._kept_plan: Plan | None = None  # the one that the folder shows
         self._has_warned = False
         self._dropped = 0  # bytes reported
@@ -136,6 +137,7 @@ class Reporter:
     def generation_started(self, number: int, port: int) -> None:
         """Report that all workers are being started."""
         plan, folder = self.plan, self._folder
+        self.master_port = port
         assert plan is not None
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one

@@ -175,7 +175,7 @@ ROWS = [
         ),
         Evidence(),
     ),
-    ("address in use", raised("OSError", "[Errno 98] Address already in use"), Evidence()),
+    ("port of the script in use", raised("OSError", "[Errno 98] Address already in use"), Evidence()),
     (
         "address in use",
         raised(
@@ -194,7 +194,27 @@ ROWS = [
         ),
         Evidence(),
     ),
-    ("unknown host", raised("socket.gaierror", "[Errno -2] Name or service not known"), Evidence()),
+    ("host of the script unknown", raised("socket.gaierror", "[Errno -2] Name or service not known"), Evidence()),
+    (
+        "own name unknown to gloo",
+        raised("RuntimeError", "[enforce fail at gloo/transport/tcp/device.cc:84] rv != -1. Name or service not known"),
+        Evidence(),
+    ),
+    (
+        "unknown host",
+        raised("torch.distributed.DistNetworkError", "The IPv4 network addresses of (a, 1): Name or service not known"),
+        Evidence(),
+    ),
+    (
+        "locked memory",
+        raised("RuntimeError", "Call to ibv_create_cq failed with error Cannot allocate memory"),
+        Evidence(),
+    ),
+    (
+        "no store at another port",
+        raised("torch.distributed.DistNetworkError", "The client socket has timed out: connect to (10.0.0.1, 1234)."),
+        Evidence(master_port=51771),
+    ),
     (
         "unknown host",
         end(
