@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.warm.find import Place
 
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
+_LEAST_STACKS_SIZE = 1 << 16  # bytes, below which they are not worth it
 _NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -48,6 +50,18 @@ class CannotStart(Exception):
         return cls(str(error), status, rank, error.errno)
 
 
+def stacks_size() -> tuple[int, str]:
+    """Return how large the file may be that each worker writes its stacks to; 0 where it can have none, and then why."""
+    size, open_files = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE))
+    if open_files != resource.RLIM_INFINITY and open_files <= STACKS_FD:
+        return 0, f"no more than {open_files} files may be open (`ulimit -n`)"
+    if size == resource.RLIM_INFINITY or size >= STACKS_SIZE:
+        return STACKS_SIZE, ""
+    if size < _LEAST_STACKS_SIZE:
+        return 0, f"no file may be larger than {size >> 10} KiB (`ulimit -f`)"
+    return size, ""
+
+
 class Starter:
     """Starts workers; `note` prints a sentence for the user. What forks them lives on, for the next generation, until `close`."""
 
@@ -63,6 +77,9 @@ class Starter:
         """`why_cold` is a sentence about an interpreter that is kept warm; for the others see `Forker`."""
         if why_cold:
             note(why_cold)
+        self._stacks_size, why = stacks_size()
+        if why:
+            note(f"warning: where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
         self._given = (selector, note, child_ended, warm, output)
         self._handled: tuple[int, ...] = ()
         self._forker: Forker | None = None
@@ -122,7 +139,9 @@ class Starter:
         try:
             try:
                 devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                starts.extend(WorkerStart(worker, setup, pipes, devnull, of_mps) for worker in workers)
+                starts.extend(
+                    WorkerStart(worker, setup, pipes, devnull, of_mps, self._stacks_size) for worker in workers
+                )
             except OSError as error:
                 # fresh ones are started as far as there are files, of which they then hold fewer
                 if not starts or (self._forker is not None and self._forker.is_there):
@@ -172,9 +191,17 @@ class WorkerStart:
     """A worker before its process: its holder calls `started` or `close`."""
 
     def __init__(
-        self, worker: WorkerPlan, setup: WorkerSetup, pipes: WorkerPipes, devnull: int, of_mps: Mapping[str, str]
+        self,
+        worker: WorkerPlan,
+        setup: WorkerSetup,
+        pipes: WorkerPipes,
+        devnull: int,
+        of_mps: Mapping[str, str],
+        stacks_size: int,
     ) -> None:
         """`devnull` is /dev/null, opened; `of_mps` are the variables by which it finds MPS.
+
+        `stacks_size` are the bytes that its stacks may have; 0: there is no file for them.
 
         Raises:
             OSError: there are too many open files, or there is no memory for what it is given.
@@ -197,8 +224,9 @@ class WorkerStart:
         self._pumps: dict[Stream, Pump] = {}
         stacks: int | None = None
         if self._is_python:
-            stacks = bounded_file("ddplaunch-stacks", STACKS_SIZE)
-            self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
+            if stacks_size:
+                stacks = bounded_file("ddplaunch-stacks", stacks_size)
+                self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             self.env["DDPLAUNCH_RECORDER"] = self._recorder
             self.env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
             self.env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)

@@ -114,12 +114,16 @@ def _exec_program(
     try:
         os.setsid()
         signal_at_end_of(parent, signal.SIGKILL)
-        # duplicates above 2 first, so that no dup2 overwrites a descriptor that is still to be copied
-        high = [stdio.stdin, stdio.stdout, stdio.stderr]
-        while min(high) <= 2:
-            high = [fd if fd > 2 else os.dup(fd) for fd in high]
-        for target, fd in enumerate(high):
-            os.dup2(fd, target)
+        # duplicates above 2 first, so that no dup2 overwrites a descriptor that is still to be copied; what is in its place
+        # stays, since a low limit may leave no room for a duplicate
+        copied = [stdio.stdin, stdio.stdout, stdio.stderr]
+        while any(fd <= 2 and fd != target for target, fd in enumerate(copied)):
+            copied = [fd if fd > 2 or fd == target else os.dup(fd) for target, fd in enumerate(copied)]
+        for target, fd in enumerate(copied):
+            if fd == target:
+                os.set_inheritable(fd, True)
+            else:
+                os.dup2(fd, target)
         if stdio.stacks is not None:
             failure = _place(stdio.stacks, STACKS_FD, failure)
         if cpus:

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,3 +124,47 @@ def test_a_worker_without_room_for_another_open_file_still_tells_its_exception(e
     assert "error: rank 1 failed: OSError: [Errno 24] Too many open files: '/dev/null'" in result.err
     assert "kept.append(open(" in result.err
     assert "hint: raise the hard limit" in result.err
+
+
+WITHOUT_STACKS = "ddplaunch: warning: where workers are cannot be shown, as by `ddplaunch stacks`: "
+KIB = 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "why"),
+    [
+        (resource.RLIMIT_FSIZE, 512 * KIB, ""),
+        (resource.RLIMIT_FSIZE, 32 * KIB, "no file may be larger than 32 KiB (`ulimit -f`)"),
+        (resource.RLIMIT_NOFILE, 1024, ""),
+        (resource.RLIMIT_NOFILE, 32, "no more than 32 files may be open (`ulimit -n`)"),
+    ],
+    ids=["files of 512 KiB", "files of 32 KiB", "1,024 files", "32 files"],
+)
+def test_workers_run_with_small_limits_and_what_they_do_without_is_said_once(job, program, limit, most, why):
+    flags = ("--nproc-per-node", 2, program("behave"), "all=done")
+    result = job.run(*flags, preexec_fn=lambda: resource.setrlimit(limit, (most, most)))
+    assert result.status == 0, result.err
+    assert [line for line in result.err.splitlines() if "warning" in line] == (
+        [f"{WITHOUT_STACKS}{why}"] if why else []
+    )
+    job.nothing_left()
+
+
+# two more are free, for the pipe by which the child says that it could not be started
+NO_ROOM_IN_CHILD = """
+import os, resource, sys
+from ddplaunch.process.start import Stdio, start, why_not_started
+out = os.open(os.devnull, os.O_RDWR)
+lowest = os.dup(0)
+os.close(lowest)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, lowest + 2))
+child = start([sys.executable, "-c", ""], dict(os.environ), Stdio(0, out, out), handled=())
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+sys.exit(str(why_not_started(child, "python") or ""))
+"""
+
+
+def test_a_worker_that_keeps_our_standard_input_needs_no_further_descriptor_for_it():
+    command = [sys.executable, "-c", NO_ROOM_IN_CHILD]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stderr == "\n"
