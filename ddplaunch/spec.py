@@ -51,6 +51,11 @@ class Given(Struct, frozen=True, kw_only=True):
         flag = f"--{name.replace('_', '-')}"
         return cls(name=name, text=text, source=Source.COMMAND_LINE, origin=flag, form=f"{flag} {{}}")
 
+    @classmethod
+    def chosen(cls, name: str, text: str, origin: str = "default") -> Given:
+        """Return a value that ddplaunch has chosen where nobody gave one, for the other agents of the job."""
+        return cls(name=name, text=text, source=Source.DEFAULT, origin=origin, form=f"--{name.replace('_', '-')} {{}}")
+
     def fields(self) -> tuple[str, ...]:
         """Return the texts from which `from_fields` makes the same value."""
         return (self.name, self.text, self.source.name, self.origin, self.form)

@@ -23,6 +23,7 @@ from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.job_reporter import JobReporter
+from ddplaunch.spec import Source
 from ddplaunch.supervise import job
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def _command_elsewhere(request: JoinRequest) -> tuple[str, ...]:
         return ()
     import shlex  # only what users type on each node needs it
 
-    words = ["=".join(BY_NAME[one.name].words(one.text)) for one in spec.given if one.name not in _OF_ONE_NODE]
+    given = [one for one in spec.given if one.name not in _OF_ONE_NODE and one.source is not Source.DEFAULT]
+    words = ["=".join(BY_NAME[one.name].words(one.text)) for one in given]
     words += [f"--env={name}={value}" for name, value in spec.env if name not in spec.secret]
     words += ["--", spec.program.target, *spec.program.args]
     if "--env-file" in spec.secret.values():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from ddplaunch.devices import torch_build
-from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.spec import Given, JobSpec, ProgramKind
 
 # a file in the prefix of an environment that one of these made for a tool (uv 0.4 and later, pipx 0.14 and later)
 _RECEIPTS = {"uv-receipt.toml": "uv", "pipx_metadata.json": "pipx"}
@@ -34,8 +34,13 @@ def chosen(spec: JobSpec, env: Mapping[str, str], *, own: str = sys.executable, 
         # an activated environment is meant where ddplaunch has none of its own; any python on PATH is not
         if has_torch or (tool is not None and found != "PATH"):
             why = f"ddplaunch is a tool of {tool}" if tool else f"{own} has no torch"
-            program = replace(spec.program, python=python)
-            return replace(spec, program=program, origins={**spec.origins, "python": f"{found}, since {why}"})
+            origin = f"{found}, since {why}"
+            return replace(
+                spec,
+                program=replace(spec.program, python=python),
+                origins={**spec.origins, "python": origin},
+                given=(*spec.given, Given.chosen("python", python, origin)),
+            )
         why = why or f"ddplaunch's own; neither it nor {python} ({found}) has torch"
     return replace(spec, origins={**spec.origins, "python": why}) if why and tool is None else spec
 

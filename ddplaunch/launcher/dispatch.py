@@ -16,7 +16,7 @@ from ddplaunch.errors import below, visible, write_stderr
 from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.report.state_folder import state_folder
-from ddplaunch.spec import Given, JobSpec, Source
+from ddplaunch.spec import Given, JobSpec
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
@@ -86,8 +86,7 @@ def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
     """Have the grace period end before Slurm or Kubernetes, if we run there, kills the agents too; one that was given stays."""
     if spec.origin("grace_period") != "default" or not any(map(env.get, _HAS_GRACE)):
         return spec
-    text = f"{_GRACE_IN_ANOTHER:g}s"
-    chosen = Given(name="grace_period", text=text, source=Source.DEFAULT, origin="default", form="--grace-period {}")
+    chosen = Given.chosen("grace_period", f"{_GRACE_IN_ANOTHER:g}s")
     return replace(spec, grace_period=_GRACE_IN_ANOTHER, given=(*spec.given, chosen))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.devices.interpreter import chosen
+from ddplaunch.options.resolve import received
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 
@@ -32,6 +33,8 @@ def spec(python: str | None = None, kind: ProgramKind = ProgramKind.SCRIPT) -> J
 
 def choose(folder: Path, own: str, env: dict[str, str], given: JobSpec | None = None) -> tuple[str | None, str]:
     found = chosen(given or spec(), env, own=own, prefix=str(Path(own).parents[1]))
+    # the agents on other hosts run the same, whatever is activated there
+    assert received(found.given, [found.program.target], ()).program.python == found.program.python
     return found.program.python, found.origin("python")
 
 
