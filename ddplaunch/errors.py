@@ -78,10 +78,10 @@ def not_imported(error: Exception) -> LaunchError:
     return LaunchError(f"ddplaunch cannot import its modules: {at}: {why}", hint=hint, status=NOT_EXECUTABLE)
 
 
-# C0 and C1 but for newline, tab and our own styles; marks that reorder text or end a line; what cannot be encoded, and bytes of
-# C1 that were no UTF-8
+# C0 and C1 but for newline, tab, and our own styles and links (`report/paint.py`); marks that reorder text or end a line; what
+# cannot be encoded, and bytes of C1 that were no UTF-8
 _OBEYED = (
-    r"\x1b(?!\[(?:0|1|1;31|1;36)m)|"
+    r"\x1b(?!\[(?:0|1|2|36|1;31|1;36)m|\]8;;(?:file://[!-~]+)?\x1b\\|\\)|"
     r"[\0-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udc9f\udd00-\udfff]"
 )
 

@@ -27,6 +27,7 @@ from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
+from ddplaunch.report.paint import Paint
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
 from ddplaunch.spec import JobSpec, Streams, default
@@ -155,7 +156,9 @@ class AgentSetup:
             readers=(partial(_notify, queue),) if inputs.notifies_starter else (),
             verbosity=inputs.spec.verbosity,
             # what becomes an exception elsewhere has none
-            colour=Stream.ERR in inputs.screen.colour and not inputs.reports_to_caller,
+            paint=Paint()
+            if inputs.reports_to_caller
+            else Paint(Stream.ERR in inputs.screen.colour, inputs.screen.links),
             cwd=working_directory() or "",  # removed meanwhile: no path lies below it
             home=inputs.env.get("HOME", ""),
             origins=inputs.spec.origins,
@@ -190,7 +193,9 @@ def _send(queue: OutputQueue, what: Mapping[str, Any]) -> None:
     import json
 
     if "text" in what:
-        what = {**what, "text": visible(what["text"])[:_LONGEST]}
+        text = visible(what["text"])
+        # cut between lines: a colour or a link may not be left open
+        what = {**what, "text": text if len(text) <= _LONGEST else text[:_LONGEST].rpartition("\n")[0]}
     queue.put(CONTROL, json.dumps(what, ensure_ascii=False).encode(errors="replace"))
 
 

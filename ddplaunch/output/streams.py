@@ -9,6 +9,11 @@ from enum import Enum
 
 from msgspec import Struct
 
+# of terminals that open links; what does not know OSC 8 ignores it mostly, but some print it
+_KNOW_LINKS = ("kitty", "ghostty", "foot", "alacritty", "wezterm", "contour")  # in TERM
+_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper", "Tabby", "rio", "mintty")  # in TERM_PROGRAM
+_VTE = 5000  # VTE_VERSION of GNOME's terminal and others since 2017
+
 
 class Stream(Enum):
     """One of the two streams that a worker writes to and the command passes on."""
@@ -37,6 +42,7 @@ class Screen(Struct, frozen=True, kw_only=True):
 
     terminals: frozenset[Stream]
     colour: frozenset[Stream]
+    links: bool = False  # the terminal of stderr opens links
     live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
 
     @classmethod
@@ -48,6 +54,7 @@ class Screen(Struct, frozen=True, kw_only=True):
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
+            links=Stream.ERR in terminals and knows_links(env),
             # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
             live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
         )
@@ -72,6 +79,20 @@ def use_colour(env: Mapping[str, str], isatty: bool) -> bool:
     if any(env.get(name, "") not in ("", "0", "false") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
         return True
     return isatty and env.get("TERM") != "dumb" and env.get("CLICOLOR") != "0"
+
+
+def knows_links(env: Mapping[str, str]) -> bool:
+    """Whether the terminal is known to open links (OSC 8); tmux passes them on to one that may not be."""
+    if "TMUX" in env or env.get("TERM", "").startswith(("screen", "tmux")):
+        return False
+    vte = env.get("VTE_VERSION", "")
+    return (
+        any(name in env.get("TERM", "") for name in _KNOW_LINKS)
+        or env.get("TERM_PROGRAM") in _PROGRAMS
+        or "WT_SESSION" in env
+        or "KONSOLE_VERSION" in env
+        or (vte.isdecimal() and int(vte) >= _VTE)
+    )
 
 
 def moves_cursor(env: Mapping[str, str]) -> bool:

@@ -43,6 +43,7 @@ class Order(Struct, frozen=True):
     address_reason: Line
     terminals: tuple[_Stream, ...]  # which are a terminal where the command was typed
     colour: tuple[_Stream, ...]  # which of them get colours
+    links: bool  # the terminal of stderr opens links
     live: tuple[_Stream, ...]  # which of them show progress bars in place
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine

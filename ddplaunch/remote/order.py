@@ -53,6 +53,7 @@ def order(
         address_reason=line(allocation.endpoint.address_reason),
         terminals=tuple(stream.name for stream in screen.terminals),
         colour=tuple(stream.name for stream in screen.colour),
+        links=screen.links,
         live=tuple(stream.name for stream in screen.live),
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
@@ -101,6 +102,7 @@ def screen(order: Order) -> Screen:
     return Screen(
         terminals=frozenset(Stream[name] for name in order.terminals),
         colour=frozenset(Stream[name] for name in order.colour),
+        links=order.links,
         live=frozenset(Stream[name] for name in order.live),
     )
 

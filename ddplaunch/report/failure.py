@@ -1,4 +1,4 @@
-"""The failure report: why the job failed, root cause first, as plain text. Pure; prints nothing and reads no file."""
+"""The failure report: why the job failed, root cause first. Pure; prints nothing and reads no file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from ddplaunch.errors import below
 from ddplaunch.report.diagnosis import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import describe_others, what_failed
-from ddplaunch.report.stack import fault_frames, frames_of, place, relevant_frames, short, syntax_error_lines
+from ddplaunch.report.paint import CODE, ERROR, HINT, STRONG, WEAK, Line, Paint, Words, plain
+from ddplaunch.report.stack import (
+    fault_frames,
+    frames_of,
+    is_library,
+    place,
+    relevant_frames,
+    short,
+    source_lines,
+    syntax_error_lines,
+)
 from ddplaunch.report.words import count, duration, size, tilde
 from ddplaunch.supervise.first_failure import failed_itself
-from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Traces, WorkerExit
+from ddplaunch.supervise.outcome import OUT_OF_WALLTIME, PREEMPTED, Frame, Traces, WorkerExit
 
 _MESSAGE_LINES = 20  # of an exception's message, besides the first
 _STDERR_LINES = 12
@@ -27,8 +37,7 @@ _NOISE = re.compile(
 )
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[^][\s]*\.(?:cc|cpp|hpp|h):\d+\] ")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~])?")
-_RED_ERROR = "\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m"
-_CYAN_HINT = "\x1b[1;36mhint\x1b[0m\x1b[1m:\x1b[0m"
+_PLAIN = Paint()
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
 
@@ -47,19 +56,26 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     places: tuple[str, ...] = ()  # where other workers were then, in sentences
 
 
-def render(report: FailureReport, *, colour: bool = False) -> str:
-    """Write the report, ending with a newline; with ANSI colours for a terminal if asked to."""
+def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
+    """Write the report, ending with a newline. It reads the same in colours and without."""
     head, *rest = _head(report)
-    error, hint = (_RED_ERROR, _CYAN_HINT) if colour else ("error:", "hint:")
     where = _where(report)
-    sections = [
-        [f"{error} {head}", *_indented(rest)],
+    shown = [head, *rest, *map(plain, where)]
+    hint = Words("hint:", HINT)
+    sections: list[list[Line]] = [
+        [(Words("error:", ERROR), Words(f" {head}", STRONG)), *_indented(rest)],
         _indented(where),
         _indented(_who(report)),
-        _indented(_evidence(report.cause, (head, *rest, *where))) if report.cause else [],
-        [f"{hint} {report.cause.advice}"] if report.cause else [],
+        _indented(_evidence(report.cause, shown)) if report.cause else [],
+        [(hint, *_quoted(f" {report.cause.advice}"))] if report.cause else [],
     ]
-    return "\n\n".join("\n".join(map(below, section)) for section in sections if section) + "\n"
+    written = [[below(paint.line(line, report.first.host)) for line in section] for section in sections if section]
+    return "\n\n".join(map("\n".join, written)) + "\n"
+
+
+def _quoted(text: str) -> list[Words]:
+    """Mark what is to be typed."""
+    return [Words(part, CODE if part.startswith("`") else "") for part in re.split(r"(`[^`\n]+`)", text)]
 
 
 def _head(report: FailureReport) -> list[str]:
@@ -81,7 +97,7 @@ def _head(report: FailureReport) -> list[str]:
     return [f"{who} failed: {what}   ({', '.join(how)})", *rest]
 
 
-def _where(report: FailureReport) -> list[str]:
+def _where(report: FailureReport) -> list[Line]:
     """Show the place in the code; where there is none, the last stderr output."""
     first, cwd = report.first, report.cwd
     error = first.error
@@ -89,21 +105,30 @@ def _where(report: FailureReport) -> list[str]:
         return _crash(first, cwd)
     if error.type in _SYNTAX_ERRORS:
         where, *source = syntax_error_lines(error.traceback) or [""]
-        return [short(where, cwd), *source] if where else []
+        return [(Words(short(where, cwd), CODE, where.rpartition(":")[0]),), *_source(source)] if where else []
     own, inner = relevant_frames(frames_of(error))
     if error.type == "SystemExit":
         # where a library calls sys.exit() explains nothing; what was printed before, as by argparse, does
         inner = None if own else inner
-    lines = []
+    lines: list[Line] = []
     for frame in (own, inner):
         if frame is not None:
-            lines += [place(frame, cwd), *([f"  {_cut(frame.source)}"] if frame.source else [])]
+            lines += [(_place(frame, cwd),), *_source([f"  {line}" for line in source_lines(error, frame)])]
     if what_failed(first) == first.how and (last_output := _last_stderr(first.stderr_tail)):
         lines += ["", *last_output] if lines else last_output
     return lines
 
 
-def _crash(first: WorkerExit, cwd: str) -> list[str]:
+def _source(lines: Sequence[str]) -> list[Line]:
+    """Show a line of code, and the pointer below it."""
+    return [(Words(_cut(text), ERROR if set(text) <= {" ", "~", "^"} else STRONG),) for text in lines]
+
+
+def _place(frame: Frame, cwd: str) -> Words:
+    return Words(place(frame, cwd), WEAK if is_library(frame) else CODE, frame.file)
+
+
+def _crash(first: WorkerExit, cwd: str) -> list[Line]:
     """Show faulthandler's stack; the stderr output before it too if it was an abort, since that is the reason, or no stack."""
     before, _, _ = first.stderr_tail.rpartition("Fatal Python error:")
     frames = fault_frames(first.stderr_tail) if first.signal is not None else ()
@@ -114,7 +139,7 @@ def _crash(first: WorkerExit, cwd: str) -> list[str]:
     return [
         *([*reason, ""] if reason else []),
         "stack, innermost frame first:",
-        *(f"  {place(frame, cwd)}" for frame in frames[:_STACK_FRAMES]),
+        *((Words("  "), _place(frame, cwd)) for frame in frames[:_STACK_FRAMES]),
         *([f"  ... and {count(more, 'more frame')}"] if more > 0 else []),
     ]
 
@@ -125,12 +150,12 @@ def _evidence(cause: Cause, shown: Sequence[str]) -> list[str]:
     return [f"evidence: {line}" for line in lines if not any(line in each for each in shown)]
 
 
-def _last_stderr(text: str) -> list[str]:
+def _last_stderr(text: str) -> list[Line]:
     lines = _without_noise(text)
     return ["last stderr output:", *(f"  {_cut(line)}" for line in lines[-_STDERR_LINES:])] if lines else []
 
 
-def _who(report: FailureReport) -> list[str]:
+def _who(report: FailureReport) -> list[Line]:
     """Return the process and its log; then what became of the others, and of the restarts."""
     first = report.first
     facts = [f"pid {first.pid}", first.device]
@@ -138,12 +163,16 @@ def _who(report: FailureReport) -> list[str]:
         facts = [first.host, f"local rank {first.local_rank}", *facts]
     if first.signal is not None and first.peak_rss:
         facts.append(f"peak memory {size(first.peak_rss)}")
-    logs = [f" logs {tilde(short(path, report.cwd), report.home)}"] if (path := first.log or report.log_folder) else []
-    lines = [f"rank {first.rank}   {'  '.join([*facts, *logs])}", *describe_others(first, report.exits, report.cwd)]
-    lines += report.places
+    process = Words(f"rank {first.rank}   {'  '.join(facts)}", WEAK)
+    path = first.log or report.log_folder
+    logs = Words(tilde(short(path, report.cwd), report.home), "", path) if path else None
+    others = [*describe_others(first, report.exits, report.cwd), *report.places]
     if report.restarts:
-        lines.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
-    return lines
+        others.append(f"{report.restarts} of {count(report.max_restarts, 'restart')} used")
+    return [
+        (process, Words("   logs ", WEAK), logs) if logs else (process,),
+        *((Words(line, WEAK),) for line in others),
+    ]
 
 
 def _without_noise(text: str) -> list[str]:
@@ -158,8 +187,8 @@ def _without_noise(text: str) -> list[str]:
     return lines
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" if line else "" for line in lines]
+def _indented(lines: Iterable[Line]) -> list[Line]:
+    return [(Words("  "), *line) if isinstance(line, tuple) else f"  {line}" if line else "" for line in lines]
 
 
 def _cut(line: str) -> str:
@@ -178,7 +207,7 @@ def failure_report(
     home: str = "",
     restarts: int,
     max_restarts: int,
-    colour: bool,
+    paint: Paint,
     ended_by: str = "",
     places: Sequence[str] = (),
     master_port: int | None = None,
@@ -215,4 +244,4 @@ def failure_report(
         log_folder=traces.log_folder,
         places=tuple(places),
     )
-    return render(report, colour=colour)
+    return render(report, paint)

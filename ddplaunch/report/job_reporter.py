@@ -19,6 +19,7 @@ from ddplaunch.report.closing import (
     starting_again,
     with_reason,
 )
+from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.words import count, duration, tilde
 from ddplaunch.spec import JobSpec
@@ -107,7 +108,7 @@ class JobReporter:
         self._reporter.emit("generation_failed", generation=state.generation, rank=rank, wait=wait)
         if state.why in (Why.FAILED, Why.HUNG):
             used = state.restarts - 1  # the one that follows is counted already
-            self._reporter.write(self._failure(state, traces, ending, used))
+            self._reporter.write(self._reporter.paint.labels(self._failure(state, traces, ending, used)))
             self.print(starting_again(wait, state.restarts, self._spec.max_restarts))
             return
         lacking = state.policy.min_nodes - len(state.members)
@@ -122,7 +123,7 @@ class JobReporter:
         `error` is of its own kind, with its hint.
         """
         if error:
-            self._reporter.report(error)
+            self._reporter.report(self._reporter.paint.labels(error))
             return error, None
         self._reporter.pace = self.pace
         if self.came_last is not None:
@@ -138,12 +139,14 @@ class JobReporter:
                     self.print(place)
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
-        report = self._failure(state, traces, ending, state.restarts)
+        report = self._reporter.paint.labels(self._failure(state, traces, ending, state.restarts))
         if state.why is Why.FAILED:
             self._reporter.job_failure = state.start_failure or state.failure
         self._reporter.report(report)
-        first_line, newline, _ = report.partition("\n")  # which will do for the other nodes
-        return first_line + newline, ending.outcome
+        first_line, newline, _ = report.partition(
+            "\n"
+        )  # which will do for the other nodes, whose stderr may have no colours
+        return plain(first_line) + newline, ending.outcome
 
     def _closing(self, state: State, ending: ClusterEnding) -> str | None:
         """The line that closes a job which did not fail; None if it failed."""
@@ -201,7 +204,7 @@ class JobReporter:
             home=self._reporter.home,
             restarts=restarts,
             max_restarts=self._spec.max_restarts,
-            colour=self._reporter.colour,
+            paint=self._reporter.paint,
             ended_by=ending.text,
             places=self.places,
             master_port=self._reporter.master_port,

@@ -14,6 +14,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
 from ddplaunch.report.closing import render_still_running, render_stopped, render_stopping
 from ddplaunch.report.events import Event, Reader, of_action, of_event
+from ddplaunch.report.paint import Paint
 from ddplaunch.report.run_folder import RunFolder
 from ddplaunch.report.summary import left_after, summary
 from ddplaunch.report.words import count, duration, tilde
@@ -38,7 +39,7 @@ class Reporter:
         *,
         readers: Iterable[Reader] = (),
         verbosity: int,
-        colour: bool,
+        paint: Paint,
         cwd: str,
         home: str,
         origins: Mapping[str, str],
@@ -55,7 +56,7 @@ class Reporter:
         """
         self.write = write
         self.clock = clock
-        self.colour = colour
+        self.paint = paint
         self.cwd = cwd
         self.home = home
         self.began = clock()

@@ -47,6 +47,17 @@ def syntax_error_lines(traceback: str) -> list[str]:
     return [f"{file}:{line}", *(text.removeprefix("  ") for text in source if text.startswith("    "))]
 
 
+def source_lines(error: WorkerError, frame: Frame) -> list[str]:
+    """Return the line of code of a frame, and below it the pointer to what failed in it, if Python printed one."""
+    if not frame.source:
+        return []
+    file, source = re.escape(frame.file), re.escape(frame.source)
+    found = re.findall(
+        rf'^ *File "{file}", line {frame.line}, in .+\n( *){source}\n\1( *[~^]+)$', error.traceback, re.MULTILINE
+    )
+    return [frame.source, found[-1][1]] if found else [frame.source]
+
+
 def is_library(frame: Frame) -> bool:
     """Whether a frame is of an installed package or the standard library, not of the user's own code."""
     return _LIBRARY.match(frame.file) is not None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.output.display import Display
 from ddplaunch.output.prefix import RESET, STYLES, Prefix
-from ddplaunch.output.streams import BOTH, ShownWorker, Stream, moves_cursor, use_colour
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream, knows_links, moves_cursor, use_colour
 
 OUT, ERR = Stream.OUT, Stream.ERR
 
@@ -140,3 +140,20 @@ def test_colours_follow_the_common_variables(env: Mapping[str, str], isatty: boo
 )
 def test_bars_are_shown_in_place_where_the_cursor_goes_up(env: Mapping[str, str], expected: bool) -> None:
     assert moves_cursor(env) is expected
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"TERM": "xterm-256color"}, False),
+        ({"TERM": "dumb", "VTE_VERSION": ""}, False),
+        ({"TERM": "xterm-kitty"}, True),
+        ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, True),
+        ({"TERM": "xterm-256color", "VTE_VERSION": "4800"}, False),
+        ({"TERM": "xterm-256color", "TERM_PROGRAM": "vscode"}, True),
+        ({"TERM": "tmux-256color", "TERM_PROGRAM": "vscode"}, False),
+        ({"TERM": "xterm-256color", "TMUX": "/tmp/tmux-0/default,1,0", "VTE_VERSION": "7600"}, False),
+    ],
+)
+def test_links_are_for_terminals_that_are_known_to_open_them(env: dict[str, str], expected: bool) -> None:
+    assert knows_links(env) is expected

@@ -46,6 +46,7 @@ ORDER = {
     "address_reason": "",
     "terminals": ["OUT"],
     "colour": ["ERR"],
+    "links": False,
     "live": ["ERR"],
     "heartbeat_timeout": 10.0,
     "simulated": None,

@@ -15,7 +15,7 @@ from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
 from ddplaunch.spec import JobSpec
 
-SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset(), live=frozenset({Stream.OUT}))
+SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset(), live=frozenset({Stream.OUT}), links=True)
 
 
 def spec_of(*arguments: str) -> JobSpec:

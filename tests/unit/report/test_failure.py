@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.report.diagnosis import classify
+from ddplaunch.errors import visible
+from ddplaunch.report.diagnosis import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.failure import FailureReport, render
+from ddplaunch.report.paint import Paint, Words, plain
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
 
@@ -523,6 +525,7 @@ def test_an_error_of_which_only_the_text_is_known() -> None:
 
       train.py:88 in train_step
         loss = model(batch)
+               ^^^^^^^^^^^^
 
       rank 0   pid 4700  cuda:0   logs logs/rank-0.err
       the other worker was stopped by SIGTERM in 0.1 s
@@ -552,12 +555,70 @@ def test_whatever_a_worker_said_the_report_has_its_shape(text: str, kind: str, t
     assert "\x1b[" not in shown
 
 
-def test_colour_only_where_it_is_asked_for() -> None:
+POINTED = (
+    "Traceback (most recent call last):\n"
+    f'  File "{CWD}/train.py", line 120, in <module>\n    main()\n'
+    f'  File "{CWD}/train.py", line 88, in train_step\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
+)
+
+
+def test_a_pointer_stands_below_the_line_of_code_where_python_has_printed_one() -> None:
+    assert "    loss = model(batch)\n           ^^^^^^^^^^^^\n\n" in report(
+        end(0, error=error("ValueError", "boom", MAIN, STEP, traceback=POINTED))
+    )
+    assert "    main()\n\n" in report(end(0, error=error("ValueError", "boom", MAIN, traceback=POINTED)))
+
+
+def painted(*, links: bool = False, paint: Paint | None = None) -> str:
+    failed = end(3, error=error("ValueError", "\x1b[31mred\x1b[0m", MAIN, STEP, FORWARD, traceback=POINTED))
+    others = (stopped(0), replace(end(1), error=error("KeyError", "\x1b]8;;file:///etc/shadow\x1b\\press"), at=1001.0))
+    cause = Cause(name="x", advice="type `ulimit -n 4096`, or not")
+    found = FailureReport(first=failed, exits=(failed, *others), cause=cause, cwd=CWD)
+    return render(found, paint or Paint(colour=True, links=links))
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_in_colours_and_with_links_it_reads_the_same(links: bool) -> None:
+    assert plain(painted(links=links)) == painted(paint=Paint())
+    assert visible(painted(links=links)) == painted(links=links), "and the terminal gets them"
+
+
+def test_the_error_the_code_and_the_pointer_stand_out_and_the_rest_is_dim() -> None:
+    text = painted()
+    assert text.startswith("\x1b[1;31merror:\x1b[0m\x1b[1m rank 3 failed: ValueError: red")
+    assert "\n  \x1b[36mtrain.py:88 in train_step\x1b[0m\n  \x1b[1m  loss = model(batch)\x1b[0m\n" in text
+    assert (
+        "\n  \x1b[1;31m         ^^^^^^^^^^^^\x1b[0m\n  \x1b[2mtorch/nn/modules/linear.py:125 in forward\x1b[0m\n"
+        in text
+    )
+    assert "\n  \x1b[2mrank 3   pid 4703  cuda:3\x1b[0m\x1b[2m   logs \x1b[0mlogs/rank-3.err\n" in text
+    assert "\n\x1b[1;36mhint:\x1b[0m type \x1b[36m`ulimit -n 4096`\x1b[0m, or not\n" in text
+
+
+def test_places_and_logs_lead_to_their_files_and_no_text_of_a_worker_leads_anywhere() -> None:
+    text = painted(links=True)
+    for file in (f"{CWD}/train.py", FORWARD.file, f"{CWD}/logs/rank-3.err"):
+        assert f"\x1b]8;;file://gpu01{file}\x1b\\" in text
+    assert text.count("\x1b]8;;file://") == text.count("\x1b]8;;\x1b\\") == 3
+    assert "\\x1b]8;;file:///etc/shadow" in text
+    odd = Paint(links=True).line((Words("x", file="/a b/\udcff#?%.py"),), "h")
+    assert odd == "\x1b]8;;file://h/a%20b/%FF%23%3F%25.py\x1b\\x\x1b]8;;\x1b\\"
+    assert Paint(links=True).line((Words("<string>:1", file="<string>"),)) == "<string>:1"
+
+
+def test_without_a_terminal_it_is_plain_text() -> None:
     failed = end(0, error=error("ValueError", "\x1b[31mred\x1b[0m"))
-    plain = FailureReport(first=failed, exits=(failed,))
-    assert render(plain).startswith("error: rank 0 failed: ValueError: red")
-    assert "\x1b" not in render(plain)
-    assert render(plain, colour=True).startswith("\x1b[1;31merror\x1b[0m\x1b[1m:\x1b[0m rank 0 failed")
+    text = render(FailureReport(first=failed, exits=(failed,)))
+    assert text.startswith("error: rank 0 failed: ValueError: red")
+    assert "\x1b" not in text
+
+
+def test_other_reports_have_their_labels_coloured() -> None:
+    text = "error: the job hangs\n\n  error: not ours\n\nhint: wait\n"
+    assert Paint().labels(text) == text
+    assert Paint(colour=True).labels(text) == (
+        "\x1b[1;31merror:\x1b[0m the job hangs\n\n  error: not ours\n\n\x1b[1;36mhint:\x1b[0m wait\n"
+    )
 
 
 @pytest.mark.parametrize("signum", [SIGKILL, SIGTERM, 40])

@@ -15,6 +15,7 @@ from ddplaunch.report import error_file, evidence
 from ddplaunch.report.causes import CAUSES
 from ddplaunch.report.evidence import Evidence, Row
 from ddplaunch.report.failure import failure_report
+from ddplaunch.report.paint import Paint
 from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
 from ddplaunch.supervise.outcome import Traces, WorkerError, WorkerExit
@@ -150,6 +151,6 @@ def test_a_report_is_soon_written_whatever_the_worker_wrote(piece: str, tmp_path
                 cwd="/",
                 restarts=0,
                 max_restarts=0,
-                colour=False,
+                paint=Paint(colour=True, links=True),
             )
             assert_quick(piece, report, limit=2 * READING)
