@@ -103,6 +103,11 @@ class Result:
     err: str
     seconds: float
 
+    def expect(self, status: int) -> Result:
+        """Return this, having proven that the command ended with this status."""
+        assert self.status == status, f"{self.out}{self.err}"
+        return self
+
 
 @dataclass
 class Job:

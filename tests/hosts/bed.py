@@ -36,7 +36,6 @@ UPTIME = 1_000_003  # seconds between the monotonic clocks of two neighbours
 class Bed:
     """Some hosts and a switch between them.
 
-    off: hosts that are not booted yet.
     networks: 2 gives each host a second card, eth1, in a second network, where it is called HOST-b.
     names: what host names stand for: IPv4 or IPv6 addresses, or both. Cards have both; with "6" there is no IPv4 but on lo.
     own_name_on_loopback: on each host its own name stands for 127.0.1.1, as on Debian.
@@ -48,7 +47,6 @@ class Bed:
         self,
         hosts: Sequence[str] = ("node0", "node1", "node2"),
         *,
-        off: Sequence[str] = (),
         networks: int = 1,
         names: Literal["4", "6", "both"] = "4",
         own_name_on_loopback: bool = False,
@@ -76,7 +74,7 @@ class Bed:
         self._passed = 0.0  # seconds that all should be ahead of ours
         self._clock = self._folder / "clock.so" if clocks else None
         try:
-            self._set_up([name for name in hosts if name not in off])
+            self._set_up(hosts)
         except BaseException:
             self.close()
             raise

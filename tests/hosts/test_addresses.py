@@ -110,10 +110,6 @@ class TestHostsWithBothFamilies:
         assert {place["MASTER_ADDR"] for place in variables} == {address}
         assert interfaces(variables) == {("eth0", "=eth0")}
 
-    @pytest.mark.slow  # gloo talks over the same interface by one family as by the other
-    def test_they_train(self, train):
-        train("node0")
-
 
 class TestHostsWithTwoNetworks:
     """The first one, with the default route, does not lead to node 0."""

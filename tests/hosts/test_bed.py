@@ -64,115 +64,11 @@ def connect() -> Iterator[Callable[..., Conversation]]:
 # --- hosts
 
 
-def test_a_host_has_a_name_a_disk_and_processes_of_its_own(bed):
-    assert [bed.run(host, ["hostname"]).stdout for host in bed.hosts] == ["node0\n", "node1\n", "node2\n"]
-    bed.path("node0", "/srv/file").write_text("here")
-    assert bed.run("node0", ["cat", "/srv/file"]).stdout == "here"
-    assert bed.run("node1", ["ls", "/srv", "/dev/shm"]).stdout == "/dev/shm:\n\n/srv:\n"
-    assert len(bed.run("node1", ["sh", "-c", "echo /proc/[0-9]*"]).stdout.split()) == 3  # process 1, sshd and itself
-    assert bed.run("node1", ["ls", "/sys/class/net"]).stdout == "eth0\nlo\n"
-
-
-def test_hosts_share_other_files_and_the_home(bed, tmp_path):
-    bed.run("node0", ["sh", "-c", "echo hello > ~/greeting"])
-    assert bed.run("node2", ["cat", bed.home / "greeting"]).stdout == "hello\n"
-    assert bed.run("node2", ["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
-
-
-def test_hosts_reach_each_other_by_name_and_by_address_of_both_families(bed, connect):
-    assert connect(bed, "node0", "node1").address == bed.address("node1")
-    for family in bed.families:
-        address = bed.address("node2", family=family)
-        conversation = connect(bed, "node1", "node2", address)
-        assert conversation.address == address
-        conversation.echoes(3_000_000)
-
-
-def test_what_is_outside_the_cluster_is_unreachable_at_once(bed):
-    connect = "import socket; socket.create_connection(('192.0.2.1', 80))"  # minutes, if nobody said so
-    assert "Network is unreachable" in bed.run("node0", [*PYTHON, "-c", connect]).stderr
-
-
-def test_ssh_works_from_any_host_to_any_without_a_question(bed):
-    for one, other in [("node0", "node1"), ("node1", "node2"), ("node2", "node0")]:
-        done = bed.run(one, ["ssh", other, "hostname; echo $HOME"])
-        assert (done.stdout, done.stderr, done.returncode) == (f"{other}\n{bed.home}\n", "", 0)
-        assert bed.run(one, ["ssh", bed.address(other), "exit 7"]).returncode == 7
-
-
-def test_a_signal_and_a_status_are_those_of_the_program_itself(bed):
-    with bed.start("node0", ["sh", "-c", "trap 'exit 5' INT; echo; read x"], **pipes()) as program:
-        line_of(program)
-        program.send_signal(signal.SIGINT)
-        program.stdin.close()
-        assert program.wait(PATIENCE) == 5
-    with bed.start("node0", ["sleep", "600"]) as program:
-        program.terminate()
-        assert program.wait(PATIENCE) == -signal.SIGTERM
-
-
-@pytest.mark.parametrize("end", ["kill", "go on"])
-def test_a_program_can_be_stopped_and_then_ended(bed, end):
-    with bed.start("node0", ["sh", "-c", "echo; read x; exit 5"], **pipes()) as program:
-        line_of(program)
-        program.send_signal(signal.SIGSTOP)
-        until(lambda: " T " in Path(f"/proc/{program.pid}/stat").read_text(), "nsenter to stop too")
-        if end == "kill":
-            program.kill()
-            assert program.wait(PATIENCE) == -signal.SIGKILL
-        else:
-            program.send_signal(signal.SIGCONT)
-            program.stdin.close()
-            assert program.wait(PATIENCE) == 5
-
-
 def pipes() -> dict[str, int]:
     return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 # --- faults
-
-
-def test_cut_is_silence_and_join_ends_it(bed, connect):
-    conversation = connect(bed, "node0", "node1")
-    bed.cut("node1")
-    assert conversation.exchange(patience=0.5) == "silence"
-    bed.join("node1")
-    conversation.echoes(0)  # what was on its way then comes late
-    for family in bed.families:
-        connect(bed, "node0", "node1", bed.address("node1", family=family)).echoes()
-
-
-def test_power_cut_is_silence(bed, connect):
-    conversation = connect(bed, "node0", "node1")
-    bed.power_cut("node1")
-    assert conversation.exchange(patience=0.5) == "silence"
-    assert bed.alive == ["node0", "node2"]
-    assert conversation.server.wait(PATIENCE) == -signal.SIGKILL
-
-
-def test_crash_closes_connections(bed, connect):
-    conversation = connect(bed, "node0", "node1")
-    bed.crash("node1")
-    assert conversation.exchange() in ("ConnectionResetError", "BrokenPipeError")
-
-
-def test_boot_brings_a_host_back_as_it_was_but_for_its_disk(bed, connect):
-    bed.path("node1", "/srv/file").touch()
-    for end in (bed.crash, bed.power_cut):
-        end("node1")
-        bed.boot("node1")
-        assert not bed.path("node1", "/srv/file").exists()
-        connect(bed, "node0", "node1").echoes()
-        assert bed.run("node2", ["ssh", "node1", "hostname"]).stdout == "node1\n"
-
-
-def test_the_last_words_of_a_host_that_crashes_take_as_long_as_all_others(bed, connect):
-    conversation = connect(bed, "node0", "node1")
-    bed.lag("node1", 2000)  # longer than a busy machine takes to end a host
-    bed.crash("node1")
-    assert conversation.exchange(patience=0.1) == "silence"
-    assert conversation.exchange() in ("ConnectionResetError", "BrokenPipeError")
 
 
 def test_lag_delays_each_way_and_unlag_ends_it(bed, connect):
@@ -274,23 +170,7 @@ def test_hosts_can_have_a_second_network(make_bed, connect):
     assert first.exchange(patience=0.3) == second.exchange(patience=0.3) == "silence"
 
 
-def test_a_host_can_come_late(make_bed):
-    bed = make_bed(["node0", "node1"], off=["node1"])
-    assert bed.alive == ["node0"]
-    bed.boot("node1")
-    assert bed.run("node0", ["ssh", "node1", "hostname"]).stdout == "node1\n"
-
-
 # --- jobs, and what is left
-
-
-def test_a_job_runs_on_each_host(job, tmp_path):
-    (tmp_path / "where.py").write_text("import socket, sys\nprint('on', socket.gethostname(), *sys.argv[1:])\n")
-    job.start_each("--nproc-per-node", 1, "where.py", "{node_rank}")
-    results = job.wait_each()
-    assert {host: result.status for host, result in results.items()} == dict.fromkeys(job.bed.hosts, 0), results
-    for number, host in enumerate(job.bed.hosts):
-        assert f"on {host} {number}" in results[host].out
 
 
 def test_a_process_or_a_socket_that_a_job_leaves_is_found(job):

@@ -45,8 +45,7 @@ def places(job, number):
 @pytest.mark.parametrize("host", [LOGIN, "node0"])
 def test_a_job_runs_on_the_hosts_in_their_order_wherever_it_is_typed(job, program, host):
     over_ssh.start(job, program("place"), nodes="node0,node1:3,node2", host=host)
-    result = job.wait(host=host)
-    assert result.status == 0, result.err
+    result = job.wait(host=host).expect(0)
     found = places(job, 5)
     names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert [tuple(int(place[name]) for name in names) for place in found] == [
@@ -81,8 +80,7 @@ def test_each_node_keeps_the_logs_of_its_ranks(job, program):
 def test_the_first_failure_gives_the_status_and_the_report_names_its_host_as_it_was_typed(job, program):
     nodes = ",".join(job.bed.address(node) for node in NODES)
     over_ssh.start(job, "--nproc-per-node", 2, program("behave"), "5=raises", nodes=nodes)
-    result = job.wait(host=LOGIN)
-    assert result.status == 1
+    result = job.wait(host=LOGIN).expect(1)
     address = job.bed.address("node2")
     assert f"error: rank 5 on {address} failed: ValueError: boom of rank 5   (exit status 1, after " in result.err
     assert re.search(
@@ -138,11 +136,9 @@ def test_aliases_ports_and_jump_hosts_of_the_users_configuration_count(job, ssh_
         stack.callback(bed.run, LOGIN, ["ip", "route", "del", *route[3:]])
         assert bed.run(LOGIN, ["ssh", "node1", "true"]).returncode == 255
         over_ssh.start(job, program("meets"), nodes="gpu-a,gpu-b")
-        result = job.wait(host=LOGIN)
-        assert result.status == 0, result.err
+        job.wait(host=LOGIN).expect(0)
         over_ssh.start(job, program("place"), nodes="gpu-b,root@gpu-c:2,gpu-a")
-        result = job.wait(host=LOGIN)
-        assert result.status == 0, result.err
+        job.wait(host=LOGIN).expect(0)
         assert {place["MASTER_ADDR"] for place in places(job, 4)} == {bed.address("node1")}
 
 
@@ -154,28 +150,16 @@ def test_hosts_behind_tunnels_that_end_on_their_loopback_meet_where_they_reach_e
         )
     )
     over_ssh.start(job, program("meets"), nodes="gpu0,gpu1")
-    result = job.wait(host=LOGIN)
-    assert result.status == 0, result.err
+    job.wait(host=LOGIN).expect(0)
 
 
 # --- real work
 
 
-@pytest.mark.slow  # those of tests/hosts/test_training.py are started by hand, and train no worse
-def test_workers_on_two_hosts_train_over_gloo(job, program):
-    job.put("go")
-    over_ssh.start(job, program("exact_training"), 20, nodes="node0,node1")
-    result = job.wait(host=LOGIN)
-    assert result.status == 0, result.err
-    (weights,) = set(job.signs("weights", 2))
-    assert 0 < float(weights.split()[-1]) < 1, "the loss, which is 4781.5 in the beginning"
-
-
 def test_a_job_runs_to_its_end_over_a_slow_link_that_loses_packets(job, program):
     job.bed.lag("node1", 100, loss_percent=5)
     over_ssh.start(job, "--nproc-per-node", 2, program("writes"), "letters", 300)
-    result = job.wait(host=LOGIN)
-    assert result.status == 0, result.err
+    result = job.wait(host=LOGIN).expect(0)
     for rank in range(6):
         expected = [f"<{rank}:{number}:{'abcdefghij' * (number % 7)}>" for number in range(300)]
         assert lines_of(result.out, f"[{rank}] ") == expected
@@ -188,8 +172,7 @@ def test_eight_hosts_at_once(make_bed, tmp_path, program):
     hosts = [f"node{number}" for number in range(8)]
     job = HostsJob(tmp_path, bed=make_bed(hosts))
     over_ssh.start(job, program("writes"), "both", nodes="node[0-7]", host="node0")
-    result = job.wait(host="node0")
-    assert result.status == 0, result.err
+    result = job.wait(host="node0").expect(0)
     assert sorted(result.out.splitlines()) == [f"[{rank}] out of {rank}" for rank in range(8)]
     print(f"8 hosts: {result.seconds:.1f} s")
     job.nothing_left()

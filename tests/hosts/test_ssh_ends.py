@@ -170,8 +170,7 @@ def test_what_leads_to_the_workers_of_a_host_is_killed(job, start, node, who):
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     quiet(job, since=began, within=SOON)
-    result = end(job)
-    assert result.status == 122
+    result = end(job).expect(122)
     assert node in result.err.partition("\n")[2], "it is named"
     if who == "agent":
         assert re.search(rf"error: ddplaunch's agent on {node} \(pid \d+\) was killed by SIGKILL", result.err)
@@ -191,8 +190,7 @@ def test_a_login_host_that_is_cut_off_leaves_no_worker_behind(job, start):
     began = time.monotonic()
     job.bed.cut(LOGIN)
     quiet(job, *NODES, since=began, within=SILENCE + SOON)
-    result = end(job)
-    assert result.status == 122
+    result = end(job).expect(122)
     assert all(f"{node}: lost: " in result.err for node in NODES)
     job.nothing_left()
     job.bed.join(LOGIN)
@@ -205,8 +203,7 @@ def test_a_host_that_is_lost_ends_the_job(job, start, fault):
     began = time.monotonic()
     getattr(job.bed, fault)("node2")
     quiet(job, since=began, within=SILENCE + SOON)
-    result = end(job)
-    assert result.status == 122
+    result = end(job).expect(122)
     assert "error: node 2 (node2) was lost: " + ("connection" if fault == "crash" else "silent for 2 s") in result.err
     assert result.err.splitlines()[-1].startswith("hint: ")
     assert (job.summary_of("node0")["status"], job.summary_of("node0")["why"]) == (122, "node_lost")
@@ -218,7 +215,6 @@ def test_the_first_host_that_is_lost_ends_the_job(job, start):
     job.bed.power_cut("node0")
     quiet(job, "node1", "node2", since=began, within=SILENCE + SOON)
     quiet(job, since=began, within=SILENCE + SOON + FAREWELL)
-    result = end(job)
-    assert result.status == 122
+    result = end(job).expect(122)
     assert result.err.count("error: ") == 1
     assert "error: node0: lost: " in result.err

@@ -34,8 +34,7 @@ def attach(job):
 def finish(job) -> None:
     """Let the ranks count no further; the job ends well."""
     (job.home / "signs" / "enough").touch()
-    result = job.wait()
-    assert result.status == 0, result.err
+    result = job.wait().expect(0)
     assert "[1] counted True" in result.out
     job.nothing_left()
 
@@ -153,8 +152,7 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     os.kill(job.pids()[0], signal.SIGSTOP)
     until(lambda: stopped([job.pids()[0]]), "the rank to stop")
     assert "rank 0 is stopped" in attach(run, 0).sees_the_end()
-    result = job.__class__(job.home).run("attach", "-r", 0, run)
-    assert result.status == 2
+    result = job.__class__(job.home).run("attach", "-r", 0, run).expect(2)
     assert "needs a terminal" in result.err
     job.process.send_signal(signal.SIGTERM)
     job.wait()

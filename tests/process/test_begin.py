@@ -93,8 +93,7 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     wait_for_imports(job, 1)
     shutil.rmtree(slow_files["PYTHONPATH"])
     Path(slow_files["SLOW_FILES"]).open("w").close()
-    ended = job.wait()
-    assert ended.status == 126
+    ended = job.wait().expect(126)
     installed = f"{slow_files['PYTHONPATH']}/ddplaunch"
     source = Path(begin.__file__).read_text().splitlines()
     line = next(number for number, text in enumerate(source, 1) if "import loop" in text)

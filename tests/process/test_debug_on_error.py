@@ -89,8 +89,7 @@ def test_pythonbreakpoint_chooses_ipythons_debugger(job, debug):
 
 
 def test_without_a_terminal_it_says_what_to_do(job, program):
-    result = job.run("--debug-on-error", "--nproc-per-node", 2, program("debug_fails"), "raise", "wait")
-    assert result.status == 2
+    result = job.run("--debug-on-error", "--nproc-per-node", 2, program("debug_fails"), "raise", "wait").expect(2)
     assert result.err == (
         "error: --debug-on-error needs a terminal for its worker, but stdin or stdout is none\n\n"
         "hint: run it in a terminal\n"

@@ -94,8 +94,7 @@ def test_an_interpreter_without_debugpy_is_named_with_what_to_type(job, program)
     python = job.home / "python"
     python.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 1\nexit 7\n')
     python.chmod(0o755)
-    result = job.run("--debugpy", "--python", python, program("debugpy_target"))
-    assert result.status == 2
+    result = job.run("--debugpy", "--python", python, program("debugpy_target")).expect(2)
     assert result.err == (
         f"error: --debugpy needs debugpy, which {python} does not have\n\nhint: {python} -m pip install debugpy\n"
     )

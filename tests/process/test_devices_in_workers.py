@@ -135,8 +135,7 @@ def test_workers_are_to_be_told_their_devices(
     outer: dict[str, str],
     expected: list[Seen],
 ) -> None:
-    result = commands.run(job, "plan", "--json", *words.split(), PLACE, env={**machine(gpus), **outer})
-    assert result.status == 0, result.err
+    result = commands.run(job, "plan", "--json", *words.split(), PLACE, env={**machine(gpus), **outer}).expect(0)
     plan = json.loads(result.out)
     assert [Seen.of({**outer, **worker["variables"]}) for worker in plan["workers"]] == expected
 
@@ -144,8 +143,7 @@ def test_workers_are_to_be_told_their_devices(
 @pytest.mark.parametrize("case", ["several each", "MIG", "outer UUIDs, visible", "list for the workers", "command"])
 def test_workers_are_told_their_devices(job: Job, machine: Callable[..., dict[str, str]], case: str) -> None:
     gpus, words, outer, expected = CASES[case]
-    result = job.run(*words.split(), PLACE, env={**machine(gpus), **outer})
-    assert result.status == 0, result.err
+    job.run(*words.split(), PLACE, env={**machine(gpus), **outer}).expect(0)
     assert [Seen.of(place["variables"]) for place in places(job)] == expected
 
 
@@ -159,8 +157,7 @@ def test_workers_are_told_their_devices(job: Job, machine: Callable[..., dict[st
 def test_the_backend_is_said_with_its_reason(
     job: Job, machine: Callable[..., dict[str, str]], cuda: str | None, said: str
 ) -> None:
-    result = job.run(PLACE, env=machine("H200 H200", cuda))
-    assert result.status == 0, result.err
+    result = job.run(PLACE, env=machine("H200 H200", cuda)).expect(0)
     assert said in result.err
     backend = said.split()[2]
     assert [place["variables"]["DDPLAUNCH_BACKEND"] for place in places(job)] == [backend] * 2
@@ -219,8 +216,7 @@ def test_more_bound_workers_than_cpus_are_refused(job: Job) -> None:
 
 
 def planned(job: Job, form: str, words: tuple[object, ...], env: dict[str, str]) -> str:
-    result = job.run("plan", form, "--run-id", "pasted", *words, PLACE, env=env)
-    assert result.status == 0, result.err
+    result = job.run("plan", form, "--run-id", "pasted", *words, PLACE, env=env).expect(0)
     return result.out
 
 

@@ -84,8 +84,7 @@ def in_small(job) -> Callable[[Path], None]:
     ],
 )
 def test_a_kill_for_memory_is_counted_by_the_control_group(exhaust, in_small_memory, what, status, head, hint):
-    result = exhaust(what, preexec_fn=in_small_memory)
-    assert result.status == status
+    result = exhaust(what, preexec_fn=in_small_memory).expect(status)
     assert f"error: rank 1 failed: {head}" in result.err
     assert hint in result.err
     assert ("its cgroup counts 1 kill" in result.err) is (what == "memory")
@@ -102,8 +101,7 @@ def test_a_kill_for_memory_is_counted_by_the_control_group(exhaust, in_small_mem
 )
 def test_a_full_dev_shm_is_told_with_its_room(exhaust, in_small, what, status, hint):
     in_small(Path("/dev/shm"))
-    result = exhaust(what)
-    assert result.status == status
+    result = exhaust(what).expect(status)
     assert f"hint: {hint}" in result.err
 
 
@@ -112,15 +110,13 @@ def test_a_disk_that_is_full_is_told(exhaust, in_small, job):
     disk = job.home / "disk"
     disk.mkdir()
     in_small(disk)
-    result = exhaust("disk", disk)
-    assert result.status == 1
+    result = exhaust("disk", disk).expect(1)
     assert "error: rank 1 failed: OSError: [Errno 28] No space left on device" in result.err
     assert "hint: a file system is full" in result.err
 
 
 def test_a_worker_without_room_for_another_open_file_still_tells_its_exception(exhaust):
-    result = exhaust("files", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
-    assert result.status == 1
+    result = exhaust("files", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))).expect(1)
     assert "error: rank 1 failed: OSError: [Errno 24] Too many open files: '/dev/null'" in result.err
     assert "kept.append(open(" in result.err
     assert "hint: raise the hard limit" in result.err

@@ -27,15 +27,13 @@ def run(job, program):
     ],
 )
 def test_a_failing_worker_ends_the_job_with_its_own_status(run, behaviour, status, words):
-    result = run(f"1={behaviour}")
-    assert result.status == status
+    result = run(f"1={behaviour}").expect(status)
     assert words in result.err
     assert "the other 2 workers were stopped by SIGTERM" in result.err
 
 
 def test_a_worker_that_ignores_the_stop_is_killed_when_the_grace_period_is_over(run, job):
-    result = run("1=exit3", "0=stubborn", options=("--grace-period", "0.3"))
-    assert result.status == 3
+    result = run("1=exit3", "0=stubborn", options=("--grace-period", "0.3")).expect(3)
     assert job.events("kill_sent")
     assert "rank 0 by SIGKILL" in result.err
 
@@ -68,14 +66,12 @@ def test_a_daemon_left_by_a_worker_that_ended_well_does_not_outlive_the_job(run)
 
 def test_of_two_workers_that_die_a_millisecond_apart_the_first_is_blamed(run):
     for _ in range(5):
-        result = run("all=die_in_turn")
-        assert result.status == 41, result.err
+        result = run("all=die_in_turn").expect(41)
         assert "rank 1 failed" in result.err
 
 
 def test_a_worker_that_has_raised_and_does_not_end_holds_the_job_for_seconds_only(run):
-    result = run("all=default", "1=raises_slowly")
-    assert result.status == 1
+    result = run("all=default", "1=raises_slowly").expect(1)
     assert "ddplaunch: rank 1 has raised ValueError and does not end: " in result.err
     assert "error: rank 1 failed: ValueError: boom of rank 1" in result.err
 
@@ -87,7 +83,6 @@ def test_workers_get_the_stop_once(job, program):
 
 
 def test_a_clean_end_is_0_and_silent_about_failures(run):
-    result = run("all=done")
-    assert result.status == 0
+    result = run("all=done").expect(0)
     assert "error" not in result.err
     assert "3 workers finished" in result.err

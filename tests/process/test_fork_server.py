@@ -88,8 +88,7 @@ def test_by_auto_two_workers_of_one_cpu_are_forked_if_they_import_torch_and_noth
         write("train.py", WORKER.replace("preloaded", "torch")),
         **ONE_CPU,
     )
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     assert "import" not in result.err  # torch.distributed cannot be
     assert len(parents(job)) == 1
     fresh = WORKER.replace("import preloaded", "sys.path += []; import preloaded").replace("preloaded", "torch")
@@ -106,8 +105,7 @@ def test_a_restart_forks_from_the_same_server(run, job):
 
 
 def test_an_exception_ends_the_job_as_ever(run):
-    result = run("def f(): raise KeyError('boom')\nf()")
-    assert result.status == 1
+    result = run("def f(): raise KeyError('boom')\nf()").expect(1)
     assert "failed: KeyError: 'boom'" in result.err
     assert "train.py:1 in f" in result.err
 
@@ -133,8 +131,7 @@ def test_an_import_may_set_how_often_the_collector_looks(run):
 
 
 def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
-    result = run(preload="no_such_module,raises,preloaded", imported=IMPORTED)
-    assert result.status == 0
+    result = run(preload="no_such_module,raises,preloaded", imported=IMPORTED).expect(0)
     assert result.err.count("not imported by the fork server: ") == 2
     assert "not imported by the fork server: no_such_module: ModuleNotFoundError: No module named" in result.err
     assert len(parents(job)) == 1
@@ -142,8 +139,7 @@ def test_a_module_that_cannot_be_imported_is_named_and_left_out(run, job):
 
 @pytest.mark.parametrize("imported", ["raise ValueError('x' * 10_000)", RAISES_UNPRINTABLE])
 def test_a_module_may_raise_whatever_it_likes(run, imported):
-    result = run("print('runs')", imported, preexec_fn=limited_files)
-    assert result.status == 0
+    result = run("print('runs')", imported, preexec_fn=limited_files).expect(0)
     assert "not imported by the fork server: preloaded: " in result.err
     assert "fresh processes" not in result.err
 
@@ -200,8 +196,7 @@ def test_a_module_may_close_stdin_or_have_children_reaped_by_the_kernel(run, imp
 )
 def test_workers_are_fresh_processes_where_none_may_be_forked(run, job, imported, why):
     in_server = "if 'RANK' not in os.environ:\n" + indent(imported, "    ")
-    result = run(imported=IMPORTED + in_server)
-    assert result.status == 0
+    result = run(imported=IMPORTED + in_server).expect(0)
     assert f"ddplaunch: workers are started as fresh processes, not by the fork server: {why}" in result.err
     assert len({importer for _, importer in parents(job)}) == 2
 
@@ -219,8 +214,7 @@ def test_a_server_that_does_not_answer_is_done_without(job, write, signum):
     ((_, server),) = parents(job)
     os.kill(int(server), signum)
     (job.home / "signs" / "fail").touch()
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     assert result.err.count("workers are started as fresh processes, not by the fork server: ") == 1
     assert len({importer for _, importer in parents(job, 1)}) == 2
 

@@ -167,8 +167,7 @@ def test_a_caller_without_room_for_the_connection_of_a_worker_says_what_to_do(ca
             ddplaunch.launch(functions.sleeps, nproc_per_node=2)
         """
     )
-    result = caller.run(script)
-    assert result.status == 1
+    result = caller.run(script).expect(1)
     assert "JobError: cannot take the connection of a worker: Too many open files; `ulimit -n 4096`" in result.err
 
 
@@ -217,8 +216,7 @@ def test_a_script_without_a_guard_is_told_so(caller):
         ddplaunch.launch(f, nproc_per_node=2)
         """
     )
-    result = caller.run(script)
-    assert result.status == 1
+    result = caller.run(script).expect(1)
     assert 'Put the call under `if __name__ == "__main__":`' in result.err
     assert f"while it imported {script}" in result.err
 
@@ -281,8 +279,7 @@ def test_what_is_typed_into_an_interpreter_travels_by_value(way, caller):
 
 def test_without_cloudpickle_it_says_what_to_do(caller):
     hidden = "import sys; sys.modules['cloudpickle'] = None\n"
-    result = caller.run("-c", hidden + textwrap.dedent(INTERACTIVE))
-    assert result.status == 1
+    result = caller.run("-c", hidden + textwrap.dedent(INTERACTIVE)).expect(1)
     assert "TypeError: f and its arguments use definitions of this session, which workers cannot import" in result.err
     assert "`pip install cloudpickle`, or put it into a module that workers can import" in result.err
     result = caller.run("-c", hidden + "import ddplaunch; ddplaunch.launch(print, (lambda: 0,), nproc_per_node=1)")

@@ -37,8 +37,7 @@ def closing(*fds: int):
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 def test_closed_streams_keep_no_job_from_running_and_none_of_our_files_takes_their_place(job, program, closed):
-    result = job.run("--nproc-per-node", 2, program("writes"), "descriptors", preexec_fn=closing(*closed))
-    assert result.status == 0
+    job.run("--nproc-per-node", 2, program("writes"), "descriptors", preexec_fn=closing(*closed)).expect(0)
     assert job.signs("fds", 2) == ["0=/dev/null 1=pipe 2=pipe others=[]"] * 2
 
 
@@ -82,8 +81,7 @@ def small_disk(job):
 
 @root_only
 def test_a_full_disk_is_told_once_and_the_job_goes_on(job, program, small_disk):
-    result = job.run("--nproc-per-node", 2, program("writes"), "flood", 1_000_000)
-    assert result.status == 0
+    result = job.run("--nproc-per-node", 2, program("writes"), "flood", 1_000_000).expect(0)
     assert len(result.out) == 2 * 1000 * 1004
     assert result.err.count("warning") == 1
     assert "No space left on device" in result.err
@@ -105,8 +103,7 @@ def fill(disk, free: int) -> None:
 @root_only
 def test_a_full_disk_does_not_hide_how_a_worker_failed(job, program, small_disk):
     fill(small_disk, 0)
-    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises")
-    assert result.status == 1
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises").expect(1)
     assert "boom of rank 1" in result.err
     assert "rank 1 failed" in result.err
     assert re.search(r"warning: No space left on device: \S+[^/]: the run folder will not be complete\n", result.err)
@@ -129,8 +126,7 @@ def test_where_no_run_folder_can_be_made_the_job_runs_without(job, program, plac
     if place == "a file":
         (job.home / "file").touch()
         state = str(job.home / "file")
-    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises", env={"XDG_STATE_HOME": state})
-    assert result.status == 1
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=raises", env={"XDG_STATE_HOME": state}).expect(1)
     assert result.err.count("warning: no logs are kept: ") == 1
     assert state in result.err
     assert "rank 1 failed: ValueError: boom of rank 1" in result.err
@@ -152,8 +148,7 @@ def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job,
 def test_a_state_home_that_is_no_absolute_path_is_ignored_as_the_standard_says(job, program):
     """XDG Base Directory Specification: "All paths set in these environment variables must be absolute"."""
     env = {"XDG_STATE_HOME": "x", "HOME": str(job.home)}
-    result = job.run("--nproc-per-node", 2, program("behave"), "all=done", env=env)
-    assert result.status == 0
+    job.run("--nproc-per-node", 2, program("behave"), "all=done", env=env).expect(0)
     assert not (job.home / "x").exists()
     assert list((job.home / ".local/state/ddplaunch/runs").iterdir())
 
@@ -166,8 +161,7 @@ def test_without_any_home_the_job_runs_and_keeps_no_logs(job, program):
     arguments = job.argv("--nproc-per-node", 2, program("behave"), "all=done")
     as_user = without_rights(*arguments)
     job.process = subprocess.Popen(as_user, env=env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     assert "warning: no logs are kept: " in result.err
     assert not (job.home / "~").exists()
 
@@ -219,8 +213,7 @@ def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit)
     arguments = job.argv("--nproc-per-node", 4, "--no-python", "sleep", "600")
     command = without_rights(*arguments, processes=limit)
     job.process = subprocess.Popen(command, env=job.env, cwd=job.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    result = job.wait()
-    assert result.status == 126, result.err
+    result = job.wait().expect(126)
     assert "resource temporarily unavailable" in result.err.lower()
     assert "ulimit -u" in result.err
 
@@ -243,8 +236,7 @@ def test_what_only_the_system_call_finds_out_gives_the_same_status(job, content,
     broken = job.home / "broken"
     broken.write_bytes(content)
     broken.chmod(0o755)
-    result = job.run("--nproc-per-node", 2, "--no-python", broken)
-    assert result.status == status
+    result = job.run("--nproc-per-node", 2, "--no-python", broken).expect(status)
     assert f"could not be started: {broken}: " in result.err
     assert ("hint: is it a program for this machine, and executable (`chmod +x`)?" in result.err) is (status == 126)
     assert job.events("worker_start_failed")[0]["status"] == status
@@ -271,8 +263,7 @@ def test_ignored_sigpipe_is_not_handed_down(job):
 def test_a_current_folder_that_was_removed_is_no_obstacle(job, program):
     gone = job.home / "gone"
     gone.mkdir()
-    result = job.run("--nproc-per-node", 2, program("behave"), "1=exit3", cwd=gone, preexec_fn=gone.rmdir)
-    assert result.status == 3
+    result = job.run("--nproc-per-node", 2, program("behave"), "1=exit3", cwd=gone, preexec_fn=gone.rmdir).expect(3)
     assert "rank 1 failed: exit status 3" in result.err
 
 
@@ -287,8 +278,7 @@ def test_the_command_may_be_the_first_process_of_a_container(job, program):
     job.signs("ready", 2)
     first = int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()[0])
     os.kill(first, signal.SIGTERM)
-    result = job.wait()
-    assert result.status == 128 + signal.SIGTERM, result.err
+    job.wait().expect(128 + signal.SIGTERM)
     job.signs("saved", 2)
 
 

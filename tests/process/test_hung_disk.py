@@ -60,8 +60,7 @@ def test_a_worker_that_fails_ends_the_job_and_what_waited_is_written_later(job, 
     until(lambda: "world_size" in "".join(file.read_text() for file in job.written("events.jsonl")), "the first event")
     job.disk.freeze()
     (job.home / "signs" / "fail-1").touch()
-    result = job.wait()
-    assert result.status == 1
+    result = job.wait().expect(1)
     assert "failed: ValueError: boom of rank 1" in result.err
     assert f"the log folder {job.disk.place}/logs/" in result.err
     assert HUNG in result.err
@@ -78,8 +77,7 @@ def test_a_job_starts_and_can_be_stopped_where_the_folder_cannot_be_made(job, pr
     process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
     job.signs("ready", 2)
     process.send_signal(signal.SIGTERM)
-    result = job.wait()
-    assert result.status == 143
+    result = job.wait().expect(143)
     assert HUNG in result.err
     job.disk.thaw()
     job.nothing_left(patience=PATIENCE)
@@ -119,8 +117,7 @@ def test_what_waits_for_the_disk_when_the_agent_is_killed_ends_when_that_answers
     (job.home / "signs" / "frozen").touch()
     until(lambda: stat(waiting)[0] == "D", "uninterruptible sleep")
     os.kill(child(process.pid), signal.SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert f"could not be ended: pid {waiting} (python) in uninterruptible sleep\n" in result.err
     job.disk.thaw()
     job.nothing_left(patience=PATIENCE)
@@ -148,8 +145,7 @@ def test_nothing_is_lost_if_the_disk_answers_again(job):
     job.signs("before-end", 2)
     job.disk.thaw()
     (job.home / "signs" / "end").touch()
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     assert "answers again" in result.err
     for rank in range(2):
         (log,) = job.written(f"attempt_0/{rank}/stdout.log")

@@ -268,8 +268,7 @@ def test_when_the_guard_is_killed_the_workers_are_too_and_what_they_have_started
     keep.start(WAITS)
     guard, _ = keep.parents()
     os.kill(guard, signal.SIGKILL)
-    result = keep.wait()
-    assert result.status == 137
+    result = keep.wait().expect(137)
     assert "SIGKILL" in result.err
 
 
@@ -350,8 +349,7 @@ def sleeps(pid: int) -> int:
 
 
 def test_a_single_worker_which_has_the_terminal_leaves_nothing_and_the_run_says_so(keep):
-    result = keep.job.run("--keep-warm", "--preload", "preloaded", keep.folder / "preloaded.py")
-    assert result.status == 0
+    result = keep.job.run("--keep-warm", "--preload", "preloaded", keep.folder / "preloaded.py").expect(0)
     assert "no interpreter is kept warm: the worker that has the terminal is a fresh process" in result.err
 
 

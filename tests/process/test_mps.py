@@ -45,8 +45,7 @@ def variables(job: Job) -> list[dict[str, Any]]:
 
 def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
     env = {**machine("H200 H200"), "PATH": PATH, "CUDA_VISIBLE_DEVICES": "1,0"}
-    result = job.run(*ASKED, PROGRAMS / "place.py", env=env)
-    assert result.status == 0, result.err
+    job.run(*ASKED, PROGRAMS / "place.py", env=env).expect(0)
     first, *others = variables(job)
     assert len(others) == 3
     assert all(other == first for other in others)
@@ -58,8 +57,7 @@ def test_workers_that_share_gpus_have_a_daemon_of_their_own(job, machine):
 
 
 def test_a_daemon_that_does_not_listen_is_ended(job, machine):
-    result = job.run(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_IS_DEAF": "1"})
-    assert result.status == 0, result.err
+    job.run(*ASKED, PROGRAMS / "place.py", env={**machine("H200"), "PATH": PATH, "FAKE_MPS_IS_DEAF": "1"}).expect(0)
     assert heard(job)[:2] == ["visible all", "quit"]
 
 
@@ -112,8 +110,7 @@ def test_a_command_that_hangs_holds_no_signal_up(job, machine):
 
 
 def test_without_the_command_nothing_starts(job, machine):
-    result = job.run(*ASKED, PROGRAMS / "place.py", env=machine("H200"))
-    assert result.status == 2
+    result = job.run(*ASKED, PROGRAMS / "place.py", env=machine("H200")).expect(2)
     assert result.err == (
         "error: --mps: nvidia-cuda-mps-control was not found on PATH\n\n"
         "hint: it comes with NVIDIA's driver; in a container mount it, or leave --mps out\n"

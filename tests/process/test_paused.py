@@ -75,8 +75,7 @@ def test_a_job_that_is_paused_as_a_whole_finds_all_nodes_again(job, program, pau
         let_pass(5 * HEARTBEAT_TIMEOUT)
     let_pass(2 * HEARTBEAT_TIMEOUT)
     (job.home / "signs" / "go").touch()
-    result = job.wait()
-    assert result.status == 0, result.err
+    result = job.wait().expect(0)
     assert "lost" not in result.err
 
 

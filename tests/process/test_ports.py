@@ -68,8 +68,7 @@ def end(job: Job) -> None:
 
 def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, listening):
     port = listening.getsockname()[1]
-    result = job.run("--master-port", port, program("behave"), "all=done")
-    assert result.status == 2
+    result = job.run("--master-port", port, program("behave"), "all=done").expect(2)
     assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
     assert "hint: leave --master-port out" in result.err
     assert not job.has_sign("ready-0")
@@ -78,16 +77,14 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(job, program, li
 def test_without_a_control_channel_another_port_has_to_be_named(job, program, listening):
     port = listening.getsockname()[1]
     words = ["--no-control", "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
-    result = job.run(*words, program("behave"), "all=done")
-    assert result.status == 2
+    result = job.run(*words, program("behave"), "all=done").expect(2)
     assert result.err.startswith(f"error: --master-port {port} is taken by pid {os.getpid()} (")
     assert "hint: `--master-port` with another one, the same on each node" in result.err
 
 
 def test_a_port_that_is_taken_is_named_where_it_was_written(job, program, listening):
     port = listening.getsockname()[1]
-    result = job.run("--rdzv-endpoint", f"localhost:{port}", program("behave"), "all=done")
-    assert result.status == 2
+    result = job.run("--rdzv-endpoint", f"localhost:{port}", program("behave"), "all=done").expect(2)
     assert result.err.startswith(f"error: port {port} (--rdzv-endpoint) is taken by pid {os.getpid()} (")
     assert "hint: name another one there, or" in result.err
 
@@ -125,8 +122,7 @@ def test_what_a_worker_leaves_at_its_port_is_gone_before_the_restart_though_its_
 
 def test_a_port_that_another_job_has_only_reserved_is_taken(job, another, program):
     port = waiting_job(job, program)
-    result = another.run("--master-port", port, program("behave"), "all=done")
-    assert result.status == 2
+    result = another.run("--master-port", port, program("behave"), "all=done").expect(2)
     assert f"error: --master-port {port} is taken: a process holds it without listening" in result.err
     another.nothing_left()
     end(job)
@@ -154,8 +150,7 @@ def test_a_given_port_can_be_used_again_at_once_though_its_connections_linger(jo
     """The workers' store leaves sockets in TIME_WAIT, which belong to nobody."""
     port = free_port()
     for _ in range(2):
-        result = job.run("--nproc-per-node", 2, "--master-port", port, program("meets"))
-        assert result.status == 0, result.err
+        job.run("--nproc-per-node", 2, "--master-port", port, program("meets")).expect(0)
         assert lingering(port)
         job.nothing_left()
 

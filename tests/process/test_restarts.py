@@ -76,8 +76,7 @@ def test_the_others_of_a_generation_are_gone_before_the_next_one_starts(restarte
 
 
 def test_when_no_restart_is_left_the_last_failure_gives_the_status(run, job):
-    result = run("fails_until", 9)
-    assert result.status == 12
+    result = run("fails_until", 9).expect(12)
     assert [line for line in result.err.splitlines() if line.startswith("error: ")] == [
         line for line in result.err.splitlines() if "rank 1 failed: exit status 1" in line
     ]
@@ -115,8 +114,7 @@ def test_a_worker_that_ignores_the_stop_is_killed_before_the_next_generation(job
 def test_workers_that_write_and_die_at_once_can_be_started_again(job):
     """Their pipes end in the very moment in which they do."""
     command = ("--no-python", "/bin/sh", "-c", "echo out; echo err >&2; exit 3")
-    result = job.run("--nproc-per-node", 4, "--max-restarts", 2, *command)
-    assert result.status == 3
+    result = job.run("--nproc-per-node", 4, "--max-restarts", 2, *command).expect(3)
     assert len(job.events("generation_started")) == 3
     logs = "".join(log.read_text() for log in job.folder.glob("rank-*.out"))
     assert result.out.count("out") == logs.count("out") >= 3
@@ -176,8 +174,7 @@ def test_a_worker_that_a_signal_killed_is_started_again_too(job, program):
 
 
 def test_the_last_words_of_every_generation_are_shown_even_if_no_logs_are_kept(run):
-    result = run("ends_mid_line", options=("--log-dir", os.devnull))
-    assert result.status == 0
+    result = run("ends_mid_line", options=("--log-dir", os.devnull)).expect(0)
     for rank in range(3):
         assert [line for line in result.out.splitlines() if line.startswith(f"[{rank}]")] == [
             f"[{rank}] last words of 0",

@@ -106,8 +106,7 @@ def noticed(job, program):
     process = job.start("--nproc-per-node", 2, "--requeue-on", "USR1", program("leaves"))
     job.signs("ready", 2)
     process.send_signal(signal.SIGUSR1)
-    result = job.wait()
-    assert result.status == 138
+    result = job.wait().expect(138)
     words = "the job is not requeued after SIGUSR1: not inside a Slurm job (SLURM_JOB_ID is not set)"
     assert result.err.splitlines()[-1] == f"ddplaunch: {words}"
     summary = json.loads((job.folder / "summary.json").read_text())
@@ -370,8 +369,7 @@ def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later
             process.send_signal(signum)
         else:
             (job.home / "signs" / "fail-0").touch()
-        result = job.wait()
-        assert result.status == (128 + signum if signum else 1)
+        result = job.wait().expect(128 + signum if signum else 1)
         assert "does not answer" in result.err
         assert job.left() == [writer]
     job.nothing_left(patience=PATIENCE)

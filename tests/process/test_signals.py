@@ -44,8 +44,7 @@ def got(job, rank: int) -> list[str]:
 @pytest.mark.parametrize(("signum", "status"), STOPS, ids=lambda value: getattr(value, "name", ""))
 def test_a_stop_signal_reaches_every_worker_once_and_as_it_is(job, start, signum, status):
     start("all=polite").send_signal(signum)
-    result = job.wait()
-    assert result.status == status
+    result = job.wait().expect(status)
     assert [got(job, rank) for rank in range(3)] == [[signum.name]] * 3
     assert f"stopped by {signum.name}" in result.err
 
@@ -240,8 +239,7 @@ def test_when_the_front_is_killed_workers_get_the_grace_period(job, start):
 def test_when_the_agent_is_killed_everything_ends_and_the_status_is_122(job, start):
     start(*KINDS)
     os.kill(child(job.process.pid), SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert "was killed by SIGKILL" in result.err
     assert not list(Path("/dev/shm").glob(f"ddplaunch-errors-{job.folder.name}-*"))
 
@@ -287,8 +285,7 @@ def test_a_signal_that_comes_twice_at_once_is_no_second_one(job, start):
         for _ in range(2):
             process.send_signal(SIGTERM)
             until(lambda: has_taken(process.pid, SIGTERM), "the front to pass it on")
-    result = job.wait()
-    assert result.status == 143
+    result = job.wait().expect(143)
     assert len(job.events("signal_received")) == 2
     assert "killing" not in result.err
     assert not job.events("kill_sent")

@@ -51,15 +51,13 @@ def processes(job) -> dict[str, list[psutil.Process]]:
 def test_a_script_and_a_folder_for_logs_whose_names_are_no_text_do_not_lose_a_node(job):
     script = job.home / os.fsdecode(b"x\xff.py")
     script.write_text("raise ValueError('here')\n")
-    result = job.run("--nnodes", 2, "--simulate", "--log-dir", job.home / os.fsdecode(b"l\xff"), script)
-    assert result.status == 1, result.err
+    result = job.run("--nnodes", 2, "--simulate", "--log-dir", job.home / os.fsdecode(b"l\xff"), script).expect(1)
     assert "ValueError: here" in result.err
     assert "lost" not in result.err
 
 
 def test_each_node_has_its_ranks_and_a_name_and_finds_rank_0(job, program):
-    result = job.run("--nnodes", 3, "--nproc-per-node", 2, "--simulate", program("place"))
-    assert result.status == 0, result.err
+    result = job.run("--nnodes", 3, "--nproc-per-node", 2, "--simulate", program("place")).expect(0)
     places = [json.loads(place)["variables"] for place in job.signs("place", 6)]
     assert [(place["RANK"], place["LOCAL_RANK"], place["GROUP_RANK"]) for place in places] == [
         (str(rank), str(rank % 2), str(rank // 2)) for rank in range(6)
@@ -76,8 +74,7 @@ def test_each_node_has_its_ranks_and_a_name_and_finds_rank_0(job, program):
 
 
 def test_no_worker_of_one_node_sees_the_secret_of_the_job(job, program):
-    result = job.run("--nproc-per-node", 2, program("place"), env={"DDPLAUNCH_TOKEN": "do not tell"})
-    assert result.status == 0, result.err
+    job.run("--nproc-per-node", 2, program("place"), env={"DDPLAUNCH_TOKEN": "do not tell"}).expect(0)
     for place in job.signs("place", 2):
         assert "DDPLAUNCH_TOKEN" not in place
         assert "do not tell" not in place
@@ -87,8 +84,7 @@ def test_the_variables_and_words_of_the_caller_reach_every_node_but_for_the_secr
     """Bytes that are no UTF-8 included."""
     odd = os.fsdecode(b"caf\xe9")
     env = {"CALLERS": odd, "DDPLAUNCH_TOKEN": "do not tell"}
-    result = job.run(*TWO, "--env", f"ADDED={odd}", program("place"), "--nnodes", odd, env=env)
-    assert result.status == 0, result.err
+    job.run(*TWO, "--env", f"ADDED={odd}", program("place"), "--nnodes", odd, env=env).expect(0)
     for place in job.signs("place", 4):
         variables = json.loads(place)["variables"]
         assert (variables["CALLERS"], variables["ADDED"]) == (odd, odd)
@@ -97,8 +93,7 @@ def test_the_variables_and_words_of_the_caller_reach_every_node_but_for_the_secr
 
 
 def test_a_failure_on_any_node_starts_all_again_or_ends_all_and_is_told_once_each_time(job, program):
-    result = job.run(*TWO, "--max-restarts", 1, program("behave"), "3=raises")
-    assert result.status == 1
+    result = job.run(*TWO, "--max-restarts", 1, program("behave"), "3=raises").expect(1)
     assert result.err.count("error: ") == 2
     assert result.err.count("error: rank 3 on node-1 failed: ValueError: boom of rank 3") == 2
     assert "the other 3 workers were stopped" in result.err
@@ -114,8 +109,7 @@ def test_equal_lines_of_workers_are_all_shown_though_they_look_like_ours(job):
 
 
 def test_lines_of_all_nodes_come_whole_and_with_their_ranks(job, program):
-    result = job.run(*TWO, program("writes"), "letters", 400)
-    assert result.status == 0, result.err
+    result = job.run(*TWO, program("writes"), "letters", 400).expect(0)
     for rank in range(4):
         lines = [line for line in result.out.splitlines() if line.startswith(f"[{rank}] ")]
         assert [int(line.split(":")[1]) for line in lines] == list(range(400))
@@ -123,8 +117,7 @@ def test_lines_of_all_nodes_come_whole_and_with_their_ranks(job, program):
 
 
 def test_pids_and_logs_are_named_with_their_hosts(job, program):
-    result = job.run("--nnodes", 2, "--simulate", "-v", program("behave"), "all=done")
-    assert result.status == 0, result.err
+    result = job.run("--nnodes", 2, "--simulate", "-v", program("behave"), "all=done").expect(0)
     pids = re.findall(r"^ddplaunch: (rank \d on node-\d) is pid \d+$", result.err, re.MULTILINE)
     assert sorted(pids) == ["rank 0 on node-0", "rank 1 on node-1"]
     assert re.search(r"; logs in \S+/node-0 on node-0$", result.err, re.MULTILINE)
@@ -164,8 +157,7 @@ def test_nothing_listens_but_on_loopback(job, start):
 
 def test_a_stop_signal_reaches_every_worker_of_every_node_once(job, start):
     start("all=polite").send_signal(SIGTERM)
-    result = job.wait()
-    assert result.status == 143
+    result = job.wait().expect(143)
     assert [got(job, rank) for rank in range(4)] == [["SIGTERM"]] * 4
     assert result.err.count("stopped by") == 1
     assert not any(events(job, node, "kill_sent") for node in range(2))
@@ -177,8 +169,7 @@ def test_the_second_stop_signal_kills_on_all_nodes(job, start):
     for rank in range(4):
         job.sign(f"got-{rank}")
     send_again(process, SIGINT)
-    result = job.wait()
-    assert result.status == 130
+    result = job.wait().expect(130)
     assert result.err.count("killing the workers at once") == 1
     assert "ranks 0-3 by SIGKILL" in result.err
 
@@ -273,8 +264,7 @@ def test_nothing_is_left_when_what_was_typed_is_killed(job, start, who):
 def test_nothing_is_left_when_part_of_a_node_is_killed(job, start, who, node):
     start("all=polite")
     processes(job)[who][node].send_signal(SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     if node == 0:
         assert result.err.count("error: ") == 1, "those who lost node 0 leave it to who knows why"
         assert "agent on node-0" in result.err if who == "agent" else "error: node-0: lost: " in result.err
@@ -302,8 +292,7 @@ def test_a_node_that_hangs_is_lost_after_the_heartbeat_timeout(job, start):
     relay = processes(job)["relay"][1]
     agent.send_signal(signal.SIGSTOP)
     relay.send_signal(signal.SIGSTOP)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert "node-1: lost: silent for 1 s" in result.err
     # the coordinator waits as long as the command, which then ends what it had started there: which is first is open
     ways = "silent for 1 s|connection closed|cut off from the command that started it"
@@ -352,8 +341,7 @@ def test_a_closed_stdout_stops_nobody(job, program):
     ids=["a node", "workers"],
 )
 def test_chaos_breaks_what_it_is_told_to(job, program, chaos, status, words):
-    result = job.run(*TWO, "--chaos", chaos, program("behave"))
-    assert result.status == status
+    result = job.run(*TWO, "--chaos", chaos, program("behave")).expect(status)
     for text in words:
         assert text in result.err
 
@@ -390,21 +378,18 @@ def _generations(job) -> list[object]:
 
 def test_what_cannot_run_is_told_once(job, program):
     (job.home / "pick.py").write_text("")
-    result = job.run(*TWO, "--devices", "7", "pick.py")
-    assert result.status == 121
+    result = job.run(*TWO, "--devices", "7", "pick.py").expect(121)
     assert result.err.count("error: ") == 1
     assert "node-0, node-1: " in result.err
 
 
 def test_an_interpreter_that_is_not_there_is_named(job):
     (job.home / "pick.py").write_text("")
-    result = job.run(*TWO, "--remote-python", "/no/python", "pick.py")
-    assert result.status == 121
+    result = job.run(*TWO, "--remote-python", "/no/python", "pick.py").expect(121)
     assert "/no/python" in result.err
 
 
 def test_a_debugger_has_no_terminal_on_other_nodes(job):
     (job.home / "pick.py").write_text("")
-    result = job.run(*TWO, "--debug", "1", "pick.py")
-    assert result.status == 2
+    result = job.run(*TWO, "--debug", "1", "pick.py").expect(2)
     assert "--debug 1: a worker on another node cannot have this terminal" in result.err

@@ -57,8 +57,7 @@ def loop_of(process) -> psutil.Process:
 
 def test_a_job_runs_on_the_hosts_in_their_order(job, env, program):
     start(job, env, program("place"), hosts="127.0.0.1,127.0.0.2,127.0.0.3")
-    result = job.wait()
-    assert result.status == 0, result.err
+    job.wait().expect(0)
     places = [json.loads(place)["variables"] for place in job.signs("place", 6)]
     assert [place["GROUP_RANK"] for place in places] == ["0", "0", "1", "1", "2", "2"]
     assert {place["MASTER_ADDR"] for place in places} == {"127.0.0.1"}
@@ -94,8 +93,7 @@ def test_a_variable_from_a_file_stands_in_no_command_line_and_in_no_file_of_ours
     if written == "ddplaunch.toml":
         given, origin = given[:1], "ddplaunch.toml, --env"
         (job.home / written).write_text('[env]\nSECRET = "s3cret-v4lue"')
-    result = job.run(*where, *given, "--verbose", "--nproc-per-node=1", program("sees_argv"), env=env)
-    assert result.status == 0, result.err
+    result = job.run(*where, *given, "--verbose", "--nproc-per-node=1", program("sees_argv"), env=env).expect(0)
     assert job.signs("seen", 2 if where else 1) == ["s3cret-v4lue"] * (2 if where else 1)
     assert "s3cret" not in result.out + result.err
     kept = {path for path in job.home.rglob("*") if path.is_file()} - {job.home / written, job.home / "train.env"}
@@ -122,8 +120,7 @@ def test_slots_of_a_host_are_its_workers(job, env, program, told):
 
 def test_words_of_a_login_are_passed_over(job, env, program):
     start(job, env, program("writes"), "both", hosts="127.0.0.1,chatty")
-    result = job.wait()
-    assert result.status == 0, result.err
+    result = job.wait().expect(0)
     assert sorted(result.out.splitlines()) == [f"[{rank}] out of {rank}" for rank in range(4)]
     assert "Welcome" not in result.err
 
@@ -138,8 +135,7 @@ def test_more_hosts_than_are_called_at_a_time(job, env, program):
     number = MAX_STARTING + 3
     hosts = ",".join(f"127.0.1.{host}:1" for host in range(1, number + 1))
     job.start("--hosts", hosts, program("writes"), "both", env=env)
-    result = job.wait(timeout=120)
-    assert result.status == 0, result.err
+    result = job.wait(timeout=120).expect(0)
     assert len(result.out.splitlines()) == number
 
 
@@ -152,8 +148,7 @@ def test_more_hosts_than_are_called_at_a_time(job, env, program):
 )
 def test_a_host_that_cannot_be_used_is_named_with_the_remedy(job, env, program, host, message, hint):
     start(job, env, program("behave"), hosts=f"127.0.0.1,{host}")
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     assert f"error: {host}: {message}" in result.err
     assert hint in result.err
     assert result.err.count("error:") == 1
@@ -161,8 +156,7 @@ def test_a_host_that_cannot_be_used_is_named_with_the_remedy(job, env, program, 
 
 def test_all_hosts_that_cannot_be_used_are_named(job, env, program):
     start(job, env, program("behave"), hosts="127.0.0.1,refusing,silent,locked")
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     first, *others = (
         "refusing: ssh connection refused",
         "silent: ssh connection timed out",
@@ -174,16 +168,14 @@ def test_all_hosts_that_cannot_be_used_are_named(job, env, program):
 
 def test_an_interpreter_that_cannot_be_used_is_named(job, env, program):
     start(job, env, "--remote-python", "/etc/passwd", program("behave"))
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     assert "error: 127.0.0.1, 127.0.0.2: /etc/passwd cannot be executed there" in result.err
     assert "--remote-python" in result.err
 
 
 def test_an_interpreter_without_ddplaunch_is_named(job, env, program):
     start(job, env | {"FAKE_SSH_PYTHONPATH": "/nowhere"}, "--remote-python", "/usr/bin/python3", program("behave"))
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     assert "/usr/bin/python3 there has no ddplaunch" in result.err
     assert "pip install ddplaunch==" in result.err
 
@@ -201,8 +193,7 @@ def test_what_is_missing_there_is_named(job, env, missing, message, hint):
     work.mkdir()
     (work / "train.py").write_text("")
     start(job, env | {"FAKE_SSH_LACKS": str(job.home / missing)}, "train.py", hosts="127.0.0.1,bare", cwd=work)
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     assert f"bare: {message.format(work=work)}\n" in result.err
     assert f"hint: {hint}\n" in result.err
     assert result.err.count("error:") == 1
@@ -210,8 +201,7 @@ def test_what_is_missing_there_is_named(job, env, missing, message, hint):
 
 def test_without_ssh_that_is_said(job, env, program):
     start(job, env | {"PATH": "/nowhere"}, program("behave"))
-    result = job.wait()
-    assert result.status == 121
+    result = job.wait().expect(121)
     assert "ssh cannot be run here" in result.err
 
 
@@ -219,8 +209,7 @@ def test_a_host_that_was_given_up_is_not_waited_for(job, env, program):
     """The last call is for those who may still come."""
     words = ("--nnodes", "2:3", "--rdzv-conf", "last_call_timeout=600", program("place"))
     start(job, env, *words, hosts="127.0.0.1,refusing,127.0.0.2")
-    result = job.wait()
-    assert result.status == 0, result.err
+    result = job.wait().expect(0)
     assert "going on without refusing: ssh connection refused" in result.err
     places = [json.loads(place)["variables"] for place in job.signs("place", 4)]
     assert {place["GROUP_WORLD_SIZE"] for place in places} == {"2"}
@@ -230,8 +219,7 @@ def test_ctrl_c_while_a_host_does_not_answer_ends_at_once(job, env, ssh, program
     process = start(job, env, program("behave"), hosts="127.0.0.1,hanging")
     until(lambda: (ssh / "hanging.called").exists() and (ssh / "127.0.0.1.pids").exists(), "a call")
     process.send_signal(SIGINT)
-    result = job.wait()
-    assert result.status == 130
+    result = job.wait().expect(130)
     printed = [line for line in result.err.splitlines() if not line.startswith("ddplaunch: waiting for ")]
     assert printed == ["ddplaunch: stopped by SIGINT (Ctrl-C) before the workers were started"]
 
@@ -242,8 +230,7 @@ def test_a_host_that_is_lost_before_all_have_come_is_one_error_whatever_the_agen
         start(job, env, program("behave"), hosts="127.0.0.1,127.0.0.2,hanging", stderr=err)
     until(lambda: "2 of 3 nodes joined" in said.read_text(), "two agents")
     os.kill(pids(ssh, "127.0.0.2")[0], SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    job.wait().expect(122)
     assert said.read_text().count("error: ") == 1
     assert "error: 127.0.0.2: lost: ssh ended with status 137" in said.read_text()
     job.nothing_left(patience=PATIENCE)
@@ -264,8 +251,7 @@ def test_a_connection_that_is_killed_ends_the_job_everywhere(job, env, ssh, prog
     start(job, env, program("behave"))
     job.signs("ready", 4)
     os.kill(pids(ssh, host)[0], SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert result.err.count("error: ") == 1
     lost = "error: 127.0.0.1: lost: " if host == "127.0.0.1" else "error: node 1 (127.0.0.2) was lost: cut off"
     assert lost in result.err
@@ -277,8 +263,7 @@ def test_a_client_that_hangs_is_given_up_and_its_host_ends_its_workers(job, env,
     job.signs("ready", 4)
     client = pids(ssh, "127.0.0.2")[0]
     os.kill(client, signal.SIGSTOP)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert "error: node 1 (127.0.0.2) was lost: cut off from the command that started it\n" in result.err
     assert result.err.splitlines()[-1].startswith("hint: ")
     job.nothing_left(patience=PATIENCE)
@@ -297,8 +282,7 @@ def test_an_only_host_that_is_lost_is_named(job, env, ssh, program):
     job.start("--hosts", "127.0.0.9:2", program("behave"), env=env)
     job.signs("ready", 2)
     os.kill(pids(ssh, "127.0.0.9")[0], SIGKILL)
-    result = job.wait()
-    assert result.status == 122
+    result = job.wait().expect(122)
     assert "error: 127.0.0.9: lost: ssh ended with status 137" in result.err
     job.nothing_left(patience=PATIENCE)
 
@@ -339,6 +323,5 @@ def test_hosts_that_hear_nothing_end_their_workers(job, env, program):
 def test_a_host_that_reports_what_is_not_its_own_is_refused(job, env, ssh, program, lie, said):
     (ssh / "lies").write_bytes(greeting() + pack(CONTROL, lie))
     start(job, env, program("place"), hosts="127.0.0.1,lying")
-    result = job.wait()
-    assert result.status == 122, result.err
+    result = job.wait().expect(122)
     assert f"error: lying: lost: {said}" in result.err

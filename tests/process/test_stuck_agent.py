@@ -24,8 +24,7 @@ def test_the_first_stop_signal_says_that_the_agent_does_not_run_and_the_second_e
     asked = f"ddplaunch: the agent (pid {agent}) does not respond; Ctrl-C again kills it, with the workers\n"
     until(lambda: asked in said.read_text(), "a word about the agent")
     process.send_signal(signal.SIGTERM)
-    result = job.wait()
-    assert result.status == 130
+    job.wait().expect(130)
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
 
 
@@ -35,8 +34,7 @@ def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program)
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
     process.send_signal(signal.SIGTERM)
-    result = job.wait()
-    assert result.status == 130
+    result = job.wait().expect(130)
     assert "respond" not in result.err
     assert job.events("kill_sent")
 

@@ -41,8 +41,7 @@ def test_a_reader_that_leaves_costs_the_job_nothing(job, program, pipe):
     assert os.read(reader, 100).endswith(b"first\n")
     os.close(reader)
     (job.home / "signs" / "reader-gone").touch()
-    result = job.wait()
-    assert result.status == 5
+    result = job.wait().expect(5)
     assert "rank 1 failed: exit status 5" in result.err
     assert [len((job.folder / f"rank-{rank}.out").read_text().splitlines()) for rank in range(2)] == [1001, 1001]
 
@@ -54,8 +53,7 @@ def test_workers_are_held_up_for_seconds_only_and_the_reader_is_told_what_it_mis
     job.signs("done", 2)  # though nobody has read anything
     held = time.monotonic() - job.began
     shown = read_all(reader)
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     assert 5 <= held < 40
     lines = shown.splitlines()
     assert all(line.startswith(b"[") and len(line) == 1003 for line in lines)
@@ -110,8 +108,7 @@ def test_a_crash_is_handled_at_once_while_nobody_reads(job, program, pipe, state
     assert (exited["event"], exited["rank"], stop["event"]) == ("worker_exited", 1, "stop_sent")
     assert stop["mono"] - exited["mono"] < 5  # seconds: the workers are held up for as long
     read_all(reader)
-    result = job.wait()
-    assert result.status == 3
+    result = job.wait().expect(3)
     assert "rank 1 failed" in result.err
     assert "last words of rank 1" in result.err
 

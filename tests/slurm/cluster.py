@@ -116,10 +116,6 @@ class Cluster:
 
     # --- nodes
 
-    def node_state(self, node: str) -> str:
-        """What sinfo says of a node: idle, mixed, allocated, completing, draining, drained, down; * if it does not answer."""
-        return self.node_states()[node]
-
     def node_states(self) -> dict[str, str]:
         """What sinfo says of each node."""
         lines = self.run(["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]).stdout.splitlines()
@@ -146,10 +142,6 @@ class Cluster:
     def down(self, node: str) -> None:
         """Declare a node broken: its jobs end at once. It is used again as soon as it says that it lives."""
         self._set(node, "state=down", "reason=test")
-
-    def resume(self, node: str) -> None:
-        """Take back drain or down."""
-        self._set(node, "state=resume")
 
     def log(self, host: str) -> str:
         """What the daemon of a host has to say."""

@@ -1,7 +1,6 @@
 """The Slurm that the other tests here stand on: that it does what Slurm does, quickly, and that all of it goes."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import until
-from tests.slurm.cluster import GPUS, NODES, Cluster
+from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job import Batch, SlurmJob
 from tests.unit.environments import captured
 
@@ -38,36 +37,6 @@ def wait_up(job: SlurmJob, nodes: int = 3, restarts: str = "") -> None:
 def test_each_test_finds_idle_nodes_and_an_empty_queue(cluster: Cluster) -> None:
     assert cluster.node_states() == dict.fromkeys(NODES, "idle")
     assert cluster.left() == {}
-
-
-def test_a_step_runs_on_each_node(job: SlurmJob) -> None:
-    result = job.srun("--nodes=3", "hostname")
-    assert (result.status, sorted(result.out.split()), result.err) == (0, [*NODES], "")
-    assert job.srun("--nodes=2", "sh", "-c", "exit $((3 + SLURM_PROCID))").status == 4
-
-
-def test_a_batch_script_gives_its_output_and_its_status(job: SlurmJob) -> None:
-    batch = job.sbatch("hostname; echo $SLURM_JOB_ID >&2; exit 3")
-    assert batch.wait() == "FAILED"
-    assert (batch.exit_code(), batch.output()) == (3, f"node1\n{batch.id}\n")
-
-
-def test_the_shell_of_an_allocation_runs_where_it_was_asked_for(job: SlurmJob) -> None:
-    result = job.salloc("hostname; echo ${SLURM_PROCID-none}; srun hostname; exit 5", "--nodes=2")
-    assert (result.status, result.out.split()[:2], sorted(result.out.split()[2:])) == (5, ["ctl", "none"], [*NODES[:2]])
-
-
-def test_elements_of_an_array_are_jobs_of_their_own(job: SlurmJob) -> None:
-    array = job.sbatch("exit $SLURM_ARRAY_TASK_ID", "--array=0-1")
-    assert [array.element(index).wait() for index in (0, 1)] == ["COMPLETED", "FAILED"]
-    assert array.element(1).exit_code() == 1
-
-
-def test_ddplaunch_runs_in_a_step(job: SlurmJob) -> None:
-    (job.home / "where.py").write_text("import os, socket\nprint(socket.gethostname(), os.environ['RANK'])\n")
-    result = job.srun("--nodes=2", *job.argv("--nproc-per-node", "1", "where.py"))
-    assert result.status == 0, result
-    assert sorted(result.out.splitlines()) == ["[0] node1 0", "[1] node2 1"], result
 
 
 # --- what Slurm tells a process
@@ -109,121 +78,7 @@ def test_processes_are_told_what_they_were_told_when_we_captured_it(job: SlurmJo
         assert told(dict(line.split("=", 1) for line in lines)) == told(captured(f"slurm-{name}")), name
 
 
-def test_jobs_on_one_node_have_different_gpus(job: SlurmJob) -> None:
-    visible = "srun sh -c 'echo $SLURM_PROCID $CUDA_VISIBLE_DEVICES'"
-    first = staying(job, "--gpus-per-node=2", nodes=1)
-    second = job.sbatch(visible, "--nodes=1", "--gpus-per-node=2")
-    second.wait("COMPLETED")
-    assert second.output() == "0 2,3\n"
-    first.cancel()
-    first.wait("CANCELLED")
-    each = job.srun("--nodes=1", f"--ntasks={GPUS}", "--gpus-per-task=1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert sorted(each.out.split()) == ["0", "1", "2", "3"]
-
-
-# --- signals and ends
-
-
-def test_a_cancelled_job_is_gone(job: SlurmJob) -> None:
-    batch = staying(job)
-    batch.cancel()
-    assert batch.wait() == "CANCELLED"
-    assert batch.exit_code() == 128 + signal.SIGTERM
-
-
-USR1 = """
-trap 'echo to the script' USR1
-srun sh -c 'trap "echo to the task" USR1; touch "$DDP_TEST_DIR/up--$SLURM_PROCID"; while :; do sleep 0.05; done' &
-wait
-wait
-"""
-
-
-@pytest.mark.parametrize(("option", "who"), [("--signal=USR1", "the task"), ("--batch --signal=USR1", "the script")])
-def test_a_signal_can_be_sent_to_tasks_or_to_the_script(job: SlurmJob, option: str, who: str) -> None:
-    batch = job.sbatch(USR1)
-    wait_up(job, 1)
-    batch.cancel(*option.split())
-    until(lambda: "to the" in batch.output(), f"{who} to get the signal")
-    # the shell may add that its sleep was ended by it
-    assert [line for line in batch.output().splitlines() if line.startswith("to")] == [f"to {who}"]
-    batch.cancel()
-    batch.wait("CANCELLED")
-
-
-def test_a_signal_comes_before_the_time_limit_and_time_can_be_made_to_pass(job: SlurmJob) -> None:
-    # Slurm sends the signal up to half a minute sooner than it was asked to, and not again to a task that was not there yet
-    batch = job.sbatch(USR1, "--time=3", "--signal=USR1@60")
-    wait_up(job, 1)
-    job.cluster.pass_time(120)
-    until(lambda: "to the task" in batch.output(), "the signal")
-    assert batch.state() == "RUNNING"
-    job.cluster.pass_time(90)
-    assert batch.wait() == "TIMEOUT"
-
-
-# --- back into the queue
-
-
-def test_a_requeued_job_starts_again_without_being_held(job: SlurmJob) -> None:
-    batch = staying(job)
-    batch.requeue_now()
-    wait_up(job, restarts="1")
-    assert (batch.state(), batch.restarts()) == ("RUNNING", 1)
-    batch.requeue()
-    batch.wait("PENDING")
-    job.cluster.pass_time(130)
-    wait_up(job, restarts="2")
-    batch.cancel()
-    batch.wait("CANCELLED")
-
-
-def test_a_job_is_preempted_and_comes_back(job: SlurmJob) -> None:
-    low = staying(job, "--partition=low", "--exclusive")
-    high = job.sbatch("true", "--partition=high", "--exclusive", "--nodes=3")
-    assert high.wait() == "COMPLETED"
-    low.skip_hold()
-    wait_up(job, restarts="1")
-    low.cancel()
-    low.wait("CANCELLED")
-
-
-def test_a_job_may_end_in_its_grace_and_does_not_come_back(job: SlurmJob) -> None:
-    graced = staying(job, "--partition=graced", "--exclusive")
-    high = job.sbatch("true", "--partition=high", "--exclusive", "--nodes=3")
-    assert high.wait() == "COMPLETED"
-    assert (graced.wait(), graced.exit_code(), graced.restarts()) == ("FAILED", 128 + signal.SIGTERM, 0)
-
-
 # --- nodes
-
-
-def test_a_node_that_is_down_ends_its_jobs_and_is_back_when_it_answers(job: SlurmJob) -> None:
-    batch = staying(job, "--no-requeue")
-    job.cluster.down("node2")
-    assert batch.wait() == "NODE_FAIL"
-    job.nothing_left()
-    job.cluster.wait_nodes("idle")
-
-
-def test_a_drained_node_gets_no_job(job: SlurmJob) -> None:
-    job.cluster.drain("node1")
-    job.cluster.wait_nodes("drained", "node1")
-    assert job.srun("hostname").out == "node2\n"
-    job.cluster.resume("node1")
-    job.cluster.wait_nodes("idle")
-
-
-def test_a_job_lives_on_without_slurmd(job: SlurmJob) -> None:
-    batch = job.sbatch(
-        "touch $DDP_TEST_DIR/up--0; while ! [ -e $DDP_TEST_DIR/go ]; do sleep 0.05; done", "--nodelist=node3"
-    )
-    wait_up(job, 1)
-    job.cluster.kill_slurmd("node3")
-    assert batch.state() == "RUNNING"
-    job.cluster.start_slurmd("node3")
-    (job.home / "signs" / "go").touch()
-    assert batch.wait() == "COMPLETED"
 
 
 def test_whatever_a_test_leaves_is_healed(job: SlurmJob) -> None:

@@ -45,8 +45,7 @@ def test_a_variable_from_a_file_stands_in_no_command_line(job: SlurmJob) -> None
 
 
 def test_the_shell_of_an_allocation_starts_them_too(job: SlurmJob) -> None:
-    result = job.salloc(f"{job.ddplaunch} --nproc-per-node {EACH} {PLACE}", f"--nodes={NODES}")
-    assert result.status == 0, result
+    job.salloc(f"{job.ddplaunch} --nproc-per-node {EACH} {PLACE}", f"--nodes={NODES}").expect(0)
     assert seats(job) == expected()
 
 
@@ -69,8 +68,7 @@ def test_rank_0_of_one_node_reads_what_the_command_is_given(job: SlurmJob) -> No
 
 
 def test_one_node_from_the_shell_of_an_allocation_elsewhere(job: SlurmJob) -> None:
-    result = job.salloc(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1")
-    assert result.status == 0, result
+    job.salloc(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=1").expect(0)
     assert seats(job) == expected(nodes=1)
 
 
@@ -194,8 +192,7 @@ def test_a_task_for_each_rank_of_a_heterogeneous_job(job: SlurmJob) -> None:
 
 
 def test_the_shell_of_a_heterogeneous_allocation_starts_all_components(job: SlurmJob) -> None:
-    result = job.salloc(f"{job.ddplaunch} --nnodes 2 --nproc-per-node 2 {PLACE}", *HETEROGENEOUS)
-    assert result.status == 0, result
+    job.salloc(f"{job.ddplaunch} --nnodes 2 --nproc-per-node 2 {PLACE}", *HETEROGENEOUS).expect(0)
     assert seats(job) == [(*seat[:4], "4", "2") for seat in in_turn(2)[:4]]
 
 

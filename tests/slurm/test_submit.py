@@ -117,8 +117,7 @@ def test_what_is_submitted_is_what_print_shows(job: SlurmJob) -> None:
 def test_an_option_that_is_typed_wins_over_a_variable_of_sbatch(job: SlurmJob) -> None:
     greets = script(job, "greets.py", GREETS)
     env = {"SBATCH_PARTITION": "nowhere", "SBATCH_OUTPUT": "by-variable-%j.out"}
-    result = job.run("submit", "--wait", "-p", "main", "--", "-q", "--nproc-per-node", 1, greets, env=env)
-    assert result.status == 0, result
+    result = job.run("submit", "--wait", "-p", "main", "--", "-q", "--nproc-per-node", 1, greets, env=env).expect(0)
     batch = submitted(job, result.out)
     assert batch.about()["StdOut"] == str(job.home / f"by-variable-{batch.id}.out")
     assert f"goes to by-variable-{batch.id}.out" in result.out
@@ -174,8 +173,7 @@ def test_the_output_of_a_job_that_is_requeued_is_shown_once_and_goes_on(job: Slu
     batch.requeue_now()
     job.sign("started-1")
     (job.home / "signs" / "go-1").touch()
-    result = job.wait(command=command)
-    assert result.status == 0, result
+    result = job.wait(command=command).expect(0)
     kept = (job.home / "same.out").read_bytes().decode(errors="replace")
     assert result.out == kept.removeprefix("of an earlier job\n")
     assert result.out.endswith("start 1 €\n")
@@ -199,8 +197,7 @@ def test_a_signal_ends_the_waiting_and_not_the_job(job: SlurmJob) -> None:
     job.sign("ready-0")
     batch = submitted(job, job.out(command))
     command.send_signal(signal.SIGTERM)
-    result = job.wait(command=command)
-    assert result.status == 143, result
+    result = job.wait(command=command).expect(143)
     assert result.err.endswith(f"ddplaunch: job {batch.id} goes on; `scancel {batch.id}` ends it\n")
     assert batch.state() == "RUNNING"
     batch.cancel()

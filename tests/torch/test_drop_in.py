@@ -56,8 +56,7 @@ def needs(*packages):
 @pytest.mark.usefixtures("light_torch")
 def test_workers_have_the_variables_that_torchrun_gives(job, program, tmp_path):
     args = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer"]
-    result = job.run(*args, program("variables"))
-    assert result.status == 0, result.err
+    job.run(*args, program("variables")).expect(0)
     ours = told(job, "variables")
 
     signs = tmp_path / "torchrun"
@@ -93,8 +92,7 @@ def test_torch_sees_a_torchrun_job_meets_by_env_and_by_tcp_on_one_port_and_has_t
         program("torch_facts"),
         "env://",
     )
-    result = job.run(*args, env={"OMP_NUM_THREADS": str(threads)})
-    assert result.status == 0, result.err
+    result = job.run(*args, env={"OMP_NUM_THREADS": str(threads)}).expect(0)
     tcp = f"tcp://127.0.0.1:{job.ports()[0]}"
     for rank, facts in enumerate(told(job, "facts")):
         assert facts == {
@@ -132,8 +130,7 @@ def test_accelerates_own_test_script_passes(job):
     spec = find_spec("accelerate")
     assert spec is not None and spec.origin is not None
     script = Path(spec.origin).parent / "test_utils" / "scripts" / "test_script.py"
-    result = job.run("--nproc-per-node", 2, script, env={"ACCELERATE_USE_CPU": "1"}, timeout=120)
-    assert result.status == 0, result.err
+    result = job.run("--nproc-per-node", 2, script, env={"ACCELERATE_USE_CPU": "1"}, timeout=120).expect(0)
     for rank in range(2):
         assert f"[{rank}] Distributed environment: DistributedType.MULTI_CPU  Backend: gloo" in result.out
         assert f"[{rank}] Process index: {rank}" in result.out
@@ -143,8 +140,7 @@ def test_accelerates_own_test_script_passes(job):
 @needs("lightning")
 @pytest.mark.usefixtures("light_torch")
 def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
-    result = job.run("--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("torch_lightning"))
-    assert result.status == 0, result.err
+    job.run("--nproc-per-node", 2, *FORKED, "lightning.pytorch", program("torch_lightning")).expect(0)
     first, second = told(job, "facts")
     assert first["environment"] == second["environment"] == "TorchElasticEnvironment"
     assert (first["rank"], second["rank"]) == (0, 1)
@@ -157,8 +153,7 @@ def test_a_lightning_trainer_trains_one_model_on_both_ranks(job, program):
 @pytest.mark.skipif(TORCH < (2, 6), reason="transformers 5 needs torch 2.6")
 def test_a_transformers_trainer_trains_one_model_on_both_ranks(job, program):
     args = ("--nproc-per-node", 2, *FORKED, "transformers.trainer", program("torch_transformers"), job.home / "trained")
-    result = job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")})
-    assert result.status == 0, result.err
+    job.run(*args, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(job.home / "hub")}).expect(0)
     first, second = told(job, "facts")
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["world_size"] == second["world_size"] == 2

@@ -55,8 +55,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
     assert "group 1" not in asked("-r", "2").partition("rank 2: ")[2]
 
     os.kill(job.pids()[1], signal.SIGKILL)
-    result = job.wait()
-    assert result.status == 137
+    result = job.wait().expect(137)
     assert ("the ranks disagree about collective #1 of group 2" in result.err) is IS_RECORDED
     assert "rank 3: broadcast, " in (job.folder / "stacks" / "0.txt").read_text()
     assert "Server" not in result.err
@@ -65,8 +64,7 @@ def test_it_names_who_waits_for_whom_while_the_gil_is_held_and_harms_nobody(job,
 def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates_does_not(job, program):
     still = program("torch_still")
     job.start("--nproc-per-node", 2, *FORKED, "--hang-timeout", "2s", "--grace-period", 1, still)
-    result = job.wait()
-    assert result.status == 123
+    result = job.wait().expect(123)
     job.signs("evaluated", 2)
     lines = result.err.splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("error: "))
@@ -88,8 +86,7 @@ def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the
     until(lambda: job.events("kill_sent"), "the SIGKILL")
     assert [event["ranks"] for event in job.events("kill_sent")] == ["0"]
     (job.home / "signs" / "rank-0-has-ended").touch()
-    result = job.wait()
-    assert result.status == 123
+    result = job.wait().expect(123)
     assert "rank 0, asked to end, still waits in its collective after 5 s: SIGKILL" in result.err
     assert "2 workers ended in" in result.err
     assert "rank 0 by SIGKILL" in result.err

@@ -28,6 +28,5 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("strategy", [pytest.param("file_descriptor", marks=pytest.mark.slow), "file_system"])
 def test_workers_share_tensors_in_the_way_that_was_asked_for(job, tmp_path, strategy):
     (tmp_path / "shares.py").write_text(SHARES)
-    result = job.run("--nproc-per-node", 1, "--sharing-strategy", strategy, tmp_path / "shares.py")
-    assert result.status == 0, result.err
+    result = job.run("--nproc-per-node", 1, "--sharing-strategy", strategy, tmp_path / "shares.py").expect(0)
     assert result.out == f"{strategy} [2.0, 2.0, 2.0]\n"

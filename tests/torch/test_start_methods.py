@@ -20,8 +20,7 @@ def test_a_worker_finds_what_a_fresh_process_does_and_has_random_numbers_of_its_
     given = ("--nproc-per-node", 2, "--run-id", "facts", "--threads", 1, "--cpu-bind", "cores")
     options = (*given, "--preload", "torch,numpy")
     for method in ("--start-method=spawn", "--start-method=forkserver", "--keep-warm=1"):
-        result = job.run(*options, method, program("process_facts"), "facts")
-        assert result.status == 0, result.err
+        result = job.run(*options, method, program("process_facts"), "facts").expect(0)
         assert "fresh process" not in result.err
         assert "imports anew" not in result.err
         workers += [json.loads(text) for text in job.signs("facts", 2)]

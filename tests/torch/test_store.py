@@ -23,6 +23,5 @@ def test_rank_0_hosts_it_and_joins_by_it(job, program):
 
 def test_another_rank_is_served_while_rank_0_has_no_torch_and_all_join_by_the_same_store(job, program):
     os.mkfifo(job.home / "served")
-    result = job.run("--nproc-per-node", "2", program("torch_store"), cwd=job.home)
-    assert result.status == 0, result.err
+    result = job.run("--nproc-per-node", "2", program("torch_store"), cwd=job.home).expect(0)
     assert sorted(result.out.splitlines()) == ["[0] joined 2", "[0] without torch", "[1] joined 2", "[1] stored"]

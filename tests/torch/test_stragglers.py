@@ -31,8 +31,7 @@ def test_a_rank_that_the_others_wait_for_is_named_in_ps_in_the_record_and_at_the
     until(lambda: any(map(has_named, json.loads(shown("--json")))), "the straggler")
     until(lambda: "steps/s" in (text := shown()) and "rank 2 on " in text, "the same for people")
     (job.home / "signs" / "enough").touch()
-    result = job.wait()
-    assert result.status == 0
+    result = job.wait().expect(0)
     lines = [line for line in result.err.splitlines() if " came last to the collectives in " in line]
     assert "rank 2 on " in lines[-1]
     folder = next(job.folder.glob("*/events.jsonl"), job.folder / "events.jsonl").parent

@@ -2,6 +2,7 @@
 
 import re
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -53,7 +54,7 @@ def _argparse(message: str) -> WorkerExit:
     )
 
 
-ROWS = [
+ROWS: list[tuple[Any, ...]] = [  # a cause, a death, and the facts where there are any
     ("preempted", end(signal=SIGTERM), Evidence(preempted=True)),
     ("out of walltime", end(signal=SIGKILL), Evidence(walltime_over=True)),
     ("out of memory", end(signal=SIGKILL), Evidence(oom_kills=1)),
@@ -74,7 +75,6 @@ ROWS = [
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 GiB of which 1.02 GiB"
             " is free. Process 4711 has 78.07 GiB memory in use.",
         ),
-        Evidence(),
     ),
     (
         "host out of memory",
@@ -83,12 +83,10 @@ ROWS = [
             "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
             " allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
         ),
-        Evidence(),
     ),
     (
         "host out of memory",
         raised("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 8.00 EiB for an array"),
-        Evidence(),
     ),
     ("full /dev/shm", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=4096)),
     ("small /dev/shm", end(signal=SIGBUS), Evidence(shm_size=64 * 1024**2, shm_free=60 * 1024**2)),
@@ -99,7 +97,6 @@ ROWS = [
             "DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are"
             " out of shared memory. Please try to raise your shared memory limit.",
         ),
-        Evidence(),
     ),
     (
         "full /dev/shm",
@@ -109,18 +106,12 @@ ROWS = [
             '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
             "    sl = self._semlock = _multiprocessing.SemLock(\n                         ^^^^^^^^^^^^^^^^^^^^^^^^^",
         ),
-        Evidence(),
     ),
     (
         "full /dev/shm",
         raised("RuntimeError", "unable to write to file </torch_4711_1804289383_0>: No space left on device (28)"),
-        Evidence(),
     ),
-    (
-        "DataLoader worker killed",
-        raised("RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly"),
-        Evidence(),
-    ),
+    ("DataLoader worker killed", raised("RuntimeError", "DataLoader worker (pid(s) 7100) exited unexpectedly")),
     (
         "CUDA after fork",
         raised(
@@ -128,7 +119,6 @@ ROWS = [
             "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn'"
             " start method",
         ),
-        Evidence(),
     ),
     (
         "invalid device ordinal",
@@ -136,7 +126,6 @@ ROWS = [
             "torch.AcceleratorError",
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?",
         ),
-        Evidence(),
     ),
     (
         "two workers on one GPU",
@@ -146,26 +135,16 @@ ROWS = [
             " for details), NCCL version 2.20.5\nncclInvalidUsage: This usually reflects invalid usage of NCCL library."
             "\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 10",
         ),
-        Evidence(),
     ),
-    ("backend not built in", raised("RuntimeError", "Distributed package doesn't have NCCL built in"), Evidence()),
-    (
-        "backend not built in",
-        raised("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
-        Evidence(),
-    ),
-    ("torch without CUDA", raised("AssertionError", "Torch not compiled with CUDA enabled"), Evidence()),
-    (
-        "torch without CUDA",
-        raised("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'"),
-        Evidence(),
-    ),
+    ("backend not built in", raised("RuntimeError", "Distributed package doesn't have NCCL built in")),
+    ("backend not built in", raised("ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!")),
+    ("torch without CUDA", raised("AssertionError", "Torch not compiled with CUDA enabled")),
+    ("torch without CUDA", raised("AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'")),
     (
         "no driver",
         raised("RuntimeError", "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
-        Evidence(),
     ),
-    ("no driver", raised("RuntimeError", "No CUDA GPUs are available"), Evidence()),
+    ("no driver", raised("RuntimeError", "No CUDA GPUs are available")),
     (
         "fault in a GPU kernel",
         end(
@@ -173,9 +152,8 @@ ROWS = [
             tail="[rank3]:[E626 06:24:44.90 ProcessGroupNCCL.cpp:1895] [PG ID 0 Rank 3] Process group watchdog thread"
             " terminated with exception: CUDA error: an illegal memory access was encountered\n",
         ),
-        Evidence(),
     ),
-    ("port of the script in use", raised("OSError", "[Errno 98] Address already in use"), Evidence()),
+    ("port of the script in use", raised("OSError", "[Errno 98] Address already in use")),
     (
         "address in use",
         raised(
@@ -183,7 +161,6 @@ ROWS = [
             "The server socket has failed to listen on any local network address. port: 59851, useIpv6: false,"
             " code: -98, name: EADDRINUSE, message: address already in use",
         ),
-        Evidence(),
     ),
     (
         "host name resolves to loopback",
@@ -192,24 +169,17 @@ ROWS = [
             "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
             " connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:20901",
         ),
-        Evidence(),
     ),
-    ("host of the script unknown", raised("socket.gaierror", "[Errno -2] Name or service not known"), Evidence()),
+    ("host of the script unknown", raised("socket.gaierror", "[Errno -2] Name or service not known")),
     (
         "own name unknown to gloo",
         raised("RuntimeError", "[enforce fail at gloo/transport/tcp/device.cc:84] rv != -1. Name or service not known"),
-        Evidence(),
     ),
     (
         "unknown host",
         raised("torch.distributed.DistNetworkError", "The IPv4 network addresses of (a, 1): Name or service not known"),
-        Evidence(),
     ),
-    (
-        "locked memory",
-        raised("RuntimeError", "Call to ibv_create_cq failed with error Cannot allocate memory"),
-        Evidence(),
-    ),
+    ("locked memory", raised("RuntimeError", "Call to ibv_create_cq failed with error Cannot allocate memory")),
     (
         "no store at another port",
         raised("torch.distributed.DistNetworkError", "The client socket has timed out: connect to (10.0.0.1, 1234)."),
@@ -226,7 +196,6 @@ ROWS = [
             tail="[W1121 05:55:22.439529947 socket.cpp:764] [c10d] The IPv6 network addresses of (gpu1.invalid, 1234)"
             " cannot be retrieved (gai error: -2 - Name or service not known).\n",
         ),
-        Evidence(),
     ),
     (
         "no libuv",
@@ -234,7 +203,6 @@ ROWS = [
             "torch.distributed.DistStoreError",
             "use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
         ),
-        Evidence(),
     ),
     (
         "hardware fault of a GPU",
@@ -243,7 +211,6 @@ ROWS = [
             "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported at some"
             " other API call, so the stacktrace below might be incorrect.",
         ),
-        Evidence(),
     ),
     (
         "hardware fault of a GPU",
@@ -252,12 +219,10 @@ ROWS = [
             tail="terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error:"
             " uncorrectable ECC error encountered\n",
         ),
-        Evidence(),
     ),
     (
         "no kernel for this GPU",
         raised("RuntimeError", "CUDA error: no kernel image is available for execution on the device"),
-        Evidence(),
     ),
     (
         "driver too old",
@@ -266,13 +231,8 @@ ROWS = [
             "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading"
             " and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx",
         ),
-        Evidence(),
     ),
-    (
-        "GPU in use by others",
-        raised("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
-        Evidence(),
-    ),
+    ("GPU in use by others", raised("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable")),
     (
         "GPUs not set up",
         raised(
@@ -280,17 +240,15 @@ ROWS = [
             "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()"
             " that might have already set an error? Error 802: system not yet initialized",
         ),
-        Evidence(),
     ),
-    ("disk full", raised("OSError", "[Errno 28] No space left on device"), Evidence()),
-    ("disk full", raised("RuntimeError", "write(): fd 3 failed with No space left on device"), Evidence()),
+    ("disk full", raised("OSError", "[Errno 28] No space left on device")),
+    ("disk full", raised("RuntimeError", "write(): fd 3 failed with No space left on device")),
     (
         "disk full",
         raised(
             "safetensors._safetensors_rust.SafetensorError",
             "Error while serializing: I/O error: No space left on device (os error 28)",
         ),
-        Evidence(),
     ),
     (
         "disk full",
@@ -299,9 +257,8 @@ ROWS = [
             "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
             "OSError: [Errno 28] No space left on device",
         ),
-        Evidence(),
     ),
-    ("quota used up", raised("OSError", "[Errno 122] Disk quota exceeded: 'checkpoint.pt'"), Evidence()),
+    ("quota used up", raised("OSError", "[Errno 122] Disk quota exceeded: 'checkpoint.pt'")),
     (
         "file not written whole",
         raised(
@@ -309,16 +266,11 @@ ROWS = [
             "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
             "RuntimeError: basic_ios::clear: iostream error",
         ),
-        Evidence(),
     ),
-    ("file not written whole", raised("OSError", "1048576 requested and 262112 written"), Evidence()),
-    (
-        "too many open files on the machine",
-        raised("OSError", "[Errno 23] Too many open files in system: '/dev/null'"),
-        Evidence(),
-    ),
-    ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'"), Evidence()),
-    ("too many open files", raised("RuntimeError", "received 0 items of ancdata"), Evidence()),
+    ("file not written whole", raised("OSError", "1048576 requested and 262112 written")),
+    ("too many open files on the machine", raised("OSError", "[Errno 23] Too many open files in system: '/dev/null'")),
+    ("too many open files", raised("OSError", "[Errno 24] Too many open files: '/dev/null'")),
+    ("too many open files", raised("RuntimeError", "received 0 items of ancdata")),
     (
         "sender of a tensor has ended",
         raised(
@@ -326,17 +278,11 @@ ROWS = [
             "[Errno 111] Connection refused",
             '  File "/usr/lib/python3.11/multiprocessing/resource_sharer.py", line 57, in detach\n',
         ),
-        Evidence(),
     ),
-    (
-        "module hidden",
-        raised("ModuleNotFoundError", "No module named 'torch.distributed'; 'torch' is not a package"),
-        Evidence(),
-    ),
+    ("module hidden", raised("ModuleNotFoundError", "No module named 'torch.distributed'; 'torch' is not a package")),
     (
         "system library not found",
         raised("ImportError", "libGL.so.1: cannot open shared object file: No such file or directory"),
-        Evidence(),
     ),
     (
         "system library not found",
@@ -345,9 +291,8 @@ ROWS = [
             "cannot load library 'libsndfile.so': libsndfile.so: cannot open shared object file: No such file or directory",
             "ModuleNotFoundError: No module named '_soundfile_data'",
         ),
-        Evidence(),
     ),
-    ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'"), Evidence()),
+    ("module not found", raised("ModuleNotFoundError", "No module named 'torchvision'")),
     (
         "module not found",  # one that was tried before it lacks a library
         raised(
@@ -355,13 +300,11 @@ ROWS = [
             "No module named 'torchvision'",
             "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
         ),
-        Evidence(),
     ),
     *(
         (
             "broken library",
             raised("ImportError", f"{library}: cannot open shared object file: No such file or directory"),
-            Evidence(),
         )
         for library in (
             "libcudart.so.12",
@@ -371,15 +314,13 @@ ROWS = [
             "libpython3.11.so.1.0",
         )
     ),
-    ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank"), Evidence()),
-    ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0"), Evidence()),
+    ("local rank expected as an argument", _argparse("the following arguments are required: --local_rank")),
+    ("local rank not expected", _argparse("unrecognized arguments: --local-rank=0")),
     (
         "no process group",
         raised(
-            "ValueError",
-            "Default process group has not been initialized, please make sure to call init_process_group.",
+            "ValueError", "Default process group has not been initialized, please make sure to call init_process_group."
         ),
-        Evidence(),
     ),
     (
         "collectives do not match",
@@ -390,15 +331,12 @@ ROWS = [
             " 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in"
             " your code?\n",
         ),
-        Evidence(),
     ),
     (
         "not all workers arrived",
         raised(
-            "torch.distributed.DistStoreError",
-            "Timed out after 6 seconds waiting for clients. 1/2 clients joined.",
+            "torch.distributed.DistStoreError", "Timed out after 6 seconds waiting for clients. 1/2 clients joined."
         ),
-        Evidence(),
     ),
     (
         "no store at MASTER_PORT",
@@ -406,7 +344,6 @@ ROWS = [
             "torch.distributed.DistNetworkError",
             "The client socket has timed out after 5000ms while trying to connect to (127.0.0.1, 51771).",
         ),
-        Evidence(),
     ),
     (
         "collective timed out",
@@ -415,7 +352,6 @@ ROWS = [
             "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms"
             " for recv operation to complete",
         ),
-        Evidence(),
     ),
     (
         "collective timed out",
@@ -425,7 +361,6 @@ ROWS = [
             " operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600020"
             " milliseconds before timing out.\n",
         ),
-        Evidence(),
     ),
     (
         "peer lost",
@@ -434,11 +369,10 @@ ROWS = [
             "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
             " [127.0.0.1]:9634.",
         ),
-        Evidence(),
     ),
     ("bus error", end(signal=SIGBUS), Evidence(shm_size=8 * GIB, shm_free=7 * GIB)),
-    ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n"), Evidence()),
-    ("illegal instruction", end(signal=SIGILL), Evidence()),
+    ("segmentation fault", end(signal=SIGSEGV, tail="Fatal Python error: Segmentation fault\n")),
+    ("illegal instruction", end(signal=SIGILL)),
     (
         "aborted at its end",
         end(
@@ -446,23 +380,23 @@ ROWS = [
             tail="terminate called without an active exception\nFatal Python error: Aborted\n\n"
             "Thread 0x00007f1470fc6b80 (most recent call first):\n  <no Python frame>\n",
         ),
-        Evidence(),
     ),
-    ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n"), Evidence()),
-    ("killed from outside", end(signal=SIGKILL), Evidence()),
+    ("aborted", end(signal=SIGABRT, tail="double free or corruption (!prev)\n")),
+    ("killed from outside", end(signal=SIGKILL)),
     ("no terminal", raised("bdb.BdbQuit", ""), Evidence(workers=2)),
     ("no terminal", raised("EOFError", "EOF when reading a line"), Evidence(workers=2)),
     ("debugger quit", raised("bdb.BdbQuit", ""), Evidence(workers=2, debugging=True)),
-    ("debugger quit", raised("bdb.BdbQuit", ""), Evidence()),
+    ("debugger quit", raised("bdb.BdbQuit", "")),
     ("killed by --chaos", end(signal=SIGKILL), Evidence(chaos=True)),
-    ("stopped from outside", end(signal=SIGHUP), Evidence()),
-    ("stopped from outside", end(signal=SIGINT), Evidence()),
+    ("stopped from outside", end(signal=SIGHUP)),
+    ("stopped from outside", end(signal=SIGINT)),
 ]
 
 
-@pytest.mark.parametrize(("name", "worker", "facts"), ROWS, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(ROWS)])
-def test_a_death_is_told_by_its_text_and_the_facts(name: str, worker: WorkerExit, facts: Evidence) -> None:
-    cause = classify(worker, facts)
+@pytest.mark.parametrize("row", ROWS, ids=[f"{name}-{n}" for n, (name, *_) in enumerate(ROWS)])
+def test_a_death_is_told_by_its_text_and_the_facts(row: tuple[Any, ...]) -> None:
+    name, worker, *facts = row
+    cause = classify(worker, *(facts or [Evidence()]))
     assert cause is not None
     assert cause.name == name
     assert cause.advice
