@@ -142,8 +142,18 @@ def test_a_folder_that_is_gone_has_no_place_on_the_map(made_up: Path) -> None:
 def test_pages_about_the_code_name_modules_that_are_there() -> None:
     for page in ABOUT_THE_CODE:
         for path in re.findall(r"`([\w*.]+/[\w/*.]*)`", prose(ROOT / page)):
-            is_there = any(any(base.glob(path.rstrip("/"))) for base in (ROOT, ROOT / "ddplaunch"))
+            is_there = any(any(base.glob(path.rstrip("/"))) for base in (ROOT, ROOT / "ddplaunch", ROOT / "tests"))
             assert is_there or path == "dist/", f"{page}: {path}"  # which `make dist` makes
+
+
+def test_each_file_of_tests_has_its_feature_in_the_table_of_features() -> None:
+    table = prose(ROOT / "CONTRIBUTING.md").partition("## Where the tests of a feature are")[2].partition("\n## ")[0]
+    paths = re.findall(r"`((?:unit|cli|process|torch|hosts|slurm|docs|gpu)/[^`]*)`", table)
+    places = [place for path in paths for place in (ROOT / "tests").glob(path.rstrip("/"))]
+    untold = set((ROOT / "tests").rglob("test_*.py")) - {
+        file for place in places for file in (place, *place.rglob("*"))
+    }
+    assert not untold, "CONTRIBUTING.md does not say which feature these prove"
 
 
 def test_the_reference_has_every_option_and_every_status() -> None:
