@@ -17,7 +17,7 @@ from ddplaunch.slurm.submit.args import _OURS, _REFUSED, split
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, VALUED
 from ddplaunch.slurm.submit.script import options, text
 from tests.conftest import Job
-from tests.unit.slurm.test_submit_script import spec
+from tests.unit.builders import spec
 
 
 @pytest.fixture

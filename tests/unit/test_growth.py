@@ -15,6 +15,7 @@ from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 FEW, MANY = 64, 256
 LOST_PEER = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9634"
@@ -41,10 +42,7 @@ def work(call: Callable[[], object]) -> int:
 
 def failed(rank: int, message: str = "", tail: str = "") -> WorkerExit:
     error = WorkerError(type="RuntimeError", message=message, traceback="") if message else None
-    return WorkerExit(
-        rank=rank, local_rank=rank, host="here", pid=rank, device="cpu", code=1, signal=None, at=float(rank), seconds=1.0,
-        error=error, stderr_tail=tail,
-    )  # fmt: skip
+    return worker_exit(rank, 1, at=float(rank), seconds=1.0, error=error, stderr_tail=tail)
 
 
 class Rank(int):

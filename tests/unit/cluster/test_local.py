@@ -6,7 +6,7 @@ from ddplaunch.cluster.endpoints import split_endpoint
 from ddplaunch.cluster.local import discover
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
-from tests.unit.environments import spec
+from tests.unit.builders import spec
 
 RESERVED = (None, "a free one is reserved at the start")
 
@@ -46,7 +46,7 @@ def test_the_workers_meet_where_they_were_told_to(
 
 
 def test_a_variable_is_named_as_the_origin() -> None:
-    here = discover(spec({"master_port": "PET_MASTER_PORT"}, master_port=4000), "gpu01")
+    here = discover(spec(origins={"master_port": "PET_MASTER_PORT"}, master_port=4000), "gpu01")
     assert here.endpoint.port_reason == "PET_MASTER_PORT"
 
 
@@ -68,13 +68,13 @@ def test_a_place_among_several_nodes_is_refused() -> None:
 
 def test_there_are_no_hosts_to_choose_from() -> None:
     with pytest.raises(LaunchError) as raised:
-        discover(spec({"include": "PET_INCLUDE"}, include="a"), "gpu01")
+        discover(spec(origins={"include": "PET_INCLUDE"}, include="a"), "gpu01")
     message = "PET_INCLUDE=a: the job runs on this machine, so there are no hosts to choose from"
     assert (raised.value.message, raised.value.hint) == (message, "--hosts or --hostfile lists hosts")
 
 
 def test_a_choice_of_hosts_in_a_file_may_mean_a_list_that_is_not_used_now() -> None:
-    assert discover(spec({"exclude": "ddplaunch.toml"}, exclude="a"), "gpu01").hosts == ("gpu01",)
+    assert discover(spec(origins={"exclude": "ddplaunch.toml"}, exclude="a"), "gpu01").hosts == ("gpu01",)
 
 
 FOUR_WAYS = """give them in one of four ways:
@@ -89,7 +89,7 @@ FOUR_WAYS = """give them in one of four ways:
     [
         (spec(nnodes=(3, 3)), "--nnodes 3: neither the hosts nor the rank of this node are given"),
         (
-            spec({"nnodes": "PET_NNODES"}, nnodes=(1, 3)),
+            spec(origins={"nnodes": "PET_NNODES"}, nnodes=(1, 3)),
             "PET_NNODES=1:3: neither the hosts nor the rank of this node are given",
         ),
     ],

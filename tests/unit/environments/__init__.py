@@ -10,7 +10,7 @@ from typing import Any
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from tests.unit.builders import spec
 
 
 def captured(name: str, **changes: str) -> dict[str, str]:
@@ -18,13 +18,6 @@ def captured(name: str, **changes: str) -> dict[str, str]:
     text = (Path(__file__).parent / f"{name}.env").read_text()
     env = dict(line.split("=", 1) for line in text.splitlines())
     return {key: value for key, value in {**env, **changes}.items() if value}
-
-
-def spec(origins: Mapping[str, str] | None = None, **fields: Any) -> JobSpec:
-    """Return a job asked for on the command line, unless `origins` says where else."""
-    typed = {name: f"--{name.replace('_', '-')}" for name in fields}
-    program = Program(kind=ProgramKind.SCRIPT, target="train.py")
-    return JobSpec(program=program, origins={**typed, **(origins or {})}, **fields)
 
 
 def found(
@@ -43,4 +36,4 @@ def found(
         except KeyError:
             raise FileNotFoundError(2, "No such file or directory", path) from None
 
-    return discover(spec(origins, **fields), env or {}, hostname, read=read)
+    return discover(spec(origins=origins, **fields), env or {}, hostname, read=read)

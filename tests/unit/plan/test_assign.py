@@ -10,13 +10,8 @@ from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan.assign import Owned, own, simulated
 from ddplaunch.plan.ranks import workers_of_node
-from ddplaunch.spec import JobSpec, Program, ProgramKind
-
-FLAGS = {name: f"--{name.replace('_', '-')}" for name in ("nproc_per_node", "gpus_per_worker", "workers_per_gpu")}
-
-
-def spec(origins: dict[str, str] = FLAGS, **fields: Any) -> JobSpec:
-    return JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), origins=origins, **fields)
+from ddplaunch.spec import JobSpec
+from tests.unit.builders import spec
 
 
 def gpus(number: int) -> tuple[Device, ...]:
@@ -61,7 +56,7 @@ def test_cpus_that_are_counted_are_those_that_can_be_used(cpus: int, quota: floa
 
 
 def test_an_origin_is_named_as_it_is_written() -> None:
-    asked = spec({"nproc_per_node": "PET_NPROC_PER_NODE"}, nproc_per_node="auto")
+    asked = spec(origins={"nproc_per_node": "PET_NPROC_PER_NODE"}, nproc_per_node="auto")
     assert workers_of_node(asked, gpus(1), hardware(1)) == (1, "PET_NPROC_PER_NODE=auto: 1 accelerator")
 
 

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Mapping
+from functools import partial
 from signal import Signals
 from typing import Any
 
@@ -16,6 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Agreed, Plan, Seat
 from ddplaunch.plan.make import make_plan
 from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
+from tests.unit import builders
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 CPU = TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)
@@ -26,12 +28,7 @@ ROLE_NAME MASTER_ADDR TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC
 TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS PYTHONUNBUFFERED DDPLAUNCH_RUN_ID DDPLAUNCH_BACKEND DDPLAUNCH_DEVICE"""
 
 
-def spec(**fields: Any) -> JobSpec:
-    """A job as typed on the command line."""
-    program = fields.pop("program", SCRIPT)
-    flags = {"debug_rank": "--debug"}
-    origins = fields.pop("origins", {name: flags.get(name, f"--{name.replace('_', '-')}") for name in fields})
-    return JobSpec(program=program, origins=origins, **fields)
+spec = partial(builders.spec, program=SCRIPT)
 
 
 HERE = Allocation(

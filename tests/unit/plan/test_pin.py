@@ -8,7 +8,8 @@ from ddplaunch.devices import Device, Hardware
 from ddplaunch.errors import LaunchError
 from ddplaunch.plan import pin
 from ddplaunch.plan.assign import Owned
-from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.spec import JobSpec, ProgramKind
+from tests.unit.builders import spec
 
 NONE: Owned = ((), ())
 ONE_EACH: Owned = tuple((Device(kind="cuda", index=n, token=str(n)),) for n in range(2))
@@ -17,11 +18,6 @@ TWO_FOR_ONE: Owned = ((*ONE_EACH[0], *ONE_EACH[1]),)
 MIG: Owned = tuple((Device(kind="cuda", index=n, token=f"MIG-{n}"),) for n in range(2))
 ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"
 OWN_ONLY = "each worker sees only its own devices, so LOCAL_RANK is not a device index: use DDPLAUNCH_DEVICE"
-
-
-def spec(kind: ProgramKind = ProgramKind.SCRIPT, **fields: Any) -> JobSpec:
-    origins = {name: f"--{name.replace('_', '-')}" for name in fields}
-    return JobSpec(program=Program(kind=kind, target="train"), origins=origins, **fields)
 
 
 COMMAND = ProgramKind.COMMAND

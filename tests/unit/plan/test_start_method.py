@@ -1,5 +1,6 @@
 """When workers are forked, and what the server that forks them has in its environment."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,14 +9,11 @@ from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.start_method import PRELOAD, keep_warm, modules
 from ddplaunch.plan.variables import of_fork_server, of_place, of_warm_interpreter
-from ddplaunch.spec import JobSpec, Program, ProgramKind
-from tests.unit.plans import plan_of
+from ddplaunch.spec import JobSpec, ProgramKind
+from tests.unit import builders
+from tests.unit.builders import plan_of
 
-
-def spec(kind: ProgramKind = ProgramKind.SCRIPT, **fields: Any) -> JobSpec:
-    origins = {"start_method": "--start-method"}
-    values = {"start_method": "forkserver", "origins": origins, **fields}
-    return JobSpec(program=Program(kind=kind, target="train.py"), **values)
+spec = partial(builders.spec, start_method="forkserver")
 
 
 def worker(rank: int = 0, variables: dict[str, str] | None = None, **fields: Any) -> WorkerPlan:

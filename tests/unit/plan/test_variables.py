@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.plan.variables import environment, init_file, of_generation, of_place
-from tests.unit.plans import plan_of
+from tests.unit.builders import plan_of
 
 
 def worker(rank: int = 0) -> WorkerPlan:

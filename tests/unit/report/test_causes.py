@@ -12,6 +12,7 @@ from ddplaunch.report.diagnosis import classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.supervise.first_failure import follows
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 GIB = 1024**3
 
@@ -29,21 +30,8 @@ def end(
     tail: str = "",
     stopped_with: int | None = None,
 ) -> WorkerExit:
-    return WorkerExit(
-        rank=3,
-        local_rank=3,
-        host="node",
-        pid=4711,
-        device="cuda:3",
-        code=None if signal else code,
-        signal=signal,
-        at=10.0,
-        seconds=10.0,
-        stopped_with=stopped_with,
-        peak_rss=61 * GIB,
-        error=error,
-        stderr_tail=tail,
-    )
+    card = {"pid": 4711, "device": "cuda:3", "peak_rss": 61 * GIB}
+    return worker_exit(3, code, signal, at=10.0, error=error, stderr_tail=tail, stopped_with=stopped_with, **card)
 
 
 def _argparse(message: str) -> WorkerExit:

@@ -4,22 +4,12 @@ from msgspec.structs import replace
 
 from ddplaunch.report.closing import render_finished, render_short, render_stopped, render_timeout
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 
 def end(rank: int, stopped_with: int | None = None, took: float = 0.2) -> WorkerExit:
-    return WorkerExit(
-        rank=rank,
-        local_rank=rank,
-        host="node",
-        pid=100 + rank,
-        device="cpu",
-        code=None if stopped_with else 0,
-        signal=stopped_with,
-        at=50.0 + took,
-        seconds=50.0 + took,
-        stopped_with=stopped_with,
-        stopped_at=50.0 if stopped_with else None,
-    )
+    stopped = {"stopped_with": stopped_with, "stopped_at": 50.0} if stopped_with else {}
+    return worker_exit(rank, 0, stopped_with, at=50.0 + took, **stopped)
 
 
 def test_a_job_that_finished() -> None:

@@ -15,6 +15,7 @@ from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.report.paint import Paint, Words, plain
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 CWD = "/home/ada/digits"
 PEER_LOST = (
@@ -50,20 +51,9 @@ def end(
     tail: str = "",
     host: str = "gpu01",
 ) -> WorkerExit:
-    return WorkerExit(
-        rank=rank,
-        local_rank=rank % 4,
-        host=host,
-        pid=4700 + rank,
-        device=f"cuda:{rank % 4}",
-        code=None if signal else code,
-        signal=signal,
-        at=at,
-        seconds=4.0,
-        error=error,
-        stderr_tail=tail,
-        log=f"{CWD}/logs/rank-{rank}.err",
-    )
+    card = {"local_rank": rank % 4, "host": host, "pid": 4700 + rank, "device": f"cuda:{rank % 4}", "seconds": 4.0}
+    said = {"error": error, "stderr_tail": tail, "log": f"{CWD}/logs/rank-{rank}.err"}
+    return worker_exit(rank, code, signal, at=at, **card, **said)
 
 
 def stopped(rank: int, *, with_: int = SIGTERM, took: float = 0.1, host: str = "gpu01") -> WorkerExit:

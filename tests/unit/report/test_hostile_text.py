@@ -19,6 +19,7 @@ from ddplaunch.report.paint import Paint
 from ddplaunch.report.stack import fault_frames, frames_of, syntax_error_lines
 from ddplaunch.supervise import first_failure
 from ddplaunch.supervise.outcome import Traces, WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 # characters; the small one first, which shows even a cubic search within a minute; a square one takes many seconds with the other
 SIZES = (1 << 14, 1 << 18)
@@ -40,19 +41,7 @@ def raised(message: str) -> WorkerExit:
 
 
 def end(*, error: WorkerError | None = None, stderr: str = "") -> WorkerExit:
-    return WorkerExit(
-        rank=0,
-        local_rank=0,
-        host="a",
-        pid=4711,
-        device="cpu",
-        code=None if error is None else 1,
-        signal=SIGABRT if error is None else None,
-        at=1.0,
-        seconds=1.0,
-        error=error,
-        stderr_tail=stderr,
-    )
+    return worker_exit(0, 1, None if error else SIGABRT, error=error, stderr_tail=stderr)
 
 
 def assert_quick(piece: str, function: Callable[..., object], *arguments: object, limit: float = LIMIT) -> None:

@@ -11,8 +11,8 @@ from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.report import plan_view
 from ddplaunch.report.console import Look, written
 from ddplaunch.report.plan_view import as_json, shell
-from ddplaunch.spec import Given, JobSpec, Program, ProgramKind
-from tests.unit.plans import plan_of
+from ddplaunch.spec import Given, JobSpec
+from tests.unit.builders import plan_of, spec
 
 SHARED = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "4", "WORLD_SIZE": "2"}
 REASONS = {
@@ -48,10 +48,6 @@ def worker(rank: int, **fields: Any) -> WorkerPlan:
 
 def plan(*workers: WorkerPlan, **fields: Any) -> Plan:
     return plan_of(*(workers or (worker(0), worker(1))), **{"backend": "nccl", "reasons": REASONS, **fields})
-
-
-def spec(origins: dict[str, str] | None = None, **fields: Any) -> JobSpec:
-    return JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"), origins=origins or {}, **fields)
 
 
 def table(plan: Plan, asked: JobSpec, look: Look = Look()) -> str:  # noqa: B008 - it is frozen
@@ -109,7 +105,7 @@ def test_a_given_port_is_shown() -> None:
 
 
 def test_a_way_to_meet_other_than_the_usual_is_shown() -> None:
-    asked = spec({"init_method": "--init-method"}, init_method="file:/f")
+    asked = spec(origins={"init_method": "--init-method"}, init_method="file:/f")
     assert "\ninit     file:/f     --init-method\n" in table(plan(init_method="file:/f"), asked)
 
 
@@ -195,9 +191,9 @@ def test_what_was_not_typed_is_shown_as_it_would_be(variables: dict[str, str], l
 
 
 def test_variables_of_workers_that_were_not_typed_are_shown_once() -> None:
-    asked = spec({"env": "pyproject.toml, --env"}, env=(("A", "1 2"), ("B", "3")))
+    asked = spec(origins={"env": "pyproject.toml, --env"}, env=(("A", "1 2"), ("B", "3")))
     assert "\n  --env 'A=1 2' --env B=3  pyproject.toml, --env\n" in table(plan(), asked)
-    assert "from variables" not in table(plan(), spec({"env": "--env"}, env=(("A", "1"),)))
+    assert "from variables" not in table(plan(), spec(origins={"env": "--env"}, env=(("A", "1"),)))
 
 
 def test_sentences_are_broken_at_80_columns_but_never_inside_an_option() -> None:

@@ -11,11 +11,8 @@ from ddplaunch.slurm.submit import environment, exported
 from ddplaunch.slurm.submit.args import split
 from ddplaunch.slurm.submit.output import expand, is_complete, output_files, shown
 from ddplaunch.slurm.submit.script import WIDTH, job_name, options, quote, text
-from ddplaunch.spec import JobSpec, Program, ProgramKind
-
-
-def spec(target: str = "train.py", kind: ProgramKind = ProgramKind.SCRIPT, **fields: object) -> JobSpec:
-    return JobSpec(program=Program(kind=kind, target=target), **fields)  # type: ignore[arg-type]
+from ddplaunch.spec import JobSpec, ProgramKind
+from tests.unit.builders import spec
 
 
 def directives(line: str, job: JobSpec | None = None) -> list[str]:
@@ -84,7 +81,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("target", "kind", "name"), NAMES)
 def test_the_job_is_called_after_what_it_runs(target: str, kind: ProgramKind, name: str) -> None:
-    assert job_name(spec(target, kind)) == name
+    assert job_name(spec(kind, target=target)) == name
 
 
 def command(job: Sequence[str], program: int) -> list[str]:

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
-from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import Why, WorkerError
+from tests.unit.builders import worker_exit
 
 ALL = frozenset(range(3))
 POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
@@ -21,18 +22,7 @@ OWN_ERROR = WorkerError(type="ValueError", message="boom", traceback="", at=0.9)
 def ended(
     rank: int, at: float = 1.0, *, code: int | None = 0, signal: int | None = None, **more: object
 ) -> WorkerExited:
-    exit = WorkerExit(
-        rank=rank,
-        local_rank=rank,
-        host="here",
-        pid=100 + rank,
-        device="cpu",
-        code=code,
-        signal=signal,
-        at=at,
-        seconds=at,
-    )
-    return WorkerExited(replace(exit, **more), at)
+    return WorkerExited(worker_exit(rank, code, signal, host="here", at=at, **more), at)
 
 
 def calm(signum: int, at: float) -> SignalReceived:

@@ -7,6 +7,7 @@ from typing import Any
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import Action, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from tests.unit.builders import worker_exit
 
 THREE = Policy(min_nodes=3, max_nodes=3)
 ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
@@ -17,19 +18,7 @@ def member(id: int, wanted: int | None = None, **fields: Any) -> Member:
 
 
 def end(rank: int, host: str, at: float, code: int = 0, **fields: Any) -> WorkerExit:
-    values: dict[str, Any] = {
-        "rank": rank,
-        "local_rank": 0,
-        "host": host,
-        "pid": 100 + rank,
-        "device": "cpu",
-        "code": code,
-        "signal": None,
-        "at": at,
-        "seconds": at,
-        **fields,
-    }
-    return WorkerExit(**values)
+    return worker_exit(rank, code, **{"local_rank": 0, "host": host, "at": at, **fields})
 
 
 def stopped(rank: int, host: str, at: float) -> WorkerExit:

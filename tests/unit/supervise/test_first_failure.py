@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.supervise.first_failure import failure_status, first_failure, follows
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from tests.unit.builders import worker_exit
 
 GLOO_CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9634."
@@ -150,21 +151,9 @@ def end(
     error: WorkerError | None = None,
     tail: str = "",
 ) -> WorkerExit:
-    return WorkerExit(
-        rank=rank,
-        local_rank=rank,
-        host="node",
-        pid=100 + rank,
-        device="cpu",
-        code=None if signal else code,
-        signal=signal,
-        at=at,
-        seconds=at,
-        stopped_with=stopped[0] if stopped else None,
-        stopped_at=stopped[1] if stopped else None,
-        error=error,
-        stderr_tail=tail,
-    )
+    with_, when = stopped or (None, None)
+    how = {"stopped_with": with_, "stopped_at": when, "error": error, "stderr_tail": tail}
+    return worker_exit(rank, code, signal, at=at, **how)
 
 
 @pytest.mark.parametrize(("kind", "message"), FOLLOWING, ids=_short)

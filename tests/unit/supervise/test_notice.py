@@ -1,15 +1,14 @@
+from functools import partial
 from signal import SIGABRT, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
 
 from ddplaunch.supervise.notice import all_left
-from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import WorkerError
+from tests.unit.builders import worker_exit
 
-
-def end(**fields: Any) -> WorkerExit:
-    values = {"rank": 0, "local_rank": 0, "host": "a", "pid": 1, "device": "cpu", "code": None, "signal": None}
-    return WorkerExit(**{**values, "at": 2.0, "seconds": 2.0, **fields})
+end = partial(worker_exit, at=2.0)
 
 
 def error(kind: str, message: str = "", at: float = 1.9) -> WorkerError:

@@ -1,0 +1,56 @@
+"""Specs, plans and ends of workers to test with: a test names only what it is about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddplaunch.plan import Plan, Seat, WorkerPlan
+from ddplaunch.spec import JobSpec, Program, ProgramKind
+from ddplaunch.supervise.outcome import WorkerExit
+
+
+def spec(
+    kind: ProgramKind = ProgramKind.SCRIPT,
+    *,
+    target: str = "train.py",
+    program: Program | None = None,
+    origins: Mapping[str, str] | None = None,
+    **fields: Any,
+) -> JobSpec:
+    """Return a job asked for on the command line, unless `origins` says where else."""
+    typed = {name: "--debug" if name == "debug_rank" else f"--{name.replace('_', '-')}" for name in fields}
+    return JobSpec(program=program or Program(kind=kind, target=target), origins={**typed, **(origins or {})}, **fields)
+
+
+def plan_of(*workers: WorkerPlan, **fields: Any) -> Plan:
+    """Return the plan of a job of one node with these workers."""
+    values: dict[str, Any] = {
+        "run_id": "run-1",
+        "cluster": "local",
+        "nnodes": 1,
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+        "init_method": "env",
+        "backend": "gloo",
+        "pin": "device",
+        "interpreter": "python",
+        "workers": workers,
+        "seats": (Seat(workers[0].host, len(workers)),),
+        **fields,
+    }
+    return Plan(**values)
+
+
+def worker_exit(
+    rank: int = 0, code: int | None = 0, signal: int | None = None, *, at: float = 1.0, **fields: Any
+) -> WorkerExit:
+    """Return the end of a worker that ran for as long as its node has been up."""
+    values: dict[str, Any] = {
+        "local_rank": rank,
+        "host": "node",
+        "pid": 100 + rank,
+        "device": "cpu",
+        "seconds": at,
+        **fields,
+    }
+    return WorkerExit(rank=rank, code=None if signal else code, signal=signal, at=at, **values)
