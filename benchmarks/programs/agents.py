@@ -13,12 +13,18 @@ import socket
 import sys
 import time
 
-from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.link import Generation, JobEnd, NodeEnd
+from ddplaunch.plan import Seat
+from ddplaunch.supervise.node import ReportStopping, StopOrdered
+from ddplaunch.supervise.outcome import Traces, Why, WorkerExit
 
 FACTS = messages.NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
+
+TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 
 
 class Agent:
@@ -38,7 +44,7 @@ class Agent:
         """Say hello."""
         self.peer = peer
         peer.received, peer.closed = self.received, self.closed
-        seat = messages.Seat(f"host{self.place}", 1)
+        seat = Seat(f"host{self.place}", 1)
         hello = messages.Hello(self.place, seat, "gloo", "no accelerator", "127.0.0.1", FACTS)
         peer.send(messages.encode(hello))
 
@@ -49,30 +55,30 @@ class Agent:
         match messages.for_agent(payload):
             case messages.Ping(sent):
                 self.peer.send(messages.encode(messages.Pong(sent, now)))
-            case messages.Begin():
+            case Generation():
                 self.loop.begun.append(now)
-            case messages.Stop():
+            case StopOrdered():
                 self.loop.stopped.append(now)
                 self.end()
-            case messages.Quit():
+            case JobEnd():
                 self.loop.quit.append(now)
 
     def end(self) -> None:
         """Have no workers any more."""
         assert self.peer is not None
-        self.peer.send(messages.encode(messages.Ended(0, (), None, (), 0, None, None)))
+        self.peer.send(messages.encode(NodeEnd(0, (), None, (), TRACES)))
 
     def fail(self) -> None:
         """Have a worker that failed by itself."""
         assert self.peer is not None
         now = time.monotonic()
-        exit = messages.Exit(
-            rank=self.place, local_rank=0, pid=1, device="cpu", code=7, signal=None, at=now, seconds=1.0,
+        exit = WorkerExit(
+            rank=self.place, local_rank=0, host="", pid=1, device="cpu", code=7, signal=None, at=now, seconds=1.0,
             stopped_with=None, stopped_at=None, core_dumped=False, peak_rss=0, cpu_seconds=0.0, error=None,
             stderr_tail="", log=None,
         )  # fmt: skip
-        self.peer.send(messages.encode(messages.Stopping("FAILED", 15)))
-        self.peer.send(messages.encode(messages.Ended(0, (exit,), None, (), 0, None, None)))
+        self.peer.send(messages.encode(ReportStopping(Why.FAILED, 15)))
+        self.peer.send(messages.encode(NodeEnd(0, (exit,), None, (), TRACES)))
 
     def closed(self, _reason: str) -> None:
         """Be done."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed, line
 from ddplaunch.control.frames import Decoder, FrameError, pack
 from ddplaunch.coordinator.questions import Asker
+from ddplaunch.fields import Malformed, line
 from ddplaunch.process import clock
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from ddplaunch import __version__
 from ddplaunch.agent.client import READ_TIMEOUT, Client
 from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.control import requests
-from ddplaunch.control.fields import host as host_name
-from ddplaunch.control.fields import line, piece, text
 from ddplaunch.control.questions import Answer
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.coordinator.questions import Asker
+from ddplaunch.fields import host as host_name
+from ddplaunch.fields import line, piece, text
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process import clock
 from ddplaunch.report.run_socket import uid_of

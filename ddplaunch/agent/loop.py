@@ -24,7 +24,7 @@ from ddplaunch.agent.setup import AgentSetup
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.agent.starter import CannotStart
-from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport
 from ddplaunch.errors import LaunchError
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process import clock
@@ -38,6 +38,7 @@ from ddplaunch.supervise.outcome import StartFailure, WorkerExit
 
 if TYPE_CHECKING:
     from ddplaunch.agent.begin import Connect
+    from ddplaunch.coordinator.link import Report
 
 # workers that are started between two waits for events: some 15 ms of fresh ones, 0.1 s of forks with torch
 STARTS_PER_ROUND = 8
@@ -236,8 +237,12 @@ class Agent:
         self._exits = self._generations.reap(state, now)
         raised = dict(state.raised)
         exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
-        traces, samples = self._reporter.traces, self._generations.samples
-        self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, traces, samples))
+        if samples := self._generations.samples:
+            from ddplaunch.stacks.sent import stacks_at_end  # most jobs do not fail
+
+            if (seen := stacks_at_end(state.generation, samples)) is not None:
+                self._report(seen)
+        self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
 
     # --- decisions
 
@@ -275,7 +280,7 @@ class Agent:
             case node.Suspend() | node.Resume():
                 self._report(action)
                 self._generations.do(action)
-            case _ if isinstance(action, Report):
+            case _ if isinstance(action, SentReport):
                 self._report(action)
             case node.Exit():
                 self._exits = self._generations.reap(self._state, clock.now()) or self._exits

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.agent.generations import Generations
 from ddplaunch.agent.pipes import CONTROL, OutputQueue
 from ddplaunch.agent.signals import SignalOrigin, SignalSource
-from ddplaunch.coordinator.link import Answered, Ask, Generation, JobEnd, Report
+from ddplaunch.coordinator.link import Generation, JobEnd
 from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
-    from ddplaunch.control.questions import Answer
+    from ddplaunch.control.questions import Answer, Ask
+    from ddplaunch.coordinator.link import Report
     from ddplaunch.process.apart import AskApart
     from ddplaunch.process.ask import Asked
 
@@ -47,10 +48,11 @@ class Orders:
 
     def feed(self, event: node.Event) -> None:
         """Take an event; it is processed when the loop comes to it."""
-        if isinstance(event, node.SignalReceived):
-            self._signals.received(event.signum, SignalOrigin.COORDINATOR)
-        else:
-            self._feed(event)
+        self._feed(event)
+
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to the workers."""
+        self._signals.received(signum, SignalOrigin.COORDINATOR)
 
     def listening(self, port: int) -> None:
         """Report where the coordinator, which is here, listens: the command that starts the other agents passes it on."""
@@ -58,6 +60,8 @@ class Orders:
 
     def ask(self, ask: Ask) -> None:
         """Answer a question about the workers of this node, unless too many are being answered."""
+        from ddplaunch.control.questions import Answered  # only a job that is looked into needs it
+
         number = ask.number
         if number in self._asked:
             return  # it was asked before

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import Duration, Number, Piece, Size
+from ddplaunch.fields import Duration, Number, Piece, Size
 
 MAX_MEMBERS = 4096  # characters of the ranks of a group: each node sends them with each reading
 MAX_CALLS = 100_000

@@ -3,8 +3,8 @@
 Payloads in, payloads out: it opens no socket and knows no time. The listening side sends first, so that a client can tell
 ddplaunch from another service, and an unauthenticated client gets no more than a nonce:
 
-    server: {"ddplaunch": 1, "nonce": ...}
-    client: {"ddplaunch": 1, "nonce": ..., "proof": ...}
+    server: {"ddplaunch": 2, "nonce": ...}
+    client: {"ddplaunch": 2, "nonce": ..., "proof": ...}
     server: {"proof": ...}  or  {"refused": "key"}
 
 A proof is a MAC with the job's key over the protocol's number, the role of the prover, and both nonces: neither a replay nor
@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from ddplaunch.control.frames import SIGNATURE, FrameError, pack
 
-PROTOCOL = 1
+PROTOCOL = 2
 NOT_DDPLAUNCH = "is not ddplaunch"
 WRONG_KEY = "wrong token, or another job"
 UNPROVEN = "does not know the token"

@@ -10,8 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
-from ddplaunch.control.fields import Duration, Keyword, Line, Number, Size
 from ddplaunch.control.stack_answers import AskStacks, NodeStacks
+from ddplaunch.fields import Duration, Keyword, Line, Number, Size
 
 MAX_WORKERS = 20_000  # of one node in an answer, which is less than a frame holds
 
@@ -49,3 +49,32 @@ class NoAnswer(Struct, frozen=True, tag="none"):
 
 Question = AskStatus | AskStacks | AskArrivals
 Answer = NodeStatus | NodeStacks | NodeArrivals | NoAnswer
+
+# --- as orders of the coordinator to an agent, and reports of an agent
+
+
+class Ask(Struct, frozen=True, tag="ask"):
+    """An order: answer a question about the workers of this node under this number."""
+
+    number: Number
+    question: Question
+
+
+class Forget(Struct, frozen=True, tag="forget"):
+    """An order: the question of this number need not be answered any more, since whoever asked is gone."""
+
+    number: Number
+
+
+class Answered(Struct, frozen=True, tag="answered"):
+    """A report: the answer to the question of this number."""
+
+    number: Number
+    answer: Answer
+
+
+class StacksAtEnd(Struct, frozen=True, tag="stacks_at_end"):
+    """A report that precedes the end of a generation: where the workers of this node were when they had to end."""
+
+    generation: Number
+    stacks: NodeStacks

@@ -14,7 +14,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import (
+from ddplaunch.control.questions import Answer, NoAnswer, Question
+from ddplaunch.fields import (
     Duration,
     Host,
     Keyword,
@@ -27,7 +28,6 @@ from ddplaunch.control.fields import (
     decoder,
     line,
 )
-from ddplaunch.control.questions import Answer, NoAnswer, Question
 
 PROTOCOL = 1  # a change that one side cannot do without makes a new one; what only adds a question does not
 

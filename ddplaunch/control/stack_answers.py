@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import Line, Number, Piece, Size, Text
+from ddplaunch.fields import Line, Number, Piece, Size, Text
 
 MAX_PROCESSES = 20_000
 MAX_THREADS = 256  # of a process

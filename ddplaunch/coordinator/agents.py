@@ -8,25 +8,28 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable, Sequence
 from signal import SIGTERM
+from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
-from ddplaunch.control import messages
 from ddplaunch.control.listener import MAX_REFUSALS
-from ddplaunch.control.questions import Answer, NoAnswer
-from ddplaunch.coordinator import wire
+from ddplaunch.control.questions import Answered, Ask, NoAnswer, StacksAtEnd
+from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
-from ddplaunch.coordinator.link import Ask, ForwardToAll, Generation, JobEnd, Order
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport
 from ddplaunch.coordinator.own_workers import speaks_for_others, why_refused, why_too_much
-from ddplaunch.plan import Agreed, Seat
+from ddplaunch.plan import Agreed, Seat, seat_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.process import clock
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import OWN, Member
 from ddplaunch.supervise.job.seating import why_refused as why_not_seated
 from ddplaunch.supervise.outcome import Why
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import OrderToAll
 
 _NO_MEMBER = -1  # no member's id
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
@@ -55,7 +58,7 @@ class Agents:
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
         self._world_size = 0
         self._asked = self._asked_before = 0  # the last question, and the last one before this generation began
-        self._reports: dict[int, set[messages.ToCoordinator]] = {}  # of this generation, by connection
+        self._reports: dict[int, set[SentReport]] = {}  # of this generation, by connection
         self._said_hello = 0  # agents, those that are gone included
         self._refusals: set[str] = set()  # that were printed
         self._warned: set[int] = set()  # of whom it was printed that something was dropped
@@ -108,53 +111,48 @@ class Agents:
                 self.connections.expel(id, "sent hello twice")
             case _ if id not in self._hellos:
                 self.connections.expel(id, "did not send hello first")
-            case messages.Ended(generation) if generation == self._coordinator.state.generation:
-                self._ended(id, message)
-            case messages.Escalate() | messages.RequestStore() if id not in self._ranks:
+            case NodeEnd(generation) | StacksAtEnd(generation):
+                if generation == self._coordinator.state.generation and id in self._ranks:
+                    self._ended(id, message, self._ranks[id])
+            case node.Escalate() | node.RequestStore() if id not in self._ranks:
                 pass  # it has no part in what it wants killed, or served
-            case messages.Answered(number, answer):
-                self._answered(id, number, answer)
-            case messages.Held() if not self._coordinator.state.policy.debugs:
+            case Answered():
+                self._answered(id, message)
+            case node.HoldTimeout() if not self._coordinator.state.policy.debugs:
                 self._dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
-            case messages.Still() | messages.Held():
-                self._report(id, message)
-            case messages.Stopping() | messages.Noticed() | messages.Escalate() | messages.RequestStore():
+            case node.ReportStill() | node.HoldTimeout():
+                self._coordinator.take(id, message)
+            case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 self._reported(id, message)
 
-    def _ended(self, id: int, message: messages.Ended) -> None:
-        """Take the end of a generation from an agent that takes part, if it is that of its own workers."""
-        own = self._ranks.get(id)
-        if own is None:
-            return
-        if speaks_for_others(message, own):
+    def _ended(self, id: int, report: NodeEnd | StacksAtEnd, own: range) -> None:
+        """Take the end of a generation, or where workers were then, from the agent whose ranks these are, if it is about them."""
+        if speaks_for_others(report, own):
             self.connections.expel(id, "sent a malformed message (the end of workers that are not its own)")
-            return
-        if message.stacks is not None and (why := why_too_much(message.stacks, len(own), self._world_size)):
+        elif isinstance(report, NodeEnd):
+            host, offset = self._hellos[id].seat.host, self.connections.offset(id)
+            self._coordinator.take(id, messages.on_our_clock(report, host, offset))
+        elif why := why_too_much(report.stacks, len(own), self._world_size):
             self._dropped(id, f"it {why}")
-            message = msgspec.structs.replace(message, stacks=None)
-        self._report(id, message)
+        else:
+            self._coordinator.take(id, report)
 
-    def _answered(self, id: int, number: int, answer: Answer) -> None:
+    def _answered(self, id: int, report: Answered) -> None:
         """Take an answer if it is about the agent's own workers, and the reason why it is not taken if it is not."""
         # what was asked before this generation began may have been answered before its agent knew of it
-        is_older = number <= self._asked_before
+        is_older = report.number <= self._asked_before
         own = range(0) if is_older else self._ranks.get(id, range(0))
-        if why := why_refused(answer, own, self._hellos[id].seat.workers, self._world_size):
+        if why := why_refused(report.answer, own, self._hellos[id].seat.workers, self._world_size):
             if not is_older:
                 self._dropped(id, f"it {why}")
-            answer = NoAnswer("was to begin just then" if is_older else why)
-        self._report(id, messages.Answered(number, answer))
+            report = Answered(report.number, NoAnswer("was to begin just then" if is_older else why))
+        self._coordinator.take(id, report)
 
-    def _reported(self, id: int, message: messages.ToCoordinator) -> None:
+    def _reported(self, id: int, report: SentReport) -> None:
         """Take a report, unless it was made before in this generation: then it changes nothing, but would be logged."""
         reports = self._reports.setdefault(id, set())
-        if message not in reports:
-            reports.add(message)
-            self._report(id, message)
-
-    def _report(self, id: int, message: messages.ToCoordinator) -> None:
-        report = wire.decode_report(message, self._hellos[id].seat.host, self.connections.offset(id))
-        if report is not None:
+        if report not in reports:
+            reports.add(report)
             self._coordinator.take(id, report)
 
     def _admit(self, member: Member) -> None:
@@ -179,12 +177,12 @@ class Agents:
 
     def _watcher_sent(self, message: messages.ToCoordinator) -> None:
         now = clock.now()
-        match wire.decode_report(message, "", 0.0):
+        match message:
             case node.ReportStopping(why, signum, by_cluster):
                 self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
             case node.Escalate(signum):
                 self._coordinator.feed(job.NodeEscalated(_NO_MEMBER, signum, now))
-            case ForwardToAll(signum):
+            case Forward(signum):
                 self._coordinator.forward(signum)
 
     def _lost(self, id: int, reason: str) -> None:
@@ -215,7 +213,7 @@ class Agents:
         return Agreed(
             run_id=self._terms.run_id,
             place=0,
-            seats=seats,
+            seat_runs=seat_runs(seats),
             address=self._terms.address or reached_as(hellos[1:] or hellos),
             backend=backend,
             backend_reason=reason,
@@ -223,13 +221,14 @@ class Agents:
 
     def begin(self, order: Sequence[int], generation: Generation) -> None:
         """Have the agents of `order` begin, each at its place in it."""
-        message = wire.encode_order(generation)
+        message = messages.fitted(generation)
+        assert message.agreed is not None
         for place, id in enumerate(order):
-            self.connections.send(id, messages.encode(msgspec.structs.replace(message, place=place)))
+            self.connections.send(id, messages.encode(replace(message, agreed=replace(message.agreed, place=place))))
 
-    def send(self, ids: Sequence[int], order: Order) -> None:
+    def send(self, ids: Sequence[int], order: OrderToAll) -> None:
         """Send an order to these agents."""
-        payload = messages.encode(wire.encode_order(order))
+        payload = messages.encode(messages.fitted(order))
         if isinstance(order, Ask):
             self._asked = order.number
         for id in ids:

@@ -10,12 +10,12 @@ from socket import socket
 
 from msgspec import Struct
 
-from ddplaunch.control import messages
-from ddplaunch.control.fields import Malformed
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.heartbeat import Heartbeat
+from ddplaunch.fields import Malformed
 from ddplaunch.process.clock import paused
 from ddplaunch.supervise.deadline import soonest
 
@@ -179,21 +179,21 @@ class Connections:
         heartbeat.received()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
-        else:
+        elif message is not None:
             self._received_message(id, message)
             connection.is_known = True
 
-    def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator:
-        """Return the message, without what it tells of workers where that alone is malformed.
+    def _decoded(self, id: int, payload: bytes) -> messages.ToCoordinator | None:
+        """Return the message; where it only tells of workers and is malformed, what stands for it, or None.
 
         Raises:
-            Malformed: the rest is malformed.
+            Malformed: it is another message.
         """
         try:
             return messages.for_coordinator(payload)
         except Malformed as error:
             try:
-                message = messages.for_coordinator_without_words(payload)
+                message = messages.without_words(payload)
             except Malformed:
                 raise error from None
             self._dropped(id, str(error))

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.coordinator.link import (
-    Answered,
-    ForwardToAll,
-    Generation,
-    JobEnd,
-    Link,
-    NodeEnd,
-    Order,
-    Report,
-)
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
-from ddplaunch.plan.ranks import ranks_of
 from ddplaunch.process import clock
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
@@ -36,6 +27,7 @@ from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
     from ddplaunch.coordinator.agents import Agents
+    from ddplaunch.coordinator.link import OrderToAll, Report
     from ddplaunch.coordinator.questions import Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
     from ddplaunch.process.apart import AskApart
@@ -62,7 +54,7 @@ class Coordinator:
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
-        self._samples: list[Sample] = []  # of this generation
+        self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
         self._begin_error = ""  # why a generation could not begin, with its hint
         self._over_at: float | None = None
@@ -95,17 +87,28 @@ class Coordinator:
         now = clock.now()
         match report:
             case node.RequestStore():
-                self._order((OWN,), node.StoreOrdered(now))
+                assert self._own is not None
+                self._own.take(node.StoreOrdered(now))
             case NodeEnd(generation) if generation == self.state.generation and not self.state.members[id].has_ended:
                 self._traces.update(dict.fromkeys((end.rank for end in report.exits), report.traces))
-                self._samples += report.samples
                 self.feed(job.NodeEnded(id, report.exits, report.start_failure, now, report.left))
-            case ForwardToAll(signum):
+            case Forward(signum):
                 self.forward(signum)
-            case Answered() if self._questions is not None:
-                self._questions.take(id, report)
             case _ if (event := job.event_of(report, id, now)) is not None:
                 self.feed(event)
+            case _:
+                self._take_words(self.state.members[id], report)
+
+    def _take_words(self, member: Member, report: Report) -> None:
+        """Take what an agent says of its workers: an answer, or where they were when they had to end."""
+        from ddplaunch.control.questions import Answered, StacksAtEnd  # only a job that is looked into has them
+        from ddplaunch.stacks.sent import received
+
+        match report:
+            case Answered() if self._questions is not None:
+                self._questions.take(member.id, report)
+            case StacksAtEnd(generation) if generation == self.state.generation and not member.has_ended:
+                self._samples[member.id] = received(report.stacks, member.host)
 
     @property
     def questions(self) -> Questions:
@@ -133,7 +136,7 @@ class Coordinator:
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
-        self._order(list(self.state.members), node.SignalReceived(signum, clock.now(), escalates=False))
+        self._order(list(self.state.members), Forward(signum))
 
     @property
     def deadline(self) -> float | None:
@@ -188,7 +191,7 @@ class Coordinator:
                     self._when_known(partial(self._end, status, "", requeue))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
-        self._traces, self._samples = {}, []
+        self._traces, self._samples = {}, {}
         if self.stragglers is not None:
             self.stragglers.end()
         try:
@@ -206,9 +209,8 @@ class Coordinator:
             number=number,
             restarts=restarts,
             port=port,
-            ranks=self._draft.ranks if agreed is None else frozenset(ranks_of(agreed.seats, 0)),
-            alone=len(order) == 1,
             agreed=agreed,
+            ranks_of_draft=tuple(self._draft.ranks) if agreed is None else (),
         )
         if self._agents is not None:
             self._agents.begin(order, generation)
@@ -243,7 +245,8 @@ class Coordinator:
         if not self._samples:
             explained(nothing)
             return
-        explain = partial(_explain, tuple(self._samples), self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
+        samples = tuple(chain.from_iterable(self._samples.values()))
+        explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
         self._explaining = self._ask_apart(explain, nothing, explained, within=_EXPLAINED_WITHIN)
 
     def _report_now(self) -> None:
@@ -259,7 +262,7 @@ class Coordinator:
             self._reporter.pace = self.stragglers.last_pace
             self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
-        status, why = outcome or (status, self.state.why.name.lower() if self.state.why is not None else "failed")
+        status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
         self._over_at = clock.now() + QUIT_TIMEOUT
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
@@ -268,7 +271,7 @@ class Coordinator:
         assert self._own is not None
         self._own.take(end)
 
-    def _order(self, ids: Sequence[int], order: Order) -> None:
+    def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
         others = [id for id in ids if id != OWN]
         if self._agents is not None and others:
             self._agents.send(others, order)

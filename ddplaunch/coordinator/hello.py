@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddplaunch.control.messages import Hello
+from ddplaunch.coordinator.messages import Hello
 from ddplaunch.supervise.job import Member
 
 

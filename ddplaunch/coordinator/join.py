@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from ddplaunch import __version__
 from ddplaunch.cluster import Allocation, Rendezvous
-from ddplaunch.control import messages
-from ddplaunch.control.fields import host, line
 from ddplaunch.control.handshake import Key, key
+from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
 from ddplaunch.errors import own_imports, write_stderr
+from ddplaunch.fields import host, line
 from ddplaunch.options import token
 from ddplaunch.options.node_parsers import write_nnodes
-from ddplaunch.plan import Plan
+from ddplaunch.plan import Plan, Seat
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
@@ -123,7 +123,7 @@ def _hello(request: JoinRequest, reached: str) -> messages.Hello:
     task = request.allocation.task
     return messages.Hello(
         place=request.allocation.node_rank if task is None else task.rank,
-        seat=messages.Seat(host(host_of(request.allocation, socket.gethostname())), len(request.draft.workers)),
+        seat=Seat(host(host_of(request.allocation, socket.gethostname())), len(request.draft.workers)),
         backend=request.draft.backend,
         backend_reason=line(request.draft.reasons["backend"]),
         reached=host(reached),

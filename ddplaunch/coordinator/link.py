@@ -1,103 +1,100 @@
-"""An agent's link to the coordinator: reports go there, orders come from there. Pure values; knows no network."""
+"""An agent's link to the coordinator: reports go there, orders come from there. Knows no network.
+
+Reports and orders are values that travel as they are, as JSON, wherever the other side is elsewhere. Their fields have types that
+bound what a peer may send. Those about questions are in `control/questions.py`, which only a job that is looked into imports.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from ddplaunch.fields import Keyword, Line, Number, Port, Signal, SignalOrNone, Status, Text
 from ddplaunch.plan import Agreed
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
-if TYPE_CHECKING:  # msgspec's, which only a job that is looked into needs
-    from ddplaunch.control.questions import Answer, Question
+if TYPE_CHECKING:
+    from ddplaunch.control.questions import Answered, Ask, Forget, StacksAtEnd
     from ddplaunch.coordinator.coordinator import Coordinator
     from ddplaunch.process.apart import AskApart
-    from ddplaunch.stacks import Sample
+
+MAX_LEFT = 100  # processes that are named
+
+
+class Forward(Struct, frozen=True, tag="forward"):
+    """Pass this signal on to the workers: from a command that has started the agents, and from there to each agent."""
+
+    signum: Signal
+
 
 # --- orders: what the coordinator sends an agent
 
 
-class Generation(Struct, frozen=True, kw_only=True):
+class Generation(Struct, frozen=True, kw_only=True, tag="begin"):
     """One start of all workers, as the coordinator has set it for a node."""
 
-    number: int
-    restarts: int  # how many of --max-restarts are used
-    port: int  # MASTER_PORT
-    ranks: frozenset[int]  # of the workers of this node
-    alone: bool  # no other node takes part
+    number: Number
+    restarts: Number  # how many of --max-restarts are used
+    port: Port  # MASTER_PORT
     agreed: Agreed | None = None  # between several nodes; None: the node's draft is its plan
+    ranks_of_draft: tuple[Number, ...] = ()  # the ranks of this node then
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks of the workers of this node."""
+        return frozenset(self.ranks_of_draft if self.agreed is None else self.agreed.ranks)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other node takes part."""
+        return self.agreed is None or self.agreed.nnodes == 1
 
 
-class JobEnd(Struct, frozen=True):
+class JobEnd(Struct, frozen=True, tag="quit"):
     """How the job has ended, at least for this node."""
 
-    status: int
-    why: str  # as in `summary.json`
-    text: str = ""  # for the user; "" if there is none
-    requeue: int = 0  # the notice after which the job should go back into the queue
+    status: Status
+    why: Keyword  # as in `summary.json`
+    text: Text = ""  # for the user; "" if there is none
+    requeue: SignalOrNone = 0  # the notice after which the job should go back into the queue
     is_watched: bool = False  # a command that has started the agents is connected and does that, not node 0
 
 
-class Ask(Struct, frozen=True):
-    """A question about the workers of a node, to be answered under this number."""
-
-    number: int
-    question: Question
-
-
-class Forget(Struct, frozen=True):
-    """The question of this number need not be answered any more: who has asked is gone."""
-
-    number: int
-
-
-Order = (
-    Generation | JobEnd | Ask | Forget | node.StopOrdered | node.KillOrdered | node.StoreOrdered | node.SignalReceived
-)
+SentOrder = Generation | JobEnd | Forward | node.StopOrdered | node.KillOrdered
 
 # --- reports: what an agent sends the coordinator
 
 
-class NodeEnd(Struct, frozen=True):
+class NodeEnd(Struct, frozen=True, tag="ended"):
     """Nothing of a generation is left on this node."""
 
-    generation: int
+    generation: Number
     exits: tuple[WorkerExit, ...]
     start_failure: StartFailure | None
-    left: tuple[str, ...]  # processes that could not be ended, each as in a sentence
+    left: Annotated[
+        tuple[Line, ...], Meta(max_length=MAX_LEFT)
+    ]  # processes that could not be ended, each as in a sentence
     traces: Traces
-    samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
 
 
-class ForwardToAll(Struct, frozen=True):
-    """From a command that has started the agents: pass this signal on to the workers of all nodes."""
-
-    signum: int
-
-
-class Answered(Struct, frozen=True):
-    """The answer to the question of this number."""
-
-    number: int
-    answer: Answer
-
-
-Report = (
+SentReport = (
     node.ReportStopping
     | node.ReportNotice
     | node.Escalate
     | node.ReportStill
     | node.HoldTimeout
     | node.RequestStore
-    | node.Suspend
-    | node.Resume
     | NodeEnd
-    | ForwardToAll
-    | Answered
+    | Forward
 )
+
+if TYPE_CHECKING:
+    OrderToAll = SentOrder | Ask | Forget
+    Order = OrderToAll | node.StoreOrdered  # the last one to the coordinator's own agent only
+    Report = SentReport | Answered | StacksAtEnd | node.Suspend | node.Resume  # the last two from there only
 
 
 if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
@@ -107,6 +104,9 @@ if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
 
         def feed(self, event: node.Event) -> None:
             """Take an event."""
+
+        def forward(self, signum: int) -> None:
+            """Pass a signal on to the workers."""
 
         def print(self, text: str) -> None:
             """Print a line for the user."""
@@ -190,13 +190,21 @@ class Link(ABC):
         match order:
             case Generation():
                 self._handler.begin(order, self.address)
-            case Ask():
-                self._handler.ask(order)
-            case Forget(number):
-                self._handler.forget(number)
             case JobEnd():
                 if not self._has_ended:
                     self._has_ended = True
                     self._handler.end(order)
-            case _:
+            case Forward(signum):
+                self._handler.forward(signum)
+            case node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
                 self._handler.feed(order)
+            case _:
+                self._take_question(order)
+
+    def _take_question(self, order: Ask | Forget) -> None:
+        from ddplaunch.control.questions import Ask  # only a job that is looked into needs it
+
+        if isinstance(order, Ask):
+            self._handler.ask(order)
+        else:
+            self._handler.forget(order.number)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.cluster import Rendezvous
-from ddplaunch.control import messages
 from ddplaunch.control.dialer import Target, answers
+from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator

@@ -6,7 +6,7 @@ from selectors import BaseSelector
 from typing import TYPE_CHECKING
 
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.link import Link, Report
+from ddplaunch.coordinator.link import Link
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
 from ddplaunch.report.job_reporter import JobReporter
@@ -16,7 +16,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, Member
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import LinkHandler
+    from ddplaunch.coordinator.link import LinkHandler, Report
 
 
 class LocalLink(Link):

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddplaunch.control.arrival_answers import MAX_ENTRIES, NodeArrivals
-from ddplaunch.control.messages import Ended
-from ddplaunch.control.questions import Answer, NodeStatus
+from ddplaunch.control.questions import Answer, NodeStatus, StacksAtEnd
 from ddplaunch.control.stack_answers import NodeStacks
+from ddplaunch.coordinator.link import NodeEnd
 
 _MAX_PROCESSES = 65  # of a worker: itself, and what `stacks.take` asks at most of what it has started
 _MAX_SERIES = 128  # of a worker: process groups
 
 
-def speaks_for_others(ended: Ended, own: Sequence[int]) -> bool:
-    """Whether the end of a generation names workers that are not the agent's own, or one of them twice."""
-    ranks = [end.rank for end in ended.exits]
-    named = [*ranks, *([ended.start_failure.rank] if ended.start_failure else [])]
-    named += [process.rank for process in ended.stacks.processes] if ended.stacks else []
+def speaks_for_others(report: NodeEnd | StacksAtEnd, own: Sequence[int]) -> bool:
+    """Whether what is said of the end of a generation names workers that are not the agent's own, or ends one of them twice."""
+    if isinstance(report, StacksAtEnd):
+        return not all(process.rank in own for process in report.stacks.processes)
+    ranks = [end.rank for end in report.exits]
+    named = [*ranks, *([report.start_failure.rank] if report.start_failure else [])]
     return len(set(ranks)) < len(ranks) or not all(rank in own for rank in named)
 
 

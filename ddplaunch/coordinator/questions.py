@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.control.questions import Answer, NoAnswer, Question
-from ddplaunch.coordinator.link import Answered, Ask, Forget, Order
+from ddplaunch.control.questions import Answer, Answered, Ask, Forget, NoAnswer, Question
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import Member
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import OrderToAll
 
 
 class Asker(Struct, frozen=True, kw_only=True):
@@ -33,7 +36,7 @@ class Questions:
     def __init__(
         self,
         members: Callable[[], Mapping[int, Member]],
-        send: Callable[[Sequence[int], Order], None],
+        send: Callable[[Sequence[int], OrderToAll], None],
         clock: Callable[[], float],
     ) -> None:
         self._members = members

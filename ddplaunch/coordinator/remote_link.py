@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
-from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
-from ddplaunch.control.fields import Malformed
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
-from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, Report
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd
 from ddplaunch.coordinator.sequence import OrderSequence
+from ddplaunch.fields import Malformed
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.clock import PROCESS_CLOCK, paused
+from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.node import ReportStopping
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import LinkHandler
+    from ddplaunch.coordinator.link import LinkHandler, Report
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
@@ -138,12 +137,12 @@ class RemoteLink(Link):
         if self._peer is not None and self._sequence is not None:
             if isinstance(report, NodeEnd):
                 self._sequence.ended()
-            if (message := wire.encode_report(report)) is not None:
-                self._peer.send(messages.encode(message))
-        elif isinstance(report, ReportStopping):
+            if not isinstance(report, node.Suspend | node.Resume):  # here the time of the job goes on
+                self._peer.send(messages.encode(messages.fitted(report)))
+        elif isinstance(report, node.ReportStopping):
             # no other agent knows of this node yet
             status = exitcodes.of_signal(report.signum) if report.signum else exitcodes.NODE_LOST
-            self.take(JobEnd(status=status, why=report.why.name.lower()))
+            self.take(JobEnd(status=status, why=report.why.value))
 
     def expect_one_fewer(self) -> None:
         """Ignore it: only the agent of node 0 learns of nodes that were given up."""
@@ -162,11 +161,11 @@ class RemoteLink(Link):
         except Malformed as error:
             self._lose(f"the coordinator sent a malformed message ({error})")
             return
-        order = wire.decode_order(message, self._clock())
-        if isinstance(message, messages.Ping) and self._peer is not None:
-            self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
-        elif order is not None:
-            self.take(order)
+        if isinstance(message, messages.Ping):
+            if self._peer is not None:
+                self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
+        else:
+            self.take(messages.on_arrival(message, self._clock()))
 
     def _closed(self, reason: str) -> None:
         # who was paused is lost to the others, and not they to it

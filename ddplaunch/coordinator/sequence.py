@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ddplaunch.control.fields import Malformed
-from ddplaunch.control.messages import Begin, Hello, ToAgent, Watch
+from ddplaunch.coordinator.link import Generation
+from ddplaunch.coordinator.messages import Hello, ToAgent, Watch
+from ddplaunch.fields import Malformed
 
 
 class OrderSequence:
@@ -24,15 +25,17 @@ class OrderSequence:
         Raises:
             Malformed: it begins what this agent cannot begin.
         """
-        if not isinstance(message, Begin):
+        if not isinstance(message, Generation):
             return
-        hello = self._hello
+        agreed, hello = message.agreed, self._hello
+        if agreed is None:
+            raise Malformed("begins workers without saying which")
         if not isinstance(hello, Hello):
             raise Malformed("begins workers where there are none")
-        if message.counts[message.place] != hello.seat.workers:
-            raise Malformed(f"place {message.place} has another number of workers")
-        if hello.place is not None and hello.place < message.nnodes and message.place != hello.place:
-            raise Malformed(f"place {message.place} for node rank {hello.place}")
-        if self._runs or message.generation <= self._generation:
-            raise Malformed(f"generation {message.generation} after {self._generation}")
-        self._generation, self._runs = message.generation, True
+        if len(agreed.ranks) != hello.seat.workers:
+            raise Malformed(f"place {agreed.place} has another number of workers")
+        if hello.place is not None and hello.place < agreed.nnodes and agreed.place != hello.place:
+            raise Malformed(f"place {agreed.place} for node rank {hello.place}")
+        if self._runs or message.number <= self._generation:
+            raise Malformed(f"generation {message.number} after {self._generation}")
+        self._generation, self._runs = message.number, True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
+from ddplaunch.fields import HOST
 from ddplaunch.options.durations import duration, positive_duration
-from ddplaunch.options.parsers import MOST, UNPRINTABLE, BadValue, digits, quoted, switch
+from ddplaunch.options.parsers import MOST, BadValue, digits, quoted, switch
 from ddplaunch.spec import Fault
 
-NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets
-HOST = f"[^{NOT_IN_HOSTS}]+"
 _ENDPOINT = r"(?:\[[\w.:%-]+\]|[\w.-]+)(?::(\d{1,5}))?|[\w.%-]*:[\w.%-]*:[\w.:%-]*"  # the last: bare IPv6
 _FAULTS = ("kill", "node", "hang", "slow")
 _FAULT = r"([a-z]+):(\d{1,9})@(.+)"

@@ -6,15 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from signal import Signals
 
+from ddplaunch.fields import NAME
 from ddplaunch.spec import StreamChoice, Streams
 
 MOST = 65536  # nodes of a job, and workers of a node
 _LARGEST = 2**31 - 1  # ranks, counts and ports are C ints in torch
 _UUID = r"(?:GPU|MIG)-[0-9A-Za-z/-]+"
 VARIABLE = r"[A-Za-z_][0-9A-Za-z_]*"
-NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
-# within brackets: control characters, those that change the direction or have no width, halves of characters
-UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 
 
 class BadValue(ValueError):

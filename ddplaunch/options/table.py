@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddplaunch.fields import BACKENDS
 from ddplaunch.options import durations, node_parsers, parsers
 from ddplaunch.options.option import Alias, Option, Reach
 
@@ -9,7 +10,6 @@ _NAME = parsers.text("expected a name")
 _PINS = ("device", "visible", "none")
 _CPU_BINDS = ("none", "cores", "numa")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-BACKENDS = ("nccl", "gloo", "mpi", "xccl", "ucc")
 _RENDEZVOUS = ("static", "c10d", "etcd", "etcd-v2")
 _SHARING = ("file_descriptor", "file_system")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")

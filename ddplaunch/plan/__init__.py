@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from ddplaunch.fields import MAX_RANKS, MAX_SEATS, Backend, Host, Line, Name, Number, Workers
 
 
 class WorkerPlan(Struct, frozen=True, kw_only=True):
@@ -34,8 +37,21 @@ HIDDEN = "..."  # in place of a value that is shown nowhere
 class Seat(Struct, frozen=True):
     """A node as all others see it; where a command was started for each rank, one such command."""
 
-    host: str  # "" of another node that runs elsewhere
-    workers: int
+    host: Host  # "" of another node that runs elsewhere
+    workers: Workers
+
+
+class SeatRun(Struct, frozen=True, array_like=True):
+    """So many seats in a row with equally many workers each."""
+
+    seats: Annotated[int, Meta(ge=1, le=MAX_SEATS)]
+    workers: Workers
+
+
+def seat_runs(seats: Iterable[Seat]) -> tuple[SeatRun, ...]:
+    """Return the numbers of workers of these seats as runs of equal ones."""
+    alike = groupby(seat.workers for seat in seats)
+    return tuple(SeatRun(sum(1 for _ in each), workers) for workers, each in alike)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -110,11 +126,38 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Agreed(Struct, frozen=True, kw_only=True):
-    """What the agents of several nodes have agreed on before a generation."""
+    """What the agents of several nodes have agreed on before a generation; the coordinator sends it to each of them."""
 
-    run_id: str
-    place: int  # which of the seats is this node's
-    seats: tuple[Seat, ...]
-    address: str  # MASTER_ADDR
-    backend: str
-    backend_reason: str
+    run_id: Name
+    place: Number  # which of the seats is this node's
+    # by place; one by one, seats would be most of all that is sent
+    seat_runs: Annotated[tuple[SeatRun, ...], Meta(max_length=MAX_SEATS)]
+    address: Host  # MASTER_ADDR
+    backend: Backend
+    backend_reason: Line
+
+    def __post_init__(self) -> None:
+        if self.nnodes > MAX_SEATS or self.place >= self.nnodes:
+            raise ValueError(f"place {self.place} of {self.nnodes} seats")
+        if sum(run.seats * run.workers for run in self.seat_runs) > MAX_RANKS:
+            raise ValueError("more ranks than there can be")
+
+    @property
+    def nnodes(self) -> int:
+        """How many seats there are."""
+        return sum(run.seats for run in self.seat_runs)
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """The seats, without the names of their hosts."""
+        return tuple(Seat("", run.workers) for run in self.seat_runs for _ in range(run.seats))
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node: they are node-major, those of the seats before it come first."""
+        first, before = 0, self.place
+        for run in self.seat_runs:
+            if before < run.seats:
+                return range(first + before * run.workers, first + (before + 1) * run.workers)
+            first, before = first + run.seats * run.workers, before - run.seats
+        raise AssertionError("the place is one of the seats")

@@ -10,7 +10,7 @@ from ddplaunch.cluster import Allocation
 from ddplaunch.devices import Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.plan import Agreed, Plan, WorkerPlan, assign, backend, pin, variables
+from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, backend, pin, variables
 from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
@@ -27,12 +27,13 @@ def make_plan(
     run_id: str,
     agreed: Agreed | None = None,
     interface: str | None = None,
+    seats: tuple[Seat, ...] | None = None,
     ranks: Sequence[range] | None = None,
 ) -> Plan:
     """Decide everything about the job; until something is agreed with other nodes they are taken to be like this one.
 
-    `interface` is the network interface that leads to the other nodes. `ranks` are those of all agreed seats, from who makes
-    the plans of many nodes and counts them once.
+    `interface` is the network interface that leads to the other nodes. `seats` are all that were agreed on, and
+    `ranks` theirs, from a caller that makes the plans of many nodes and counts them once.
 
     Raises:
         LaunchError: what was asked for does not fit this node.
@@ -51,7 +52,8 @@ def make_plan(
     if agreed is not None:
         chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
     place = agreed.place if agreed is not None else place_of(allocation)
-    seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
+    if seats is None:
+        seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
     if ranks is None:
         ranks = ranks_of_all(seats)
     world_size = ranks[-1].stop

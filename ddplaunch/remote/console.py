@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable
 from itertools import chain
 
+from ddplaunch import fields
 from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue, watch
-from ddplaunch.control import fields
 from ddplaunch.errors import below, visible
 from ddplaunch.output.bars import Bar, BarFeed, unpack
 from ddplaunch.process import clock

@@ -12,7 +12,7 @@ from ddplaunch import __version__, exitcodes
 from ddplaunch.agent import child
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
-from ddplaunch.control.fields import Malformed
+from ddplaunch.fields import Malformed
 from ddplaunch.process import clock
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos

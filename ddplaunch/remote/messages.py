@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ddplaunch.control.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder, text
 from ddplaunch.errors import LaunchError
+from ddplaunch.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, Port, Status, Text, decoder, text
 
 _Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT

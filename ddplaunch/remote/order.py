@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ddplaunch.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.control.fields import line
 from ddplaunch.devices.node import Node
+from ddplaunch.fields import line
 from ddplaunch.options.option import Reach
 from ddplaunch.options.resolve import received, sent
 from ddplaunch.output.streams import Screen, Stream

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed
 from ddplaunch.control.questions import WorkerStatus
 from ddplaunch.errors import LaunchError, below, count, visible
 from ddplaunch.exitcodes import NODE_LOST, OK
+from ddplaunch.fields import Malformed
 from ddplaunch.process import tree
 from ddplaunch.runs import client, find, stacks
 

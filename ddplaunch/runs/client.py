@@ -11,10 +11,10 @@ from contextlib import ExitStack, suppress
 from msgspec import Struct
 
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed
 from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
+from ddplaunch.fields import Malformed
 from ddplaunch.process import clock
 from ddplaunch.report import run_socket
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST, OK
+from ddplaunch.fields import Malformed
 from ddplaunch.report.words import duration
 from ddplaunch.runs import client, find
 

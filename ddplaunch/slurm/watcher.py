@@ -16,9 +16,10 @@ from functools import partial
 from ddplaunch import exitcodes
 from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
-from ddplaunch.control import messages
 from ddplaunch.control.handshake import key
-from ddplaunch.coordinator.link import Ask, ForwardToAll, Generation, JobEnd
+from ddplaunch.control.questions import Ask
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.link import Forward, Generation, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
 from ddplaunch.process import clock
@@ -113,6 +114,9 @@ class Watcher:
                 self._why = Why.FRONT_LOST
                 self._stop(signal.SIGTERM)
 
+    def forward(self, signum: int) -> None:
+        """Do nothing: the coordinator passes signals on to agents, and gets them from here."""
+
     def print(self, text: str) -> None:
         """Print nothing: srun reports a step that waits for its nodes."""
 
@@ -162,7 +166,7 @@ class Watcher:
         if not self._link.is_reached:
             return
         for signum in self._forwards:
-            self._link.send(ForwardToAll(signum))
+            self._link.send(Forward(signum))
         self._forwards.clear()
         if self._stop_pending:
             self._stop_pending, self._end_by = False, None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec.structs import asdict
 
-from ddplaunch.control.fields import line, number, piece, size, text
+from ddplaunch.control.questions import StacksAtEnd
 from ddplaunch.control.stack_answers import (
     MAX_CALLS,
     MAX_FRAMES,
@@ -27,11 +28,13 @@ from ddplaunch.control.stack_answers import (
     SentProcess,
     SentThread,
 )
+from ddplaunch.fields import line, number, piece, size, text
 from ddplaunch.stacks import Call, Group, Sample, Thread
 from ddplaunch.supervise.outcome import Frame
 
 T = TypeVar("T", bound=Hashable)
 _NATIVE = 20_000  # characters of a process
+_MOST_AT_END = 1 << 20  # bytes
 
 
 class _Table(Generic[T]):
@@ -62,6 +65,12 @@ def sent(samples: Iterable[Sample], *, threads: bool) -> NodeStacks:
         members=tuple(tuple(map(number, ranks[:MAX_RANKS])) for ranks in members.places),
         processes=processes,
     )
+
+
+def stacks_at_end(generation: int, samples: Sequence[Sample]) -> StacksAtEnd | None:
+    """Return the report of these samples at the end of a generation; None if they are too many for a message."""
+    stacks = sent(samples, threads=False)
+    return StacksAtEnd(generation, stacks) if len(msgspec.json.encode(stacks)) <= _MOST_AT_END else None
 
 
 def _process(

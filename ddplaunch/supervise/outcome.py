@@ -1,11 +1,17 @@
-"""The facts about workers and jobs that ended, as the report, the summary and the first-failure rule read them. Pure data."""
+"""The facts about workers and jobs that ended, as the report, the summary and the first-failure rule read them. Pure data.
+
+They travel from agent to coordinator as they are: a receiver checks the types of their fields, which bound what a peer may send.
+"""
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import Enum
 from signal import Signals
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from ddplaunch.fields import Duration, Line, Number, Piece, Seconds, Signal, Size, Status, Text
 
 # `ClusterEnding.text` where the table of causes has a row for it
 PREEMPTED = "preempted"
@@ -15,59 +21,64 @@ OUT_OF_WALLTIME = "out of walltime"
 class Why(Enum):
     """Why workers are no longer to run: those of a node, or those of the whole job."""
 
-    FINISHED = auto()
-    FAILED = auto()
-    SIGNALLED = auto()
-    TIMED_OUT = auto()
-    HUNG = auto()
-    FRONT_LOST = auto()
-    NODE_LOST = auto()
-    NODE_LEFT = auto()
-    NODE_JOINED = auto()
-    NOT_MET = auto()
-    COORDINATOR = auto()  # it ordered this node to stop
-    JOB_ENDED = auto()
+    FINISHED = "finished"
+    FAILED = "failed"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed_out"
+    HUNG = "hung"
+    FRONT_LOST = "front_lost"
+    NODE_LOST = "node_lost"
+    NODE_LEFT = "node_left"
+    NODE_JOINED = "node_joined"
+    NOT_MET = "not_met"
+    COORDINATOR = "coordinator"  # it ordered this node to stop
+    JOB_ENDED = "job_ended"
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class Frame(Struct, frozen=True, kw_only=True, array_like=True):
     """One line of a Python traceback."""
 
-    file: str
-    line: int
-    function: str
-    source: str = ""  # the source line, stripped; empty: not known
+    file: Piece
+    line: Number
+    function: Piece
+    source: Piece = ""  # the source line, stripped; empty: not known
 
 
-class WorkerError(Struct, frozen=True, kw_only=True):
+class WorkerError(Struct, frozen=True, kw_only=True, array_like=True):
     """The exception that ended a worker, as its bootstrap (or torch's @record) wrote it to the error file."""
 
-    type: str  # "RuntimeError", "torch.cuda.OutOfMemoryError"
-    message: str  # str(exception); may have several lines
-    traceback: str  # as Python printed it
-    frames: tuple[Frame, ...] = ()  # outermost first; empty if only the text is known
-    at: float | None = None  # CLOCK_MONOTONIC seconds of this host; None: not recorded
+    type: Piece  # "RuntimeError", "torch.cuda.OutOfMemoryError"
+    message: Text  # str(exception); may have several lines
+    traceback: Text  # as Python printed it
+    # outermost first; empty if only the text is known
+    frames: Annotated[tuple[Frame, ...], Meta(max_length=100)] = ()
+    at: Seconds | None = None  # CLOCK_MONOTONIC seconds of this host; None: not recorded
 
 
-class WorkerExit(Struct, frozen=True, kw_only=True):
+class WorkerExit(Struct, frozen=True, kw_only=True, array_like=True):
     """The end of one worker."""
 
-    rank: int
-    local_rank: int
-    host: str
-    pid: int
-    device: str
-    code: int | None  # exit status, None if a signal ended it
-    signal: int | None  # the signal that ended it
-    at: float  # CLOCK_MONOTONIC seconds
-    seconds: float  # how long it ran
-    stopped_with: int | None = None  # the last signal that ddplaunch had sent to end it, None: it ended on its own
-    stopped_at: float | None = None  # when the first such was sent, CLOCK_MONOTONIC seconds
+    rank: Number
+    local_rank: Number
+    host: Line
+    pid: Number
+    device: Line
+    code: Status | None  # exit status, None if a signal ended it
+    signal: Signal | None  # the signal that ended it
+    at: Seconds  # CLOCK_MONOTONIC seconds
+    seconds: Duration  # how long it ran
+    stopped_with: Signal | None = None  # the last signal that ddplaunch had sent to end it, None: it ended on its own
+    stopped_at: Seconds | None = None  # when the first such was sent, CLOCK_MONOTONIC seconds
     core_dumped: bool = False
-    peak_rss: int = 0  # bytes, of the worker or the largest child it waited for
-    cpu_seconds: float = 0.0  # user and system, of the worker and the children it waited for
+    peak_rss: Size = 0  # bytes, of the worker or the largest child it waited for
+    cpu_seconds: Duration = 0.0  # user and system, of the worker and the children it waited for
     error: WorkerError | None = None
-    stderr_tail: str = ""  # the last lines of its stderr, decoded with errors replaced; "" if not captured
-    log: str | None = None  # path of its stderr log
+    stderr_tail: Text = ""  # the last lines of its stderr, decoded with errors replaced; "" if not captured
+    log: Line | None = None  # path of its stderr log
+
+    def __post_init__(self) -> None:
+        if (self.code is None) == (self.signal is None):
+            raise ValueError("a worker ends with a status or by a signal")
 
     @property
     def status(self) -> int:
@@ -91,11 +102,11 @@ class WorkerExit(Struct, frozen=True, kw_only=True):
 class StartFailure(Struct, frozen=True):
     """A worker that could not be started."""
 
-    rank: int
-    host: str
-    reason: str
-    status: int  # that the command should end with
-    errno: int = 0  # of the system call that failed, if one has
+    rank: Number
+    host: Line
+    reason: Line
+    status: Annotated[int, Meta(ge=1, le=255)]  # that the command should end with
+    errno: Number = 0  # of the system call that failed, if one has
 
 
 class ClusterEnding(Struct, frozen=True):
@@ -108,10 +119,10 @@ class ClusterEnding(Struct, frozen=True):
 class Traces(Struct, frozen=True, kw_only=True):
     """What only the node itself knows about the end of its workers."""
 
-    oom_kills: int  # processes that the kernel killed for memory while the job ran
+    oom_kills: Number  # processes that the kernel killed for memory while the job ran
     oom_kills_of_machine: bool = False  # not of our cgroup alone, which does not tell
-    shm: tuple[int, int] | None  # bytes of /dev/shm, and how many of them are free
-    log_folder: str | None
+    shm: tuple[Size, Size] | None  # bytes of /dev/shm, and how many of them are free
+    log_folder: Line | None
 
 
 class Intent(Struct, frozen=True, kw_only=True):

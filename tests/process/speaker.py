@@ -106,19 +106,20 @@ def hello(place: int | None = None, host: str = "visitor", workers: int = 1, **f
     }
 
 
-def ended(generation: int = 0, exits: object = (), stacks: object = None) -> dict[str, Any]:
+def ended(generation: int = 0, exits: object = ()) -> dict[str, Any]:
     return {
         "type": "ended",
         "generation": generation,
         "exits": exits,
         "start_failure": None,
         "left": (),
-        "oom_kills": 0,
-        "shm": None,
-        "log_folder": None,
-        "stacks": stacks,
+        "traces": {"oom_kills": 0, "shm": None, "log_folder": None},
     }
 
 
-END = [1, 0, 4711, "cpu", 7, None, 5.0, 1.0, None, None, False, 0, 0.0, None, "", None]
-STOPPING = {"type": "stopping", "why": "SIGNALLED", "signum": 15}
+def stacks_at_end(stacks: object) -> dict[str, Any]:
+    return {"type": "stacks_at_end", "generation": 0, "stacks": stacks}
+
+
+END = [1, 0, "", 4711, "cpu", 7, None, 5.0, 1.0, None, None, False, 0, 0.0, None, "", None]
+STOPPING = {"type": "stopping", "why": "signalled", "signum": 15}

@@ -348,7 +348,7 @@ def test_an_old_protocol_is_refused_and_told_by_the_coordinator(loop) -> None:
     sock = loop.raw_socket(listener.port)
     loop.say(sock, pack(b'{"ddplaunch":3}'))
     loop.until(lambda: loop.refusals)
-    assert loop.refusals == [("127.0.0.1", "protocol 3, here 1: install the same ddplaunch on all nodes")]
+    assert loop.refusals == [("127.0.0.1", "protocol 3, here 2: install the same ddplaunch on all nodes")]
 
 
 def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> None:

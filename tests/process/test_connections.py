@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from ddplaunch.control import messages
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
+from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 
 KEY = key("a long secret", "job-1")

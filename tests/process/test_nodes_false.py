@@ -15,9 +15,10 @@ from ddplaunch.process.start import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runs import client, find
 from tests.conftest import until
-from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of
+from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
 
 PROCESS = {"pid": 1, "child": "", "threads": [], "state": "", "ended": False, "groups": None, "native": ""}
+ENDED_WELL = [*END[:5], 0, *END[6:]]
 OF_RANK_0 = {"stacks": [], "members": [], "processes": [{"rank": 0, **PROCESS}]}
 
 # --- an agent that has lost its mind
@@ -32,7 +33,7 @@ def member(nodes, program):
     visitor = Visitor(nodes.port + 1, key_of(nodes, *flags))
     visitor.say(hello(1))
     begin = visitor.hear("begin")
-    assert (begin["place"], begin["generation"]) == (1, 0)
+    assert (begin["agreed"]["place"], begin["number"]) == (1, 0)
     (nodes.home / "signs" / "ready-1").touch()
     nodes.sign("ready-0")
     yield visitor
@@ -54,7 +55,7 @@ def test_the_end_of_another_generation_is_none(member, nodes):
 
 
 def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
-    member.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    member.say(ended(exits=[ENDED_WELL]))
     for _ in range(20):
         member.say(ended(exits=[END]))
     (nodes.home / "signs" / "go").touch()
@@ -71,7 +72,7 @@ def test_an_end_that_is_told_again_and_again_counts_once(member, nodes):
         (b"\xff" * 1000, "sent a malformed message ("),
         (ended(exits=[[0, *END[1:]]]), "sent a malformed message (the end of workers that are not its own)"),
         (ended(exits=[END, END]), "sent a malformed message (the end of workers that are not its own)"),
-        (ended(stacks=OF_RANK_0), "sent a malformed message (the end of workers that are not its own)"),
+        (stacks_at_end(OF_RANK_0), "sent a malformed message (the end of workers that are not its own)"),
     ],
     ids=["hello twice", "half a message", "random bytes", "the end of others", "two ends of one", "stacks of others"],
 )
@@ -89,7 +90,9 @@ def test_malformed_stacks_are_dropped_with_one_warning_and_the_node_is_kept(memb
         member.say({"type": "answered", "number": 1, "answer": malformed})
     (nodes.home / "signs" / "go").touch()
     until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
-    member.say(ended(exits=[[*END[:4], 0, *END[5:]]], stacks=malformed if asked == "the end" else None))
+    if asked == "the end":
+        member.say(stacks_at_end(malformed))
+    member.say(ended(exits=[ENDED_WELL]))
     assert member.hear("quit")["status"] == 0
     member.sock.close()
     assert nodes.statuses() == [0]
@@ -112,10 +115,11 @@ def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answe
         answers = {reply.node_rank: reply.answer for reply in replies if isinstance(reply, requests.NodeReply)}
     assert isinstance(answers[0], NodeStatus)
     assert answers[1] == NoAnswer("speaks of workers that are not its own")
-    assert "warning: what visitor has sent about its workers was dropped: it speaks" in nodes.started[0].err
+    dropped = "warning: what visitor has sent about its workers was dropped: it speaks"
+    until(lambda: dropped in nodes.started[0].err, "the warning")
     (nodes.home / "signs" / "go").touch()
     until(lambda: nodes.events_of(0, "swept"), "the end of the workers")
-    member.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    member.say(ended(exits=[ENDED_WELL]))
     assert member.hear("quit")["status"] == 0
     member.sock.close()
     assert nodes.statuses() == [0]
@@ -130,7 +134,7 @@ def test_nobody_switches_a_timeout_off_in_a_job_that_is_not_debugged(nodes, prog
     visitor.hear("begin")
     visitor.say({"type": "held", "held": True})
     visitor.hear("stop")
-    visitor.say(ended(exits=[[*END[:4], 0, *END[5:]]]))
+    visitor.say(ended(exits=[ENDED_WELL]))
     assert visitor.hear("quit")["why"] == "timed_out"
     visitor.sock.close()
     assert nodes.statuses() == [124]
@@ -151,7 +155,8 @@ def test_what_takes_for_ever_to_compare_holds_up_no_report_for_long(nodes):
         {**PROCESS, "rank": rank, "groups": [[f"{rank}-{n}", "", 0, [call]] for n in range(256)]}
         for rank in range(1, 13)
     ]
-    visitor.say(ended(stacks={"stacks": [], "members": [list(range(65_536))], "processes": processes}))
+    visitor.say(stacks_at_end({"stacks": [], "members": [list(range(65_536))], "processes": processes}))
+    visitor.say(ended())
     began = time.monotonic()
     assert visitor.hear("quit")["status"] == 1
     assert time.monotonic() - began < 20
@@ -185,30 +190,32 @@ def test_an_agent_that_is_silent_from_the_beginning_is_given_up(nodes, program):
 
 
 def begin(hello: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {
-        "type": "begin",
-        "generation": 0,
-        "place": 1,
-        "seats": [[1, 2], [1, hello["seat"]["workers"]]],
+    agreed = {
         "run_id": "run",
+        "place": 1,
+        "seat_runs": [[1, 2], [1, hello["seat"]["workers"]]],
         "address": "127.0.0.1",
-        "port": 4242,
         "backend": "gloo",
         "backend_reason": "",
-        "restarts": 0,
-        **fields,
+    }
+    order = {"type": "begin", "number": 0, "restarts": 0, "port": 4242}
+    order |= {name: value for name, value in fields.items() if name not in agreed}
+    return {
+        **order,
+        "agreed": fields.get("agreed", {**agreed, **{name: fields[name] for name in agreed if name in fields}}),
     }
 
 
 MANY = [[1, 2], [1, 65536]]
 ORDERS = {
-    "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.run_id`"),
-    "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.run_id`"),
-    "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.address`"),
-    "workers of others": ([{"seats": MANY}], "place 1 has another number of workers"),
+    "a folder elsewhere": ([{"run_id": "../../../elsewhere"}], "unexpected text - at `$.agreed.run_id`"),
+    "no path at all": ([{"run_id": "a\0b"}], "unexpected text - at `$.agreed.run_id`"),
+    "a terminal": ([{"address": "\x1b[2J"}], "unexpected text - at `$.agreed.address`"),
+    "workers of others": ([{"seat_runs": MANY}], "place 1 has another number of workers"),
     "another node's place": ([{"place": 0}], "place 0 has another number of workers"),
-    "no such place": ([{"place": 7}], "place 7 of 2 seats"),
-    "two generations at once": ([{}, {"generation": 1}], "generation 1 after 0"),
+    "no such place": ([{"place": 7}], "place 7 of 2 seats - at `$.agreed`"),
+    "no place": ([{"agreed": None}], "begins workers without saying which"),
+    "two generations at once": ([{}, {"number": 1}], "generation 1 after 0"),
 }
 
 

@@ -1,10 +1,16 @@
-"""What to do: the actions that `step` asks for. The agent carries them out, in their order."""
+"""What to do: the actions that `step` asks for. The agent carries them out, in their order.
+
+Those with a tag are reports to the coordinator, and travel as they are.
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.fields import Duration, Signal, SignalOrNone
 from ddplaunch.supervise.outcome import Why
+
+_OWN_REASONS = (Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)  # the coordinator orders all other stops itself
 
 
 class StartWorkers(Struct, frozen=True):
@@ -83,7 +89,7 @@ class LookForRaised(Struct, frozen=True):
     """Report each worker that has recorded an exception and still runs."""
 
 
-class RequestStore(Struct, frozen=True):
+class RequestStore(Struct, frozen=True, tag="request_store"):
     """Request from the coordinator that torch's store be hosted on node 0."""
 
 
@@ -127,33 +133,37 @@ class Exit(Struct, frozen=True):
     status: int
 
 
-class ReportStopping(Struct, frozen=True):
+class ReportStopping(Struct, frozen=True, tag="stopping"):
     """Report to the coordinator that this node stops, and why."""
 
     why: Why
-    signum: int
+    signum: SignalOrNone
     by_cluster: bool = False  # which sends the signal to the workers of all nodes itself
 
+    def __post_init__(self) -> None:
+        if self.why not in _OWN_REASONS:
+            raise ValueError(f"no node stops by itself with the reason {self.why.value}")
 
-class ReportNotice(Struct, frozen=True):
+
+class ReportNotice(Struct, frozen=True, tag="noticed"):
     """Report a signal to the coordinator that decides whether the job is queued again: a notice, or a user's stop."""
 
-    signum: int
+    signum: Signal
 
 
-class Escalate(Struct, frozen=True):
+class Escalate(Struct, frozen=True, tag="escalate"):
     """Report to the coordinator that the user does not want to wait for the stop."""
 
-    signum: int
+    signum: Signal
 
 
-class ReportStill(Struct, frozen=True):
+class ReportStill(Struct, frozen=True, tag="still"):
     """Report to the coordinator that no worker of this node has moved for so many seconds."""
 
-    seconds: float
+    seconds: Duration
 
 
-class HoldTimeout(Struct, frozen=True):
+class HoldTimeout(Struct, frozen=True, tag="held"):
     """Report to the coordinator that the user debugs a worker, or does no longer: --timeout waits for that."""
 
     held: bool

@@ -1,9 +1,13 @@
-"""What happened: the events that `step` takes, in their order. Times are seconds of the agent's clock of deadlines."""
+"""What happened: the events that `step` takes, in their order. Times are seconds of the agent's clock of deadlines.
+
+Those with a tag are orders of the coordinator, and travel as they are; on arrival they get the time of the receiver.
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from ddplaunch.fields import Duration, Seconds, Signal
 from ddplaunch.supervise.outcome import StartFailure, WorkerError, WorkerExit
 
 
@@ -144,20 +148,20 @@ class GenerationBegun(Struct, frozen=True):
     alone: bool = False  # no other node takes part
 
 
-class StopOrdered(Struct, frozen=True):
+class StopOrdered(Struct, frozen=True, tag="stop"):
     """The coordinator wants the workers to be stopped: something happened on another node, or the job's time is up."""
 
-    signum: int
-    at: float
+    signum: Signal
+    at: Seconds
     time_is_up: bool = False
     by_cluster: bool = False  # the cluster sends it to the workers of all nodes itself
-    silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
+    silent: Duration = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
 
-class KillOrdered(Struct, frozen=True):
+class KillOrdered(Struct, frozen=True, tag="kill"):
     """The user of another node does not want to wait for the stop."""
 
-    at: float
+    at: Seconds
 
 
 class JobEnded(Struct, frozen=True):

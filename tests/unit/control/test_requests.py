@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.control import requests
-from ddplaunch.control.fields import Malformed
+from ddplaunch.fields import Malformed
 from tests.unit.hostile import altered, taken
 
 RUN = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddplaunch.control.questions import Answer, AskStatus, NoAnswer, NodeStatus
-from ddplaunch.coordinator.link import Answered, Ask, Forget, Order
+from ddplaunch.control.questions import Answer, Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
 from ddplaunch.coordinator.questions import Asker, Questions
 from ddplaunch.supervise.job import Member
+
+if TYPE_CHECKING:
+    from ddplaunch.coordinator.link import OrderToAll
 
 MEMBERS = {id: Member(id=id, host=f"host-{id}", workers=1, wanted=None) for id in range(3)}
 FINE = NodeStatus(())
@@ -19,7 +22,7 @@ class Bed:
     """Questions, the orders that come of them, and what the one who asks is told."""
 
     now: float = 0.0
-    sent: list[tuple[Sequence[int], Order]] = field(default_factory=list)
+    sent: list[tuple[Sequence[int], OrderToAll]] = field(default_factory=list)
     told: list[tuple[int, Answer] | str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

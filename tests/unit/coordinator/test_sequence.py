@@ -6,37 +6,37 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.control.fields import Malformed
-from ddplaunch.control.messages import Begin, Forward, Hello, Kill, NodeFacts, Ping, Seat, Seats, Stop, Watch
+from ddplaunch.coordinator.link import Forward, Generation
+from ddplaunch.coordinator.messages import Hello, NodeFacts, Ping, Watch
 from ddplaunch.coordinator.sequence import OrderSequence
+from ddplaunch.fields import Malformed
+from ddplaunch.plan import Agreed, Seat, SeatRun
+from ddplaunch.supervise.node import KillOrdered, StopOrdered
 
 FACTS = NodeFacts(ddplaunch="", python="", torch="", script="", nnodes="")
-HERE, THERE = Seats(1, 2), Seats(1, 4)
+HERE, THERE = SeatRun(1, 2), SeatRun(1, 4)
 
 
 def sequence(place: int | None = 1) -> OrderSequence:
     return OrderSequence(Hello(place, Seat("here", 2), "gloo", "", "there", FACTS))
 
 
-def begin(**fields: Any) -> Begin:
+def begin(number: int = 0, **fields: Any) -> Generation:
     found = {
-        "generation": 0,
-        "place": 1,
-        "seats": (THERE, HERE),
         "run_id": "r",
+        "place": 1,
+        "seat_runs": (THERE, HERE),
         "address": "there",
-        "port": 1,
         "backend": "gloo",
         "backend_reason": "",
-        "restarts": 0,
     }
-    return Begin(**{**found, **fields})
+    return Generation(number=number, restarts=0, port=1, agreed=Agreed(**{**found, **fields}))
 
 
 def test_one_generation_begins_after_the_other() -> None:
     orders = sequence()
     for generation in (0, 1, 7):
-        orders.check(begin(generation=generation))
+        orders.check(begin(generation))
         orders.ended()
 
 
@@ -49,8 +49,8 @@ def test_an_agent_without_a_rank_takes_any_place_and_one_that_is_too_high_for_th
     ("fields", "said"),
     [
         ({"place": 0}, "place 0 has another number of workers"),
-        ({"seats": (Seats(2, 4),)}, "place 1 has another number of workers"),
-        ({"seats": (HERE, THERE), "place": 0}, "place 0 for node rank 1"),
+        ({"seat_runs": (SeatRun(2, 4),)}, "place 1 has another number of workers"),
+        ({"seat_runs": (HERE, THERE), "place": 0}, "place 0 for node rank 1"),
     ],
     ids=["place", "number of workers", "node rank"],
 )
@@ -64,10 +64,15 @@ def test_nothing_begins_beside_workers_that_run_or_a_second_time() -> None:
     orders = sequence()
     orders.check(begin())
     with pytest.raises(Malformed):
-        orders.check(begin(generation=1))
+        orders.check(begin(1))
     orders.ended()
     with pytest.raises(Malformed):
         orders.check(begin())
+
+
+def test_nothing_begins_on_which_nodes_have_not_agreed() -> None:
+    with pytest.raises(Malformed, match="without saying which"):
+        sequence().check(Generation(number=0, restarts=0, port=1, ranks_of_draft=(0, 1)))
 
 
 def test_a_front_begins_nothing() -> None:
@@ -77,5 +82,5 @@ def test_a_front_begins_nothing() -> None:
 
 def test_what_begins_nothing_may_come_at_any_time() -> None:
     orders = sequence()
-    for message in (Stop(15), Kill(), Forward(10), Ping(0.0)):
+    for message in (StopOrdered(15, 1.0), KillOrdered(1.0), Forward(10), Ping(0.0)):
         orders.check(message)

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
-from ddplaunch.control.messages import Answered, encode, for_coordinator
-from ddplaunch.control.questions import NoAnswer
+from ddplaunch.control.questions import Answered, NoAnswer
+from ddplaunch.coordinator.messages import encode, for_coordinator
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.coordinator.straggler_check import StragglerCheck
 from ddplaunch.stacks.arrivals import Arrivals

@@ -11,17 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control import messages, requests
-from ddplaunch.control.fields import Malformed
+from ddplaunch.control import requests
 from ddplaunch.control.frames import LIMIT
-from ddplaunch.control.questions import Answer, NoAnswer
-from ddplaunch.coordinator import wire
-from ddplaunch.coordinator.link import Answered, NodeEnd, Report
+from ddplaunch.control.questions import Answer, Answered, NoAnswer, StacksAtEnd
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.link import NodeEnd, SentReport
+from ddplaunch.fields import Malformed
 from ddplaunch.report import error_file
 from ddplaunch.stacks import Call, Group, Sample, Thread, dump, read_arrivals
 from ddplaunch.stacks.arrivals import arrivals
 from ddplaunch.stacks.recorder import parse, parse_members
-from ddplaunch.stacks.sent import sent
+from ddplaunch.stacks.sent import sent, stacks_at_end
 from ddplaunch.supervise.outcome import Frame, Traces, WorkerExit
 
 TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
@@ -120,24 +120,27 @@ error = st.fixed_dictionaries(
 error_text = error.map(lambda found: json.dumps(found).encode()) | st.binary(max_size=200)
 
 
-def travel(report: Report) -> Report | None:
+def travel(report: SentReport | Answered | StacksAtEnd) -> messages.ToCoordinator:
     """Return what arrives of a report, after proving that nothing was left out on the way."""
-    message = wire.encode_report(report)
-    assert message is not None
+    message = messages.fitted(report)
     payload = messages.encode(message)
     assert len(payload) <= LIMIT
     assert messages.for_coordinator(payload) == message
     if isinstance(report, Answered):
         reply = requests.NodeReply(0, "a", report.answer)
         assert requests.for_client(requests.encode(reply)) == reply
-    return wire.decode_report(message, "b", 0.0)
+    return message
 
 
 def fits(samples: Sequence[Sample], *ends: WorkerExit) -> None:
     """Prove that these can be sent, as the answer to a question and at the end of a generation."""
     for threads in (False, True):
-        assert isinstance(travel(Answered(1, sent(samples, threads=threads))), Answered)
-    assert isinstance(travel(NodeEnd(0, ends, None, (), TRACES, tuple(samples))), NodeEnd)
+        travel(Answered(1, sent(samples, threads=threads)))
+    if samples:
+        report = stacks_at_end(0, samples)
+        assert report is not None
+        travel(report)
+    travel(NodeEnd(0, ends, None, (), TRACES))
 
 
 @given(recorded, groups_file)
@@ -206,24 +209,22 @@ def test_of_an_answer_that_is_malformed_there_is_left_that_it_is() -> None:
     payload = messages.encode({"type": "answered", "number": 4, "answer": STACKS})
     with pytest.raises(Malformed, match="at"):
         messages.for_coordinator(payload)
-    left = messages.for_coordinator_without_words(payload)
-    assert left == messages.Answered(4, NoAnswer("has sent a malformed answer"))
+    assert messages.without_words(payload) == Answered(4, NoAnswer("has sent a malformed answer"))
 
 
-def test_of_an_end_with_malformed_stacks_all_else_is_left() -> None:
-    ended = wire.encode_report(NodeEnd(2, (END,), None, ("pid 7",), replace(TRACES, shm=(2, 1))))
-    payload = messages.encode({**json.loads(messages.encode(ended)), "stacks": STACKS})
+def test_of_malformed_stacks_at_the_end_nothing_is_left() -> None:
+    payload = messages.encode({"type": "stacks_at_end", "generation": 2, "stacks": STACKS})
     with pytest.raises(Malformed):
         messages.for_coordinator(payload)
-    assert messages.for_coordinator_without_words(payload) == ended
+    assert messages.without_words(payload) is None
 
 
 @pytest.mark.parametrize(
     "payload", [b"", b"[]", b'{"type":"held","held":3}', b'{"type":"ended"}', b'{"type":"answered"}']
 )
-def test_of_any_other_malformed_message_nothing_is_left(payload: bytes) -> None:
+def test_no_job_can_do_without_any_other_message(payload: bytes) -> None:
     with pytest.raises(Malformed):
-        messages.for_coordinator_without_words(payload)
+        messages.without_words(payload)
 
 
 def test_a_command_that_asks_is_told_which_node_has_sent_a_malformed_answer() -> None:

@@ -14,7 +14,7 @@ from ddplaunch.devices import Core, Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.devices.torch_build import TorchBuild
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan import Agreed, Plan, Seat
+from ddplaunch.plan import Agreed, Plan, Seat, seat_runs
 from ddplaunch.plan.make import make_plan
 from ddplaunch.spec import JobSpec, Program, ProgramKind, StreamChoice, Streams
 from tests.unit import builders
@@ -438,13 +438,18 @@ def agreed_plan(place: int, counts: tuple[int, ...], asked: JobSpec | None = Non
     where = replace(HERE, cluster="static", nnodes=(len(counts),) * 2, node_rank=place, endpoint=A)
     asked = asked or spec(nproc_per_node=counts[place])
     agreed = Agreed(
-        run_id="run-1", place=place, seats=seats(*counts), address="a", backend="gloo", backend_reason="agreed"
+        run_id="run-1",
+        place=place,
+        seat_runs=seat_runs(seats(*counts)),
+        address="a",
+        backend="gloo",
+        backend_reason="agreed",
     )
     return make_plan(asked, where, node(), run_id="run-1", agreed=agreed, **changes)
 
 
 def test_ranks_are_node_major_and_nodes_may_have_different_counts() -> None:
-    decided = agreed_plan(1, (2, 3, 1))
+    decided = agreed_plan(1, (2, 3, 1), seats=seats(2, 3, 1))
     assert each(decided, "RANK") == ["2", "3", "4"]
     assert each(decided, "LOCAL_RANK") == ["0", "1", "2"]
     assert set(each(decided, "WORLD_SIZE")) == {"6"}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.fields import Malformed
+from ddplaunch.fields import Malformed
 from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
 from tests.unit.hostile import altered, taken

@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control import fields, messages
-from ddplaunch.control.fields import Malformed
-from ddplaunch.coordinator import wire
+from ddplaunch import fields
+from ddplaunch.coordinator import messages
+from ddplaunch.coordinator.link import Generation, NodeEnd
+from ddplaunch.fields import Malformed
+from ddplaunch.plan.ranks import ranks_of
 from tests.unit.hostile import altered, taken
 
 SEAT = {"host": "a", "workers": 2}
 EXIT = [
     3,
     1,
+    "",
     9,
     "cpu",
     1,
@@ -45,34 +48,38 @@ HELLO = {
     "reached": "10.0.0.1",
     "facts": {"ddplaunch": "1", "python": "3", "torch": "2", "script": "a.py", "nnodes": "2"},
 }
-BEGIN = {
+BEGIN: dict[str, Any] = {
     "type": "begin",
-    "generation": 0,
-    "place": 1,
-    "seats": [[2, 4]],
-    "run_id": "run-1",
-    "address": "fe80::1%eth0",
-    "port": 29500,
-    "backend": "gloo",
-    "backend_reason": "no accelerator",
+    "number": 0,
     "restarts": 0,
+    "port": 29500,
+    "agreed": {
+        "run_id": "run-1",
+        "place": 1,
+        "seat_runs": [[2, 4]],
+        "address": "fe80::1%eth0",
+        "backend": "gloo",
+        "backend_reason": "no accelerator",
+    },
+    "ranks_of_draft": [],
 }
 ENDED = {
     "type": "ended",
     "generation": 0,
     "exits": [EXIT],
-    "start_failure": {"rank": 3, "reason": "no such file", "status": 127, "errno": 2},
+    "start_failure": {"rank": 3, "host": "", "reason": "no such file", "status": 127, "errno": 2},
     "left": ["pid 7 (python)"],
-    "oom_kills": 0,
-    "shm": [64, 8],
-    "log_folder": "/runs/1",
-    "stacks": None,
-    "oom_kills_of_machine": False,
+    "traces": {"oom_kills": 0, "oom_kills_of_machine": False, "shm": [64, 8], "log_folder": "/runs/1"},
 }
 TO_COORDINATOR: list[dict[str, Any]] = [
     HELLO,
     ENDED,
-    {"type": "stopping", "why": "FAILED", "signum": 15, "by_cluster": True},
+    {"type": "stopping", "why": "failed", "signum": 15, "by_cluster": True},
+    {
+        "type": "stacks_at_end",
+        "generation": 0,
+        "stacks": {"type": "stacks", "stacks": [], "members": [], "processes": []},
+    },
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},
     {"type": "still", "seconds": 1.5},
@@ -85,8 +92,8 @@ TO_COORDINATOR: list[dict[str, Any]] = [
 ]
 TO_AGENT: list[dict[str, Any]] = [
     BEGIN,
-    {"type": "stop", "signum": 15, "time_is_up": True, "by_cluster": False},
-    {"type": "kill"},
+    {"type": "stop", "signum": 15, "at": 1.5, "time_is_up": True, "by_cluster": False, "silent": 0.0},
+    {"type": "kill", "at": 1.5},
     {"type": "forward", "signum": 10},
     {"type": "quit", "status": 1, "why": "failed", "text": "error: x\n", "requeue": 10, "is_watched": False},
     {"type": "ping", "sent": 1.0},
@@ -113,15 +120,15 @@ def test_a_hostile_value_in_any_field_is_refused_or_harmless(decode: Callable[[b
 def is_harmless(message: Any) -> None:
     """Prove of a message that was taken that it does not reach beyond what it may, and that it can be handled."""
     match message:
-        case messages.Begin():
-            assert os.path.normpath(f"/runs/{message.run_id}").startswith("/runs/")
-            assert os.path.dirname(f"/runs/{message.run_id}") == "/runs"
-            for text in (message.run_id, message.address):
+        case Generation(agreed=agreed) if agreed is not None:
+            assert os.path.normpath(f"/runs/{agreed.run_id}").startswith("/runs/")
+            assert os.path.dirname(f"/runs/{agreed.run_id}") == "/runs"
+            for text in (agreed.run_id, agreed.address):
                 assert text
                 assert text.isprintable()
-            assert wire.decode_order(message, 0.0) is not None
-        case messages.Ended():
-            assert wire.decode_report(message, "a", 1.0) is not None
+            assert agreed.ranks == ranks_of(agreed.seats, agreed.place)
+        case NodeEnd():
+            assert messages.on_our_clock(message, "a", 1.0) is not None
 
 
 @given(st.binary(max_size=300) | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps).map(str.encode))
@@ -130,7 +137,9 @@ def test_arbitrary_bytes_are_refused_in_one_way(payload: bytes) -> None:
     assert taken(messages.for_agent, payload) is None
 
 
-@pytest.mark.parametrize("payload", [b"[" * 200_000, b'{"type":"kill","x":' + b"[" * 200_000, b'{"type":"\\ud800"}'])
+@pytest.mark.parametrize(
+    "payload", [b"[" * 200_000, b'{"type":"kill","at":1,"x":' + b"[" * 200_000, b'{"type":"\\ud800"}']
+)
 def test_deep_and_broken_json_is_refused_in_the_same_way(payload: bytes) -> None:
     with pytest.raises(Malformed):
         messages.for_agent(payload)
@@ -142,20 +151,25 @@ def test_no_job_has_more_ranks_than_torch_can_count() -> None:
         ([[65_537, 1]], "<= 65536"),
         ([[65_536, 1]] * 2, "of 131072 seats"),
     ):
-        many = {**BEGIN, "seats": seats}
+        many = {**BEGIN, "agreed": {**BEGIN["agreed"], "seat_runs": seats}}
         with pytest.raises(Malformed, match=said):
             messages.for_agent(json.dumps(many).encode())
 
 
 def test_a_place_beyond_the_seats_is_refused() -> None:
     with pytest.raises(Malformed, match="place 7 of 2 seats"):
-        messages.for_agent(json.dumps({**BEGIN, "place": 7}).encode())
+        messages.for_agent(json.dumps({**BEGIN, "agreed": {**BEGIN["agreed"], "place": 7}}).encode())
+
+
+def test_a_node_stops_by_itself_for_reasons_of_its_own_only() -> None:
+    with pytest.raises(Malformed, match="no node stops by itself with the reason node_lost"):
+        messages.for_coordinator(b'{"type":"stopping","why":"node_lost","signum":15}')
 
 
 @pytest.mark.parametrize(("code", "signal"), [(None, None), (1, 9)])
 def test_a_worker_ends_with_a_status_or_by_a_signal(code: int | None, signal: int | None) -> None:
     with pytest.raises(Malformed):
-        messages.for_coordinator(json.dumps({**ENDED, "exits": [[*EXIT[:4], code, signal, *EXIT[6:]]]}).encode())
+        messages.for_coordinator(json.dumps({**ENDED, "exits": [[*EXIT[:5], code, signal, *EXIT[7:]]]}).encode())
 
 
 @given(st.text())

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.control.frames import LIMIT
-from ddplaunch.control.messages import Ended, encode, for_coordinator
-from ddplaunch.coordinator.exits import received, sent
-from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+from ddplaunch.coordinator.link import NodeEnd
+from ddplaunch.coordinator.messages import encode, fitted, for_coordinator, on_our_clock
+from ddplaunch.supervise.outcome import Frame, Traces, WorkerError, WorkerExit
 
 END = WorkerExit(
     rank=3,
@@ -41,12 +41,11 @@ END = WorkerExit(
 
 def travel(*ends: WorkerExit, offset: float = 0.0) -> tuple[WorkerExit, ...]:
     """What arrives of these ends, through bytes and back."""
-    message = Ended(generation=0, exits=sent(ends), start_failure=None, left=(), oom_kills=0, shm=None, log_folder=None)
-    payload = encode(message)
+    payload = encode(fitted(NodeEnd(0, ends, None, (), Traces(oom_kills=0, shm=None, log_folder=None))))
     assert len(payload) < LIMIT
     arrived = for_coordinator(payload)
-    assert isinstance(arrived, Ended)
-    return received(arrived.exits, "a", offset)
+    assert isinstance(arrived, NodeEnd)
+    return on_our_clock(arrived, "a", offset).exits
 
 
 def test_an_end_arrives_as_it_was() -> None:
@@ -57,6 +56,11 @@ def test_every_time_is_moved_to_the_readers_clock() -> None:
     (end,) = travel(END, offset=1000.0)
     assert end.error is not None
     assert (end.at, end.stopped_at, end.error.at, end.seconds) == (1050.0, 1049.5, 1049.0, 7.5)
+
+
+def test_no_node_says_on_which_host_its_workers_were() -> None:
+    (end,) = travel(replace(END, host="another"))
+    assert end.host == "a"
 
 
 def test_ends_arrive_in_the_order_of_the_failures() -> None:

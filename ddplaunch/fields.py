@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from ddplaunch.options.node_parsers import HOST, NOT_IN_HOSTS
-from ddplaunch.options.parsers import NAME, UNPRINTABLE
-from ddplaunch.options.table import BACKENDS
-
+BACKENDS = ("nccl", "gloo", "mpi", "xccl", "ucc")
+NAME = r"[0-9A-Za-z_][0-9A-Za-z_.+@-]{0,127}"
+# within brackets: control characters, those that change the direction or have no width, halves of characters
+UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+NOT_IN_HOSTS = rf"{UNPRINTABLE}\s\[\]/@,"  # within brackets
+HOST = f"[^{NOT_IN_HOSTS}]+"
 _LARGEST = 2**31 - 1
 _LARGEST_SIZE = 2**63 - 1
 _LONGEST_DURATION = 1e12
@@ -30,6 +32,7 @@ Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # of a clock
 Duration = Annotated[float, Meta(ge=0, le=_LONGEST_DURATION)]  # seconds
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Signal = Annotated[int, Meta(ge=1, le=64)]
+SignalOrNone = Annotated[int, Meta(ge=0, le=64)]  # 0: no signal
 Status = Annotated[int, Meta(ge=0, le=255)]
 Workers = Annotated[int, Meta(ge=1, le=65536)]  # of one node
 Name = Annotated[str, Meta(pattern=rf"\A{NAME}\Z")]  # also that of a folder
@@ -41,6 +44,7 @@ Piece = Annotated[str, Meta(max_length=_LINE)]  # of what a program says
 Text = Annotated[str, Meta(max_length=_TEXT)]
 
 MAX_SEATS = 65536
+MAX_RANKS = 2**31 - 1  # of a job; ranks are C ints in torch
 
 
 class Malformed(Exception):

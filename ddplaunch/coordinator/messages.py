@@ -1,0 +1,213 @@
+"""All that agents and the coordinator send each other: reports and orders as they are, and what the channel needs besides.
+
+Pure: values to bytes and back. What does not fit its type exactly, or contradicts itself, is refused, whichever side has sent it.
+A sender makes the texts of programs valid before that (`fitted`). Sizes are bounded twice: by the frame, and by the types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ddplaunch import fields
+from ddplaunch.control.questions import Answered, Ask, Forget, NoAnswer, StacksAtEnd
+from ddplaunch.coordinator.link import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
+from ddplaunch.errors import below
+from ddplaunch.fields import Backend, Host, Line, Number, Seconds, decoder, line, piece, text
+from ddplaunch.plan import Seat
+from ddplaunch.supervise import node
+from ddplaunch.supervise.first_failure import failed_at, failed_itself
+from ddplaunch.supervise.outcome import Frame, WorkerError, WorkerExit
+
+_MOST_WHOLE = 4  # ends of one node that are sent with their stderr output and exception
+_SHORT = 1000  # characters of a text of each of the others,
+_SHORT_TEXTS = 100_000  # and of all these texts, so that also the ends of thousands fit into a message
+_TEXT = 20_000  # so that the whole message stays far below what a frame may hold
+_FRAMES = 100
+_PART = 250  # characters of each part of a frame
+_LONGEST_AGO = 1e12
+
+
+class NodeFacts(Struct, frozen=True):
+    """What should be equal on all nodes; "" where it is not known."""
+
+    ddplaunch: Line
+    python: Line
+    torch: Line
+    script: Line  # a digest of the program's file
+    nnodes: Line  # as it was asked for
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """An agent to the coordinator: its identity and its resources."""
+
+    place: Number | None  # the node rank it has been given; None: any
+    seat: Seat
+    backend: Backend  # what it would choose on its own
+    backend_reason: Line
+    reached: Host  # the host name or address under which it reached the coordinator
+    facts: NodeFacts
+
+
+class Watch(Struct, frozen=True, tag="watch"):
+    """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """The coordinator to an agent: a heartbeat, to be answered."""
+
+    sent: Seconds
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """An agent to the coordinator: the answer, at `at` by its clock."""
+
+    sent: Seconds  # as it came
+    at: Seconds
+
+
+ToCoordinator = SentReport | Answered | StacksAtEnd | Hello | Watch | Pong
+ToAgent = SentOrder | Ask | Forget | Ping
+
+encode = msgspec.json.Encoder().encode
+for_coordinator: Callable[[bytes], ToCoordinator] = decoder(ToCoordinator)
+for_agent: Callable[[bytes], ToAgent] = decoder(ToAgent)
+
+# --- what a job can do without
+
+
+class _UnreadAnswer(Struct, tag="answered"):
+    number: Number
+
+
+class _UnreadStacks(Struct, tag="stacks_at_end"):
+    pass
+
+
+_unread: Callable[[bytes], _UnreadAnswer | _UnreadStacks] = decoder(_UnreadAnswer | _UnreadStacks)
+
+
+def without_words(payload: bytes) -> Answered | None:
+    """Return what stands for a malformed message that only tells of workers: for an answer that there is none, else nothing.
+
+    Raises:
+        Malformed: it is another message, of which a job cannot do without.
+    """
+    unread = _unread(payload)
+    return (
+        Answered(unread.number, NoAnswer("has sent a malformed answer")) if isinstance(unread, _UnreadAnswer) else None
+    )
+
+
+# --- before a message is sent: any receiver takes it, whatever workers and their programs wrote
+
+_M = TypeVar("_M", bound="ToCoordinator | ToAgent")
+
+
+def fitted(message: _M) -> _M:
+    """Return a report or order with its texts made valid, and cut to what a message holds."""
+    match message:
+        case NodeEnd():
+            failed = message.start_failure
+            return replace(
+                message,
+                exits=fitted_ends(message.exits),
+                start_failure=failed and replace(failed, host="", reason=line(failed.reason)),
+                left=tuple(map(line, message.left[:MAX_LEFT])),
+                traces=replace(message.traces, log_folder=_line_or_none(message.traces.log_folder)),
+            )
+        case JobEnd():
+            return replace(message, text=text(message.text))
+        case Generation(agreed=agreed) if agreed is not None:
+            fitting = replace(agreed, address=fields.host(agreed.address), backend_reason=line(agreed.backend_reason))
+            return replace(message, agreed=fitting)
+    return message
+
+
+def fitted_ends(exits: Iterable[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """Return the ends of a node's workers in the order of their failures; the earliest whole, the others without their texts."""
+    ends = sorted(exits, key=failed_at)
+    failed = [end for end in ends if end.status != 0 or end.error is not None]
+    whole = {end.rank for end in sorted(failed, key=lambda end: not failed_itself(end))[:_MOST_WHOLE]}
+    short = min(_SHORT, _SHORT_TEXTS // max(1, len(ends)))
+    return tuple(_fitted_end(end if end.rank in whole else _without_text(end, short)) for end in ends)
+
+
+def _without_text(end: WorkerExit, short: int) -> WorkerExit:
+    error = end.error
+    # the type and the message say whether this failure only follows another
+    kept = error and replace(error, type=error.type[:short], message=error.message[:short], traceback="", frames=())
+    tail = end.stderr_tail[-short:] if short and end.status != 0 and not error else ""
+    return replace(end, stderr_tail=tail, error=kept)
+
+
+def _fitted_end(end: WorkerExit) -> WorkerExit:
+    return replace(
+        end,
+        host="",  # the coordinator knows it from the connection
+        device=line(end.device),
+        error=end.error and _fitted_error(end.error),
+        stderr_tail=text(end.stderr_tail[-_TEXT:]),
+        log=_line_or_none(end.log),
+    )
+
+
+def _fitted_error(error: WorkerError) -> WorkerError:
+    return WorkerError(
+        type=piece(error.type),
+        message=text(error.message, _TEXT),
+        traceback=text(error.traceback[-_TEXT:]),
+        frames=tuple(
+            Frame(
+                file=piece(frame.file[-_PART:]),
+                line=fields.number(frame.line),
+                function=piece(frame.function, _PART),
+                source=piece(frame.source, _PART),
+            )
+            for frame in error.frames[-_FRAMES:]
+        ),
+        at=error.at if error.at is None or abs(error.at) < _LONGEST_AGO else None,
+    )
+
+
+def _line_or_none(value: str | None) -> str | None:
+    return None if value is None else line(value)
+
+
+# --- when it has arrived: hosts are those of the connections, times those of the receiver's clock
+
+_O = TypeVar("_O", bound="SentOrder | Ask | Forget")
+
+
+def on_arrival(order: _O, at: float) -> _O:
+    """Return an order of node 0 as it counts here: at this time, and with a text that looks like ours only as far as it may."""
+    match order:
+        case node.StopOrdered() | node.KillOrdered():
+            return replace(order, at=at)
+        case JobEnd(text=words):
+            # of an error and its hint only the first lines may look like ours
+            said, hint, more = words.partition("\n\nhint: ")
+            return replace(order, text=f"{below(said)}{hint}{below(more)}")
+    return order
+
+
+def on_our_clock(end: NodeEnd, host: str, offset: float) -> NodeEnd:
+    """Return the end of the node on `host`, to whose times `offset` seconds are added: what its clock lacks to ours."""
+    failed = end.start_failure
+    exits = tuple(_moved(exit, host, offset) for exit in end.exits)
+    return replace(end, exits=exits, start_failure=failed and replace(failed, host=host))
+
+
+def _moved(end: WorkerExit, host: str, offset: float) -> WorkerExit:
+    error = end.error
+    return replace(
+        end,
+        host=host,
+        at=end.at + offset,
+        stopped_at=None if end.stopped_at is None else end.stopped_at + offset,
+        error=replace(error, at=error.at + offset) if error is not None and error.at is not None else error,
+    )
