@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from ddplaunch.exitcodes import NOT_EXECUTABLE, USAGE
 
+ERROR, HINT = "1;31", "1;36"  # how their labels are shown: SGR codes, for red and cyan in bold
 MORE_OPEN_FILES = (
     "`ulimit -n 4096`; if that is refused, limits.conf(5) sets the limit, or `docker run --ulimit nofile=4096`"
 )
@@ -91,6 +92,12 @@ def visible(text: str) -> str:
     if text.isascii() and text.replace("\n", "").isprintable():
         return text  # as nearly all is; to compile the pattern takes 1 ms
     return re.sub(_OBEYED, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def coloured(text: str) -> str:
+    """Colour "error:" and "hint:" where they begin a line: no other line of a report does so, they are indented."""
+    styles = {"error": ERROR, "hint": HINT}
+    return re.sub(r"(?m)^(error|hint):", lambda found: f"\x1b[{styles[found[1]]}m{found[0]}\x1b[0m", text)
 
 
 def below(text: str) -> str:

@@ -24,7 +24,7 @@ _LINES, _COLUMNS = 24, 104
 _PATIENCE = 60.0  # seconds
 _CELL, _ROW, _MARGIN = 8.4, 19, 14  # pixels
 _ENDS = "command:"  # of the plan, what is before it is the shorter part
-_PLAIN, _BEHIND = "#d6dde6", "#12171d"
+_PLAIN, _DIM, _BEHIND = "#d6dde6", "#8b949e", "#12171d"
 _COLOURS = {
     "31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "35": "#d2a8ff", "36": "#76e3ea", "94": "#79c0ff", "95": "#f2a6e0",
 }  # fmt: skip
@@ -75,10 +75,39 @@ def _moves(rows: list[str]) -> bool:
     return len(shares) == 3 and "slowest" in "".join(rows) and max(shares) >= 60
 
 
+_WAITS = """\
+import os
+import queue
+import socket
+
+batches = queue.Queue()
+one, other = socket.socketpair()
+
+
+def next_batch():
+    return batches.get()  # nobody puts one
+
+
+def exchange(gradients):
+    return one.recv(len(gradients))
+
+
+def train_step():
+    if os.environ["RANK"] == "2":
+        next_batch()
+    exchange(b"gradients")
+
+
+print("ready", flush=True)
+train_step()
+"""
+_JOB = "ddplaunch --nproc-per-node 4 --run-id digits train.py"  # at which a command looks
+
 # name: the script, the command, and when to look; None: when it has ended
 SCREENS: dict[str, tuple[str, str, Callable[[list[str]], bool] | None]] = {
     "screen-run": (_TRAIN, "ddplaunch --nproc-per-node 4 train.py", _moves),
     "screen-failure": (_FAILS, "ddplaunch --nproc-per-node 4 train.py", None),
+    "screen-stacks": (_WAITS, "ddplaunch stacks digits", None),
     "screen-plan": (_TRAIN, "ddplaunch plan --nnodes 2 --nproc-per-node 2 --simulate train.py", None),
 }
 
@@ -91,32 +120,44 @@ def main(folder: Path = PICTURES) -> None:
 
 
 def _run(script: str, command: str, when: Callable[[list[str]], bool] | None) -> Emulator:
-    """Run a command in a terminal and give the screen as it is then."""
+    """Run a command in a terminal, beside a job if it looks at one, and give the screen as it is then."""
     screen = Emulator(_LINES, _COLUMNS)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         Path(home, "train.py").write_text(script, encoding="utf-8")
-        env = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
-        words = [sys.executable, "-m", *command.split()]
-        child = pexpect.spawn(
-            words[0],
-            words[1:],
-            cwd=home,
-            env={**env, "HOME": home, "TERM": "xterm"},
-            dimensions=(_LINES, _COLUMNS),
-            encoding="utf-8",
-        )
-        by = time.monotonic() + _PATIENCE
-        while when is None or not when(screen.shown):
-            if time.monotonic() > by:
-                raise TimeoutError(f"{command}:\n" + "\n".join(screen.shown))
-            try:
-                screen.feed(child.read_nonblocking(1 << 16, timeout=1))
-            except pexpect.TIMEOUT:
-                continue
-            except pexpect.EOF:
-                break
-        child.terminate(force=True)
+        job = _spawn(_JOB, home) if script is _WAITS else None
+        try:
+            if job is not None:
+                for _ in range(4):
+                    job.expect("ready", timeout=_PATIENCE)
+            child = _spawn(command, home)
+            by = time.monotonic() + _PATIENCE
+            while when is None or not when(screen.shown):
+                if time.monotonic() > by:
+                    raise TimeoutError(f"{command}:\n" + "\n".join(screen.shown))
+                try:
+                    screen.feed(child.read_nonblocking(1 << 16, timeout=1))
+                except pexpect.TIMEOUT:
+                    continue
+                except pexpect.EOF:
+                    break
+            child.terminate(force=True)
+        finally:
+            if job is not None:
+                job.sendintr()
+                job.expect(pexpect.EOF, timeout=_PATIENCE)
     return screen
+
+
+def _spawn(command: str, home: str) -> pexpect.spawn:
+    env = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    return pexpect.spawn(
+        sys.executable,
+        ["-m", *command.split()],
+        cwd=home,
+        env={**env, "HOME": home, "TERM": "xterm"},
+        dimensions=(_LINES, _COLUMNS),
+        encoding="utf-8",
+    )
 
 
 def _svg(typed: str, screen: Emulator) -> Iterator[str]:
@@ -147,6 +188,7 @@ def _svg(typed: str, screen: Emulator) -> Iterator[str]:
 def _look(style: str) -> str:
     codes = style.split(";")
     colour = next((_COLOURS[code] for code in codes if code in _COLOURS), _PLAIN)
+    colour = _DIM if "2" in codes else colour
     return f'fill="{colour}"' + (' font-weight="bold"' if "1" in codes else "")
 
 

@@ -12,7 +12,7 @@ from ddplaunch.cli import parser
 from ddplaunch.cli.parser import FLAGS, NoSuchOption, WrongValue
 from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
 from ddplaunch.devices import interpreter
-from ddplaunch.errors import LaunchError, below, not_imported, visible, why_failed, write_stderr
+from ddplaunch.errors import LaunchError, below, coloured, not_imported, visible, why_failed, write_stderr
 from ddplaunch.exitcodes import BUG, NOT_WRITTEN, OK, USAGE, of_signal
 from ddplaunch.options import sources
 from ddplaunch.options.resolve import job_spec
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_stderr(f"error: this is a bug in ddplaunch {__version__}; please report it with the lines above\n")
             return BUG
         failure = not_imported(error)
-    write_stderr(failure.render())
+    text = failure.render()
+    write_stderr(coloured(text) if use_colour(os.environ, os.isatty(2)) else text)
     return failure.status
 
 

@@ -1,4 +1,7 @@
-"""The addresses of this host and the interfaces that have them. Reads the kernel only: resolves no names, sends nothing."""
+"""The addresses of this host and the interfaces that have them. Reads the kernel only: resolves no names, sends nothing.
+
+By ctypes: to import psutil costs each agent of several nodes 9 ms of its start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The processes below this one, by /proc: what they are, and ending them. Knows nothing of workers."""
+"""The processes below this one, by /proc: what they are, and ending them. Knows nothing of workers.
+
+psutil reads all processes of the machine to find the children of one, and calls a process dead whose first thread is.
+"""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from signal import SIGABRT
 
 from msgspec import Struct
 
-from ddplaunch.errors import below
+from ddplaunch.errors import ERROR, HINT, below
 from ddplaunch.report.diagnosis import Cause, classify
 from ddplaunch.report.evidence import Evidence
 from ddplaunch.report.other_workers import describe_others, what_failed
-from ddplaunch.report.paint import CODE, ERROR, HINT, STRONG, WEAK, Line, Paint, Words, plain
+from ddplaunch.report.paint import CODE, STRONG, WEAK, Line, Paint, Words, plain
 from ddplaunch.report.stack import (
     fault_frames,
     frames_of,
@@ -53,6 +53,7 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     restarts: int = 0  # used
     max_restarts: int = 0
     log_folder: str | None = None
+    is_simulated: bool = False  # the hosts are this machine
     places: tuple[str, ...] = ()  # where other workers were then, in sentences
 
 
@@ -69,7 +70,8 @@ def render(report: FailureReport, paint: Paint = _PLAIN) -> str:
         _indented(_evidence(report.cause, shown)) if report.cause else [],
         [(hint, *_quoted(f" {report.cause.advice}"))] if report.cause else [],
     ]
-    written = [[below(paint.line(line, report.first.host)) for line in section] for section in sections if section]
+    host = "" if report.is_simulated else report.first.host
+    written = [[below(paint.line(line, host)) for line in section] for section in sections if section]
     return "\n\n".join(map("\n".join, written)) + "\n"
 
 
@@ -209,6 +211,7 @@ def failure_report(
     max_restarts: int,
     paint: Paint,
     ended_by: str = "",
+    is_simulated: bool = False,
     places: Sequence[str] = (),
     master_port: int | None = None,
     port_given: bool = False,
@@ -242,6 +245,7 @@ def failure_report(
         restarts=restarts,
         max_restarts=max_restarts,
         log_folder=traces.log_folder,
+        is_simulated=is_simulated,
         places=tuple(places),
     )
     return render(report, paint)

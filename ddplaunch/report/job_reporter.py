@@ -206,6 +206,7 @@ class JobReporter:
             max_restarts=self._spec.max_restarts,
             paint=self._reporter.paint,
             ended_by=ending.text,
+            is_simulated=self._spec.simulate is not None,
             places=self.places,
             master_port=self._reporter.master_port,
             port_given=plan is not None and plan.master_port is not None,

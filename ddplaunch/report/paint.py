@@ -11,11 +11,12 @@ import re
 
 from msgspec import Struct
 
+from ddplaunch.errors import coloured
+
 # as `errors.visible` lets them pass
-ERROR, HINT, STRONG, WEAK, CODE = "1;31", "1;36", "1", "2", "36"
+STRONG, WEAK, CODE = "1", "2", "36"
 _RESET = "\x1b[0m"
 _CODES = r"\x1b\[[0-9;]*m|\x1b\]8;;[!-~]*\x1b\\"
-_LABEL = r"(?m)^(error|hint):"  # no other line of a report begins so: they are indented
 
 
 class Words(Struct, frozen=True):
@@ -51,11 +52,8 @@ class Paint(Struct, frozen=True):
         return text
 
     def labels(self, text: str) -> str:
-        """Colour "error:" and "hint:" where they begin a line."""
-        if not self.colour:
-            return text
-        styles = {"error": ERROR, "hint": HINT}
-        return re.sub(_LABEL, lambda found: f"\x1b[{styles[found[1]]}m{found[0]}{_RESET}", text)
+        """Colour the labels of a report that is made elsewhere."""
+        return coloured(text) if self.colour else text
 
 
 def plain(line: Line) -> str:

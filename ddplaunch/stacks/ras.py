@@ -1,6 +1,7 @@
 """Asks NCCL's RAS service, which knows the state of all communicators, where a worker listens for it: NCCL 2.24 and later.
 
 Its protocol is text (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Never tried with NCCL.
+Its sockets are read from /proc here, without psutil: stacks are taken when things hang, maybe the disk that psutil lies on.
 """
 
 from __future__ import annotations

@@ -399,6 +399,33 @@ def test_prefixes_are_coloured_off_a_terminal_only_if_forced(job, program, env, 
     assert ("\x1b[" in result.out) is coloured
 
 
+@pytest.mark.parametrize(
+    ("env", "links"), [({"TERM": "xterm"}, False), ({"TERM": "xterm-kitty"}, True)], ids=["no links", "links"]
+)
+def test_a_failure_is_reported_in_colours_and_with_links_where_the_terminal_knows_them(job, tmp_path, env, links):
+    script = tmp_path / "fails at.py"
+    script.write_text("raise ValueError('boom')\n")
+    shown = typed(job, "--nproc-per-node", 2, "--nnodes", 2, "--simulate", script, env=env).sees_the_end()
+    assert "\x1b[1;31merror:\x1b[0m\x1b[1m rank " in shown
+    assert bool(re.search(rf"\x1b\]8;;file://{tmp_path}/fails%20at\.py\x1b\\", shown)) is links
+    assert "\\x1b" not in shown
+
+
+def test_a_mistake_is_reported_in_colours_too(job):
+    assert typed(job, "not_there.py").sees_the_end().startswith("\x1b[1;31merror:\x1b[0m not_there.py does not exist")
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_plan_has_colours_where_the_terminal_has_them_and_is_not_broken_where_it_may_be_copied(
+    job, program, env, coloured
+):
+    words = ["plan", "--nproc-per-node", 2, "--env", "LONG=" + "x" * 100, program("terminal_one")]
+    shown = typed(job, *words, env=env).sees_the_end()
+    assert ("\x1b[1mcommand:\x1b[0m" in shown) is coloured
+    assert ("\x1b" in shown) is coloured
+    assert "=" + "x" * 100 + "\r\n" in shown
+
+
 # --- progress bars
 
 
