@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ddplaunch.errors import LaunchError, why_failed
 
+_LONGEST = 1 << 16  # bytes of a file of ours
 _MARK = "made by `ddplaunch shim`"
 _TORCHRUN = f"""\
 #!/bin/sh
@@ -62,7 +65,7 @@ def make(folder: str) -> str:
     """Write the folder; give what to type so that it is used.
 
     Raises:
-        LaunchError: it cannot be written, or holds a torchrun that is not ours.
+        LaunchError: it cannot be written, holds a torchrun that is not ours, or another user could change what it holds.
     """
     folder = os.path.abspath(folder)
     command = [sys.executable, "-P", "-m", "ddplaunch.cli.shim"]
@@ -71,30 +74,71 @@ def make(folder: str) -> str:
         "sitecustomize.py": _SITECUSTOMIZE.format(command=repr(command)),
     }
     try:
-        os.makedirs(folder, exist_ok=True)
-        for name in files:
-            _check(os.path.join(folder, name))
-        for name, text in files.items():
-            path = os.path.join(folder, name)
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(path, 0o755 if name == "torchrun" else 0o644)
+        os.makedirs(folder, 0o755, exist_ok=True)
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _check_owner(folder, opened)
+            for name in files:
+                _check(folder, opened, name)
+            for name, text in files.items():
+                _write(opened, name, text, 0o755 if name == "torchrun" else 0o644)
+        finally:
+            os.close(opened)
     except OSError as error:
         raise LaunchError(f"cannot write {folder}: {why_failed(error)}") from None
     quoted = shlex.quote(folder)
     return f'export PATH={quoted}:"$PATH" PYTHONPATH={quoted}"${{PYTHONPATH:+:$PYTHONPATH}}"'
 
 
-def _check(path: str) -> None:
+_OWN_FOLDER = "name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
+
+
+def _check_owner(folder: str, opened: int) -> None:
+    """Check that nobody else decides what lies in the folder: from its place in PATH it runs as you."""
+    from ddplaunch.report.folders import replaceable_by  # a start of a job through the shim does not need it
+
+    found = os.fstat(opened)
+    why = ""
+    if found.st_uid != os.geteuid():
+        why = f"{folder} belongs to another user ({found.st_uid})"
+    elif found.st_mode & stat.S_IWOTH:
+        why = f"every user may write to {folder}"
+    elif who := replaceable_by(folder):
+        why = f"{folder} may be replaced: {who}"
+    if why:
+        raise LaunchError(f"{why}, and what lies there would run as you", hint=_OWN_FOLDER)
+
+
+def _check(folder: str, opened: int, name: str) -> None:
+    """Check that a file of this name is ours, if there is one; a link, or what is no file, is not."""
+    from ddplaunch.process.regular_file import open_regular
+
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            if _MARK in file.read():
-                return
+        file = open_regular(name, dir_fd=opened)
     except FileNotFoundError:
         return
-    raise LaunchError(
-        f"{path} exists and is not ours", hint="name a folder of its own: `ddplaunch shim ~/torchrun-shim`"
-    )
+    except OSError:
+        file = None
+    if file is not None:
+        with file:
+            if _MARK.encode() in file.read(_LONGEST):
+                return
+    raise LaunchError(f"{folder}/{name} exists and is not ours", hint=_OWN_FOLDER)
+
+
+def _write(opened: int, name: str, text: str, mode: int) -> None:
+    """Write a file of the folder, whole or not at all, whatever has its name by now."""
+    new = f".{name}.{os.urandom(4).hex()}"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=opened)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(fd, mode)
+        os.replace(new, name, src_dir_fd=opened, dst_dir_fd=opened)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new, dir_fd=opened)
+        raise
 
 
 def main(argv: Sequence[str]) -> int:

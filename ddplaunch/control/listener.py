@@ -6,7 +6,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import takewhile
 
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
@@ -14,6 +14,7 @@ from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
 from ddplaunch.net.acceptor import Acceptor
+from ddplaunch.net.addresses import is_own
 from ddplaunch.net.listen import listen
 from ddplaunch.supervise.deadline import soonest
 
@@ -53,6 +54,7 @@ class Listener:
         self._max_half_open = max_half_open
         self._clock = clock
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
+        self._origins = _Origins()
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
         sock = listen(address, ports) if listening is None else listening
@@ -118,7 +120,9 @@ class Listener:
         greeting = Greeting(sock, address, self._selector, Server(self._key), opened=opened, failed=failed)
         self._half_open[greeting] = self._clock() + HANDSHAKE_TIMEOUT
         if len(self._half_open) > self._max_half_open:
-            self._drop(crowding(list(self._half_open)), "too many unauthenticated connections")
+            greetings = list(self._half_open)
+            at = crowding([self._origins[greeting.address] for greeting in greetings])
+            self._drop(greetings[at], "too many unauthenticated connections")
 
     def _drop(self, greeting: Greeting, reason: str) -> None:
         del self._half_open[greeting]
@@ -132,13 +136,37 @@ class Listener:
             self._refused(address, reason)
 
 
-def crowding(greetings: Sequence[Greeting]) -> Greeting:
-    """Return the oldest of those from where most come, so that one host cannot crowd out the others."""
-    origins = [_network(greeting.address) for greeting in greetings]
+def crowding(origins: Sequence[Hashable]) -> int:
+    """Return the index of the connection to drop, given where each comes from, the oldest first.
+
+    That is the oldest of the origin that has most, so that no origin crowds out others, nor silence somebody who speaks. Of
+    several origins with equally many, the newest connection is dropped: whoever comes later takes nothing from the others.
+    """
     counts = Counter(origins)
-    return max(zip(greetings, origins, strict=True), key=lambda pair: counts[pair[1]])[0]
+    most = max(counts.values())
+    crowded = [origin for origin, number in counts.items() if number == most]
+    if len(crowded) == 1:
+        return origins.index(crowded[0])
+    return max(at for at, origin in enumerate(origins) if counts[origin] == most)
 
 
-def _network(address: str) -> str | bytes:
-    """What one host may have to itself: an IPv4 address, or 64 bits of an IPv6 one."""
+class _Origins(dict[str, Hashable]):
+    """What connections from an address count as, found once for each address.
+
+    One process of this host has all of 127.0.0.0/8 and each address of its own to connect from, so all these are one origin.
+    One host elsewhere has an IPv4 address, or 64 bits of an IPv6 one.
+    """
+
+    _MOST = 10_000
+
+    def __missing__(self, address: str) -> Hashable:
+        if len(self) >= self._MOST:
+            self.clear()
+        self[address] = origin = _origin(address)
+        return origin
+
+
+def _origin(address: str) -> Hashable:
+    if is_own(address):
+        return "this host"
     return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8] if ":" in address else address

@@ -157,7 +157,7 @@ class _Writer:
         """Make the folder of this run; those in `runs` are kept for so many days."""
         try:
             self._path, self._folder = folders.make(root, name)
-            unsafe = folders.replaceable_in(self._path)
+            unsafe = folders.replaceable_by(self._path)
             self._events = self._create("events.jsonl", os.O_APPEND)
         except OSError as error:
             self._folder = -1

@@ -8,6 +8,8 @@ import stat
 from contextlib import suppress
 from itertools import count
 
+from ddplaunch.process.regular_file import open_regular
+
 OF_A_NODE = ("node-", "rank-")  # what the names of such folders begin with
 
 
@@ -39,15 +41,37 @@ def make_all(path: str) -> None:
         os.umask(before)
 
 
-def replaceable_in(path: str) -> str | None:
-    """Return the folder above this one in which every user may rename what is others', None if there is none.
+def replaceable_by(path: str) -> str | None:
+    """Say which other user may put something else in the place of this folder; None: nobody but you and root.
 
-    In one with the sticky bit, as /tmp has it, only the owner may.
+    Whoever owns a folder may rename what lies in it, and remove its sticky bit. Every user may do so in one that all may write
+    to, unless it has that bit, as /tmp has. Members of a folder's group were let in on purpose. Where `path` leads through links,
+    the folders above both count.
+
+    Raises: OSError.
     """
-    while path != (path := os.path.dirname(path)):
-        if os.stat(path).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-            return path
+    own = {os.getuid(), 0, *_unknown_owner()}
+    for start in dict.fromkeys((path, os.path.realpath(path))):
+        above = start
+        while above != (above := os.path.dirname(above)):
+            found = os.stat(above)
+            if found.st_uid not in own:
+                return f"user {found.st_uid} may: {above} is theirs"
+            if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+                return f"any user may: {above} has no sticky bit (chmod +t)"
     return None
+
+
+def _unknown_owner() -> list[int]:
+    """Return the user as whom files of all others appear in a container's user namespace, which says nothing about them."""
+    try:
+        with (
+            open("/proc/self/uid_map", encoding="ascii") as file,
+            open("/proc/sys/fs/overflowuid", encoding="ascii") as uid,
+        ):
+            return [] if int(file.read().split()[2]) == 2**32 - 1 else [int(uid.read())]
+    except (OSError, ValueError, IndexError):
+        return []
 
 
 def lock(events: int) -> None:
@@ -80,15 +104,14 @@ def goes_on(run: str, *, for_sure: bool = False) -> bool:
 def _is_written(file: str, for_sure: bool) -> bool:
     """Whether the agent that writes these events still runs."""
     try:
-        events = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have no writer to wait for
+        events = open_regular(file)
     except OSError:
         return False
-    try:
-        fcntl.flock(events, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return not for_sure and not os.path.exists(f"{os.path.dirname(file)}/summary.json")
-    finally:
-        os.close(events)
+    with events:
+        try:
+            fcntl.flock(events, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return not for_sure and not os.path.exists(f"{os.path.dirname(file)}/summary.json")
     return False

@@ -9,8 +9,11 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
+from ddplaunch.process.regular_file import open_regular
+
 NAME = "log-times"
 INTERVAL = 10.0  # seconds between two lines about one log, at first
+_MOST = 64 << 20  # bytes that are read: far more than a run of months has
 _DOUBLES = 4 << 20  # bytes of the file after each of which that doubles, so that it stays small in a run of months
 
 
@@ -48,11 +51,11 @@ def offset_at(folder: str, name: str, at: float) -> int:
 def _offsets_at(folder: str, at: float) -> Mapping[bytes, int]:
     offsets: dict[bytes, int] = {}
     try:
-        with open(f"{folder}/{NAME}", "rb") as file:
-            for line in file:
-                match line.rstrip(b"\n").split(b" ", 2):
+        with open_regular(f"{folder}/{NAME}") as file:
+            for line in file.read(_MOST).split(b"\n"):
+                match line.split(b" ", 2):
                     case [when, size, name] if when.isdigit() and size.isdigit() and int(when) <= at:
                         offsets[name] = max(offsets.get(name, 0), int(size))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a number of thousands of digits
         pass
     return offsets

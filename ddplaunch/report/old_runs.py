@@ -19,6 +19,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ddplaunch.process.regular_file import open_regular
 from ddplaunch.process.removal import remove
 from ddplaunch.report.folders import goes_on, parts_of
 
@@ -183,18 +184,11 @@ def _ended_well(part: str) -> bool:
 def _read(path: str, limit: int) -> tuple[bytes, float]:
     """Return the first bytes of a regular file of ours and when it was written; 0 if there is none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            return (file.read(limit), found.st_mtime) if found.st_uid == os.geteuid() else (b"", 0.0)
     except OSError:
         return b"", 0.0
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            return b"", 0.0
-        return os.read(fd, limit), found.st_mtime
-    except OSError:
-        return b"", 0.0
-    finally:
-        os.close(fd)
 
 
 def _measure(runs: str, run: Run) -> Generator[None, None, Run]:

@@ -71,7 +71,7 @@ class RunFolder:
             case {"made": path, "unsafe": unsafe}:
                 self.path, self.is_made = path, True
                 if unsafe is not None:
-                    self.warning = f"any user may replace the folder of the logs: {unsafe} has no sticky bit (chmod +t)"
+                    self.warning = f"the folder of the logs may be replaced: {unsafe}"
             case {"none": problem}:
                 self.path, self.is_made, self.problem = None, True, problem
                 self.files.fails = True

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
 
 from ddplaunch.errors import LaunchError, why_failed
+from ddplaunch.process.regular_file import open_regular, read_json
 from ddplaunch.report.log_times import offset_at
 
 CHUNK = 1 << 20  # bytes read at once, and the longest line that is kept in one piece
@@ -66,8 +67,9 @@ def _logs_in(root: str) -> Iterator[LogFile]:
 
 
 def _ranks_by_local_rank(root: str) -> dict[int, int]:
-    with suppress(OSError, ValueError, KeyError, TypeError), open(f"{root}/plan.json", "rb") as file:
-        return {int(worker["local_rank"]): int(worker["rank"]) for worker in json.load(file)["workers"]}
+    plan: Any = read_json(f"{root}/plan.json")
+    with suppress(ValueError, KeyError, TypeError, OverflowError):
+        return {int(worker["local_rank"]): int(worker["rank"]) for worker in plan["workers"]}
     return {}
 
 
@@ -112,8 +114,8 @@ class LogReader:
     def _open(self) -> bool:
         name = f"{self._log.name}.tail-{self._segment}" if self._segment else self._log.name
         try:
-            # a pipe in its place would never end
-            self._fd = os.open(f"{self._log.folder}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open_regular(f"{self._log.folder}/{name}") as file:
+                self._fd = os.dup(file.fileno())
             if self._since is not None:
                 os.lseek(self._fd, offset_at(self._log.folder, name, self._since), os.SEEK_SET)
         except OSError:
@@ -123,8 +125,6 @@ class LogReader:
     def _read(self) -> bytes:
         try:
             return os.read(self._fd, CHUNK)
-        except (BlockingIOError, IsADirectoryError):  # what has the name of a log is none
-            return b""
         except OSError as error:
             raise LaunchError(f"{self._log.folder}/{self._log.name}: {why_failed(error)}") from None
 

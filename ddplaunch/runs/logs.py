@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
+from ddplaunch.process.regular_file import read_json
 from ddplaunch.report.folders import OF_A_NODE, goes_on
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
@@ -227,7 +227,7 @@ def _how_it_ended(folder: str) -> str:
 def _read(folder: str, name: str, key: str) -> object:
     """A value of one of the JSON files of a run, or of its first node; None if there is none."""
     for root in (folder, f"{folder}/node-0"):
-        with suppress(OSError, ValueError, KeyError, TypeError), open(f"{root}/{name}", "rb") as file:
-            found: object = json.load(file)[key]
-            return found
+        found = read_json(f"{root}/{name}")
+        if isinstance(found, dict) and key in found:
+            return found[key]
     return None

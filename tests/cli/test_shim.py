@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Job
 
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('WORLD_SIZE'))\n"
 
 
@@ -77,3 +78,39 @@ def test_a_torchrun_that_is_not_ours_stays(job: Job, tmp_path: Path) -> None:
     assert (refused.status, refused.out) == (2, "")
     assert refused.err.startswith(f"error: {folder}/torchrun exists and is not ours\n")
     assert os.listdir(folder) == ["torchrun"]
+
+
+@pytest.mark.parametrize("name", ["torchrun", "sitecustomize.py"])
+def test_nothing_is_written_through_a_link(job: Job, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    refused = job.run("shim", str(folder))
+    assert refused.status == 2
+    assert refused.err.startswith(f"error: {folder}/{name} exists and is not ours\n")
+    assert os.listdir(folder) == [name]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(job: Job, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "torchrun")
+    assert "torchrun exists and is not ours" in job.run("shim", str(tmp_path)).err
+
+
+@root_only
+def test_what_runs_as_you_is_written_into_folders_only_that_nobody_else_can_change(job: Job, tmp_path: Path) -> None:
+    for name, owner, mode in (("theirs", 54321, 0o755), ("open", -1, 0o1777), ("ours", -1, 0o755)):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, owner, -1)
+        (tmp_path / name).chmod(mode)
+    for folder, why in (
+        ("theirs", "belongs to another user (54321)"),
+        ("open", "every user may write to"),
+        ("theirs/below", "theirs is theirs"),
+    ):
+        refused = job.run("shim", str(tmp_path / folder))
+        assert (refused.status, refused.out) == (2, "")
+        assert why in refused.err
+    assert job.run("shim", str(tmp_path / "ours")).status == 0
+    assert job.run("shim", str(tmp_path / "ours")).status == 0
+    assert sorted(os.listdir(tmp_path / "ours")) == ["sitecustomize.py", "torchrun"]

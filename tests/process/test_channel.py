@@ -16,7 +16,7 @@ from ddplaunch.control.dialer import LONGEST_PAUSE, STAGGER, Dialer, answers
 from ddplaunch.control.frames import LIMIT, LIMIT_UNKNOWN, Decoder, pack
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT
 from ddplaunch.control.handshake import Client, Server, Session, key
-from ddplaunch.control.listener import Listener
+from ddplaunch.control.listener import Listener, crowding
 from ddplaunch.control.peer import MAX_QUEUED, Peer
 from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
@@ -389,17 +389,28 @@ def test_who_comes_with_hundreds_is_answered_at_once_where_hundreds_are_expected
     assert all(map(loop.read, clients))
 
 
-def test_one_host_that_opens_them_by_the_hundred_crowds_out_itself_alone(loop) -> None:
+def test_all_addresses_of_this_host_are_one_origin_of_connections(loop) -> None:
     listener = loop.listen([], max_half_open=20)
-    others = [loop.raw_socket(listener.port, source=f"127.0.0.{number}") for number in range(2, 12)]
-    loop.until(lambda: len(listener._half_open) == 10)
-    for _ in range(100):
-        loop.raw_socket(listener.port, source="127.0.0.99")
+    for number in range(2, 102):
+        loop.raw_socket(listener.port, source=f"127.0.0.{number}")
         loop.turn()
-    assert len(listener._half_open) == 20
-    assert loop.refusals == [("127.0.0.99", "too many unauthenticated connections")]
-    addresses = {greeting.address for greeting in listener._half_open}
-    assert addresses == {"127.0.0.99", *(sock.getsockname()[0] for sock in others)}
+    latest = [f"127.0.0.{number}" for number in range(82, 102)]
+    assert [greeting.address for greeting in listener._half_open] == latest
+
+
+def test_an_origin_that_crowds_loses_its_oldest_connection_and_others_none() -> None:
+    assert crowding(["slow", "host", "host"]) == 1
+    assert crowding(["host", "slow", "host", "other"]) == 0
+    crowd: list[str] = ["slow", *map(str, range(9))]
+    for number in range(100):
+        crowd.append("host" if number % 2 else f"host {number}")
+        del crowd[crowding(crowd)]
+    assert crowd[0] == "slow"
+
+
+def test_of_origins_that_have_equally_many_connections_the_newest_is_dropped() -> None:
+    assert crowding(["slow", "a", "b"]) == 2
+    assert crowding(["slow", "a", "a", "b", "b", "c"]) == 4
 
 
 def test_one_byte_a_second_is_too_slow(loop) -> None:

@@ -274,8 +274,22 @@ def test_a_place_where_anybody_may_replace_the_folder_is_told(job, program, mode
     place.mkdir()
     place.chmod(mode)
     result = job.run("--log-dir", place / "logs", program("behave"), "all=done")
-    words = f"ddplaunch: warning: any user may replace the folder of the logs: {place} has no sticky bit"
+    words = f"ddplaunch: warning: the folder of the logs may be replaced: any user may: {place} has no sticky bit"
     assert (words in result.err) is is_told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("mode", [0o1777, 0o755], ids=oct)
+def test_a_place_whose_owner_may_replace_the_folder_is_told_also_behind_a_link(job, program, mode):
+    place = job.home / "theirs"
+    (place / "ours").mkdir(parents=True)
+    (job.home / "link").symlink_to(place / "ours")
+    os.chown(place, 54321, -1)
+    place.chmod(mode)
+    for logs in (place / "logs", job.home / "link/logs"):
+        result = job.run("--log-dir", logs, program("behave"), "all=done")
+        words = f"warning: the folder of the logs may be replaced: user 54321 may: {place} is theirs"
+        assert words in result.err, result.err
 
 
 @pytest.fixture

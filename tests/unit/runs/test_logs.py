@@ -168,6 +168,24 @@ def test_what_is_no_file_ends_and_a_line_without_end_is_cut(tmp_path):
     os.close(writer)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "endless", "deep", "long"])
+def test_whatever_has_the_name_of_a_file_of_ours_the_logs_are_shown(run, capfdbinary, kind):
+    for name in ("plan.json", "summary.json", "events.jsonl", "log-times"):
+        path = run / name
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "endless":
+            path.symlink_to("/dev/zero")
+        elif kind == "deep":
+            path.write_text("[" * 100_000)
+        else:
+            path.touch()
+            os.truncate(path, 1 << 40)
+    assert shown(capfdbinary, run, ranks="1", since="5m") == b"one of 1\ntwo of 1\nno end\n"
+    assert shown(capfdbinary, run, "run", ranks="1", follow=True) == b"one of 1\ntwo of 1\nno end\n"
+
+
 def test_more_logs_are_followed_than_a_shell_allows_open_files(run):
     for rank in range(2, 100):
         (run / f"rank-{rank}.out").write_text("line\n")
