@@ -183,6 +183,16 @@ class Job:
         self.start(*args, **popen)
         return self.wait(timeout)
 
+    def behave(
+        self, *behaviours: str, workers: int = 2, nodes: int = 1, options: Sequence[object] = (), **popen: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start behave.py with so many workers on each node, simulated if there are several, and wait until all are ready."""
+        where = ("--nnodes", nodes, "--simulate") if nodes > 1 else ()
+        program = PROGRAMS / "behave.py"
+        process = self.start("--nproc-per-node", workers, *where, *options, program, *behaviours, **popen)
+        self.signs("ready", workers * nodes)
+        return process
+
     # --- what workers show
 
     def sign(self, name: str, patience: float = PATIENCE) -> str:
@@ -193,6 +203,11 @@ class Job:
     def signs(self, name: str, number: int) -> list[str]:
         """Wait for one sign of each rank: NAME-0, NAME-1, ..."""
         return [self.sign(f"{name}-{rank}") for rank in range(number)]
+
+    def got(self, rank: int) -> list[str]:
+        """The signals that a worker of behave.py has had so far."""
+        path = self.home / "signs" / f"got-{rank}"
+        return path.read_text().split() if path.exists() else []
 
     def has_sign(self, name: str) -> bool:
         """Whether this sign is up."""

@@ -229,12 +229,7 @@ REFUSED = [
         "--workers-per-gpu 2: 5 workers need 3 GPUs, but the job has only 2",
         "--nproc-per-node 4",
     ),
-    (
-        "--devices 0,4 train.py",
-        "H200 H200",
-        "--devices 0,4: there is no device 4; this node has 0-1",
-        "--devices 0,1",
-    ),
+    ("--devices 0,4 train.py", "H200 H200", "--devices 0,4: there is no device 4; this node has 0-1", "--devices 0,1"),
     (
         "--pin device train.py",
         "A100/2",

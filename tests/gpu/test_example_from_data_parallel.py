@@ -36,9 +36,7 @@ def numbers(text: str, before: str, after: str) -> list[float]:
     return [float(number) for number in found[1].split()]
 
 
-def test_the_first_gpu_of_data_parallel_holds_the_most_and_those_of_ddp_hold_the_same(
-    tmp_path: Path, uuids: list[str]
-) -> None:
+def test_the_first_gpu_of_data_parallel_holds_the_most_and_those_of_ddp_hold_the_same(tmp_path, uuids):
     if len(uuids) < 2:
         pytest.skip("needs two GPUs")
     text = output(tmp_path, "--nproc-per-node", "2", "--pin", "device")

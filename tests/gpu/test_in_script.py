@@ -15,9 +15,7 @@ SCRIPT = Path(__file__).parent / "programs" / "joins.py"
 
 
 @pytest.mark.parametrize("launcher", ["ddplaunch", "torch.distributed.run"])
-def test_workers_join_by_nccl_on_their_own_gpus_and_stop_together(
-    tmp_path: Path, uuids: list[str], launcher: str
-) -> None:
+def test_workers_join_by_nccl_on_their_own_gpus_and_stop_together(tmp_path, uuids, launcher):
     path = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {**os.environ, "PYTHONPATH": path, "PLACES": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     argv = [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node", str(len(uuids)), str(SCRIPT)]

@@ -63,9 +63,7 @@ def found(places: list[Place]) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("script", ["says_cuda.py", "sets_device.py", "hides_the_others.py", "forks_before_cuda.py"])
-def test_by_default_every_script_lands_on_the_gpu_of_its_local_rank(
-    launch: Launch, uuids: list[str], script: str
-) -> None:
+def test_by_default_every_script_lands_on_the_gpu_of_its_local_rank(launch, uuids, script):
     assert found(launch(script, "--nproc-per-node", str(len(uuids)))) == on(*uuids)
 
 

@@ -112,7 +112,7 @@ def test_the_others_print_to_their_logs_only(job, debug):
     assert (job.folder / "rank-0.out").read_text() == "hello from rank 0\n"
 
 
-def test_a_script_runs_under_the_pdb_module(job, program):
+def test_a_script_runs_under_the_pdb_module(job):
     """The exception that ends it brings the debugger back: post mortem."""
     script = job.home / "fails.py"
     script.write_text("import os\nvalue = 41 + int(os.environ['RANK'])\nraise ValueError('boom')\n")

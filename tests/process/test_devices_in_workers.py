@@ -17,7 +17,6 @@ import pytest
 from tests.conftest import PROGRAMS, Job, Result
 from tests.fake_nvml import made_up
 from tests.fake_nvml.made_up import gpu, mig
-from tests.forks import Commands
 
 CPUS = sorted(os.sched_getaffinity(0))
 PLACE = PROGRAMS / "place.py"
@@ -101,12 +100,7 @@ CASES: dict[str, tuple[str, str, dict[str, str], list[Seen]]] = {
     "outer list": (EIGHT, "", {"CUDA_VISIBLE_DEVICES": "4,7"}, all_visible(2, "4,7")),
     "outer list, visible": (EIGHT, "--pin visible", {"CUDA_VISIBLE_DEVICES": "4,7"}, own_only("4", "7")),
     "outer list, chosen": (EIGHT, "--devices 1", {"CUDA_VISIBLE_DEVICES": "4,7"}, all_visible(1, "7")),
-    "outer UUIDs": (
-        EIGHT,
-        "",
-        {"CUDA_VISIBLE_DEVICES": f"{gpu(6)},{gpu(2)}"},
-        all_visible(2, f"{gpu(6)},{gpu(2)}"),
-    ),
+    "outer UUIDs": (EIGHT, "", {"CUDA_VISIBLE_DEVICES": f"{gpu(6)},{gpu(2)}"}, all_visible(2, f"{gpu(6)},{gpu(2)}")),
     "outer UUIDs, visible": (
         EIGHT,
         "--pin visible",
@@ -126,15 +120,7 @@ CASES: dict[str, tuple[str, str, dict[str, str], list[Seen]]] = {
 
 
 @pytest.mark.parametrize(("gpus", "words", "outer", "expected"), CASES.values(), ids=CASES)
-def test_workers_are_to_be_told_their_devices(
-    job: Job,
-    commands: Commands,
-    machine: Callable[..., dict[str, str]],
-    gpus: str,
-    words: str,
-    outer: dict[str, str],
-    expected: list[Seen],
-) -> None:
+def test_workers_are_to_be_told_their_devices(job, commands, machine, gpus, words, outer, expected):
     result = commands.run(job, "plan", "--json", *words.split(), PLACE, env={**machine(gpus), **outer}).expect(0)
     plan = json.loads(result.out)
     assert [Seen.of({**outer, **worker["variables"]}) for worker in plan["workers"]] == expected
@@ -154,9 +140,7 @@ def test_workers_are_told_their_devices(job: Job, machine: Callable[..., dict[st
         (None, "2 workers, gloo (torch 2.13.0+cpu is a CPU build)"),
     ],
 )
-def test_the_backend_is_said_with_its_reason(
-    job: Job, machine: Callable[..., dict[str, str]], cuda: str | None, said: str
-) -> None:
+def test_the_backend_is_said_with_its_reason(job, machine, cuda, said):
     result = job.run(PLACE, env=machine("H200 H200", cuda)).expect(0)
     assert said in result.err
     backend = said.split()[2]
@@ -233,9 +217,7 @@ def planned(job: Job, form: str, words: tuple[object, ...], env: dict[str, str])
         ),
     ],
 )
-def test_a_pasted_plan_gives_workers_what_the_plan_says(
-    job: Job, machine: Callable[..., dict[str, str]], gpus: str, words: tuple[object, ...]
-) -> None:
+def test_a_pasted_plan_gives_workers_what_the_plan_says(job, machine, gpus, words):
     env = machine(gpus)
     words = (*words, "--env", 'X= it\'s "$HOME"\n `id` \\ ü')
     plan = json.loads(planned(job, "--json", words, env))

@@ -133,9 +133,8 @@ def test_where_no_run_folder_can_be_made_the_job_runs_without(job, program, plac
     job.nothing_left()  # nor the folder that the exception was written to
 
 
-def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job, program):
-    process = job.start("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=dies_on_sign")
-    job.signs("ready", 2)
+def test_a_run_folder_that_is_removed_meanwhile_is_told_and_the_job_goes_on(job):
+    process = job.behave("1=dies_on_sign", options=("--max-restarts", 1))
     until(lambda: len(job.events("worker_started")) == 2, "both starts")
     shutil.rmtree(job.folder)
     (job.home / "signs" / "die").touch()
@@ -207,7 +206,7 @@ def test_too_few_open_files_for_the_agent_itself_are_named_with_the_limit(job, l
 
 @root_only
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_too_few_processes_stop_the_job_before_it_has_begun(job, program, limit):
+def test_too_few_processes_stop_the_job_before_it_has_begun(job, limit):
     for name in ("state", "tmp", "signs"):
         (job.home / name).mkdir()
     arguments = job.argv("--nproc-per-node", 4, "--no-python", "sleep", "600")

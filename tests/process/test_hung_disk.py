@@ -72,10 +72,9 @@ def test_a_worker_that_fails_ends_the_job_and_what_waited_is_written_later(job, 
     assert any("boom of rank 1" in file.read_text() for file in job.written("attempt_0/*/stderr.log"))
 
 
-def test_a_job_starts_and_can_be_stopped_where_the_folder_cannot_be_made(job, program):
+def test_a_job_starts_and_can_be_stopped_where_the_folder_cannot_be_made(job):
     job.disk.freeze()
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default")
-    job.signs("ready", 2)
+    process = job.behave("all=default")
     process.send_signal(signal.SIGTERM)
     result = job.wait().expect(143)
     assert HUNG in result.err

@@ -87,11 +87,7 @@ print(notice.received())
 
 @pytest.mark.parametrize(
     ("variable", "expected"),
-    [
-        ("", [SIGTERM, SIGUSR1]),
-        ("USR1", [SIGTERM, SIGUSR1]),
-        ("SIGUSR2, int,", [SIGTERM, SIGUSR1, SIGUSR2, SIGINT]),
-    ],
+    [("", [SIGTERM, SIGUSR1]), ("USR1", [SIGTERM, SIGUSR1]), ("SIGUSR2, int,", [SIGTERM, SIGUSR1, SIGUSR2, SIGINT])],
 )
 def test_the_variable_names_more_signals(variable, expected):
     assert signals({"DDPLAUNCH_NOTICE_SIGNALS": variable}) == expected

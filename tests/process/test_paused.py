@@ -79,10 +79,9 @@ def test_a_job_that_is_paused_as_a_whole_finds_all_nodes_again(job, program, pau
     assert "lost" not in result.err
 
 
-def test_no_time_limit_runs_while_everything_is_paused(job, program):
+def test_no_time_limit_runs_while_everything_is_paused(job):
     """Neither --timeout nor, once it was reached, the grace period."""
-    process = job.start("--timeout", "3s", "--grace-period", "3s", program("behave"), "all=stubborn")
-    job.signs("ready", 1)
+    process = job.behave("all=stubborn", options=("--timeout", "3s", "--grace-period", "3s"), workers=1)
     for _ in range(2):
         with frozen_by_signals(everything(job)):
             let_pass(4)

@@ -53,8 +53,7 @@ def listener(port: int) -> socket.socket:
 
 def waiting_job(job: Job, program, *options: object) -> int:
     """Start two workers that wait, and give their MASTER_PORT."""
-    job.start("--nproc-per-node", 2, *options, program("behave"))
-    job.signs("ready", 2)
+    job.behave(options=options)
     return job.ports()[-1]
 
 

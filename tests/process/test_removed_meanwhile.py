@@ -86,10 +86,7 @@ def test_workers_may_save_where_what_would_tell_of_their_end_is_gone(job, progra
     shutil.copytree(package, installed / "ddplaunch", ignore=gone)
     script = tmp_path / "script.py"
     script.write_text(STOPPED)
-    started = job.start(
-        *("--nproc-per-node", 2, script),
-        env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
-    )
+    started = job.start(*("--nproc-per-node", 2, script), env={"PYTHONPATH": f"{installed}:{program('signs').parent}"})
     job.signs("runs", 2)
     started.send_signal(signal.SIGINT)
     ended = job.wait()
@@ -116,8 +113,7 @@ def test_at_the_timeout_workers_may_save_where_what_takes_their_stacks_is_gone(j
     script = tmp_path / "script.py"
     script.write_text(TIMED_OUT)
     ended = job.run(  # which on a busy machine gives the script time to begin
-        *("--timeout", "5s", script),
-        env={"PYTHONPATH": f"{installed}:{program('signs').parent}"},
+        *("--timeout", "5s", script), env={"PYTHONPATH": f"{installed}:{program('signs').parent}"}
     )
     assert (ended.status, job.has_sign("saved"), "Traceback" in ended.err) == (124, True, False), ended.err
     assert ended.err.count("warning: stacks are missing: ModuleNotFoundError: ") == 1

@@ -231,9 +231,7 @@ def test_a_child_that_was_killed_is_an_error(selector, hanging):
     assert resolver.pid is not None
     os.kill(resolver.pid, signal.SIGKILL)
     turn(selector, answered)
-    assert answered == [
-        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
-    ]
+    assert answered == [[Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))]]
 
 
 def test_the_child_dies_with_its_owner():
@@ -310,9 +308,7 @@ def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_n
     answered = []
     resolver = Resolver(selector, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
     assert resolver.pid is None
-    assert answered == [
-        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
-    ]
+    assert answered == [[Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))]]
 
 
 WAITER = """

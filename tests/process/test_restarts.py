@@ -125,8 +125,7 @@ def back_off(job, program):
     """Start a job that fails again and again, and wait until it waits for two seconds."""
 
     def back_off(**popen):
-        process = job.start("--nproc-per-node", 2, "--max-restarts", 9, program("behave"), "1=exit3", **popen)
-        job.signs("ready", 2)
+        process = job.behave("1=exit3", options=("--max-restarts", 9), **popen)
         until(lambda: [event for event in job.events("generation_failed") if event["wait"] >= 2], "a back-off")
         return process
 
@@ -157,9 +156,8 @@ def assert_ended_at_once_after(job, name: str) -> None:
     assert events[-1]["event"] == "job_ended"
 
 
-def test_a_stop_by_the_user_is_no_failure_that_starts_workers_again(job, program):
-    process = job.start("--nproc-per-node", 2, "--max-restarts", 9, program("behave"), "all=default")
-    job.signs("ready", 2)
+def test_a_stop_by_the_user_is_no_failure_that_starts_workers_again(job):
+    process = job.behave("all=default", options=("--max-restarts", 9))
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     assert len(job.events("generation_started")) == 1

@@ -90,8 +90,7 @@ def not_started(job, program):
 
 def signalled(job, program):
     # a group of its own: in that of tests whose shell has left, SIGTSTP would mean nothing
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=polite", process_group=0)
-    job.signs("ready", 2)
+    process = job.behave("all=polite", process_group=0)
     process.send_signal(signal.SIGUSR1)
     job.signs("got", 2)
     process.send_signal(signal.SIGTSTP)
@@ -114,8 +113,7 @@ def noticed(job, program):
 
 
 def front_killed(job, program):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", stdout=-3, stderr=-3)
-    job.signs("ready", 2)
+    process = job.behave("all=default", stdout=-3, stderr=-3)
     process.kill()
     process.wait()
     job.nothing_left(patience=PATIENCE)
@@ -134,8 +132,7 @@ def unread(job, program):
 
 def without_a_log(job, program):
     """The logs' places are taken by folders."""
-    process = job.start("--nproc-per-node", 2, "--max-restarts", 1, program("behave"), "1=dies_on_sign")
-    job.signs("ready", 2)
+    process = job.behave("1=dies_on_sign", options=("--max-restarts", 1))
     until(lambda: len(job.events("worker_started")) == 2, "both starts")
     for rank in range(2):
         (job.folder / f"rank-{rank}.out").unlink()
@@ -249,10 +246,9 @@ def test_the_folder_is_its_owners_alone(job, program):
     assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o600}
 
 
-def test_a_folder_that_somebody_puts_in_its_place_gets_nothing(job, program):
+def test_a_folder_that_somebody_puts_in_its_place_gets_nothing(job):
     logs = job.home / "logs"
-    job.start("--log-dir", logs, "--nproc-per-node=2", program("behave"), "all=default")
-    job.signs("ready", 2)
+    job.behave("all=default", options=("--log-dir", logs))
     (folder,) = logs.iterdir()
     until((folder / "attempt_0" / "1" / "stderr.log").exists, "the last log")
     moved, precious = job.home / "moved", job.home / "precious"
@@ -303,8 +299,7 @@ def test_the_run_of_a_job_goes_once_it_is_old_and_its_logs_are_said_to_be_remove
     assert job.run("--run-id", "simulated", "--simulate", "--nnodes", 2, program("writes"), "both").status == 0
     assert job.run("--run-id", "of-a-friend", "--nproc-per-node", 2, program("writes"), "both").status == 0
     (runs / "of-a-friend").rename(runs / "best")
-    process = job.start("--run-id", "single-2", program("behave"), "all=default")
-    job.signs("ready", 1)
+    process = job.behave("all=default", options=("--run-id", "single-2"), workers=1)
     until(lambda: events_in(runs / "single-2", "worker_started"), "the events")
     assert {path.name for path in runs.iterdir()} == {"single", "simulated", "best", "single-2"}
     for folder in runs.iterdir():
@@ -372,10 +367,9 @@ def test_the_end_is_the_last_event_even_if_many_processes_end_at_once(job: Job) 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, None], ids=["stopped", "failed"])
-def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later(job, program, signum):
+def test_what_is_left_to_a_writer_whose_disk_hangs_in_any_state_is_written_later(job, signum):
     """As one in FUSE, for which nobody waits in uninterruptible sleep."""
-    process = job.start(program("behave"), "all=raises_when_told")
-    job.signs("ready", 1)
+    process = job.behave("all=raises_when_told", workers=1)
     until(lambda: job.events("worker_started"), "the folder")
     (writer,) = {*children(child(process.pid))} - {*job.pids().values()}
     with held(writer):

@@ -110,9 +110,8 @@ def test_it_answers_whatever_others_send_or_do_not_read_and_stops_the_job(job, p
     assert own_places(job) == []
 
 
-def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, program):
-    job.start("--nnodes", 2, "--nproc-per-node", 2, "--simulate", "--run-id", job.mark, program("behave"))
-    job.signs("ready", 4)
+def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job):
+    job.behave(options=("--run-id", job.mark), nodes=2)
     [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.name], "a socket")
     assert place.folder == run_socket.runtime_folder(os.getuid())
     found = status_of(place)
@@ -133,9 +132,8 @@ def test_of_several_nodes_each_answers_and_one_that_does_not_is_named(job, progr
 
 
 @pytest.mark.parametrize("options", [(), ("--log-dir", "logs")], ids=["in its folder", "elsewhere"])
-def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, program, options):
-    job.start("--nproc-per-node", 1, "--run-id", job.mark, *options, program("behave"))
-    job.signs("ready", 1)
+def test_a_run_that_was_killed_is_not_believed_whatever_it_has_left(job, options):
+    job.behave(options=("--run-id", job.mark, *options), workers=1)
     [place] = until(lambda: [place for place in find.places(job.env) if job.mark in place.path], "a socket")
     job.kill_all()
     job.wait()

@@ -37,8 +37,7 @@ def socket_of(job: Job) -> str:
 
 
 def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, verb, tmp_path):
-    job.start("--nproc-per-node", 2, program("behave"))
-    job.signs("ready", 2)
+    job.behave()
     name = socket_of(job)
     following = subprocess.Popen(job.argv("logs", "-f", "-r", "1", name), env=job.env, stdout=PIPE, stderr=PIPE)
     other = Job(tmp_path / "other")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2
 
@@ -24,28 +25,16 @@ STOPS = [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129), (SIGQUIT, 131)]
 
 
 @pytest.fixture
-def start(job, program):
+def start(job):
     """Start behave.py with 3 workers and wait until all are ready."""
-
-    def start(*behaviours: str, options: tuple[str, ...] = (), **popen):
-        process = job.start("--nproc-per-node", 3, *options, program("behave"), *behaviours, **popen)
-        job.signs("ready", 3)
-        return process
-
-    return start
-
-
-def got(job, rank: int) -> list[str]:
-    """The signals that a worker has had."""
-    path = job.home / "signs" / f"got-{rank}"
-    return path.read_text().split() if path.exists() else []
+    return partial(job.behave, workers=3)
 
 
 @pytest.mark.parametrize(("signum", "status"), STOPS, ids=lambda value: getattr(value, "name", ""))
 def test_a_stop_signal_reaches_every_worker_once_and_as_it_is(job, start, signum, status):
     start("all=polite").send_signal(signum)
     result = job.wait().expect(status)
-    assert [got(job, rank) for rank in range(3)] == [[signum.name]] * 3
+    assert [job.got(rank) for rank in range(3)] == [[signum.name]] * 3
     assert f"stopped by {signum.name}" in result.err
 
 
@@ -131,7 +120,7 @@ def test_user_signals_are_forwarded_and_the_job_goes_on(job, start, signum):
     assert process.poll() is None
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
-    assert got(job, 1) == [signum.name, "SIGTERM"]
+    assert job.got(1) == [signum.name, "SIGTERM"]
 
 
 @pytest.mark.parametrize("first", ["front", "agent"])

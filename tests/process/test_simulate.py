@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP, SIGUSR1
 
@@ -17,21 +18,9 @@ TWO = ("--nnodes", 2, "--nproc-per-node", 2, "--simulate")
 
 
 @pytest.fixture
-def start(job, program):
+def start(job):
     """Start behave.py on two nodes with two workers each, and wait until all are ready."""
-
-    def start(*behaviours: str, options: tuple[object, ...] = (), **popen):
-        process = job.start(*TWO, *options, program("behave"), *behaviours, **popen)
-        job.signs("ready", 4)
-        return process
-
-    return start
-
-
-def got(job, rank: int) -> list[str]:
-    """The signals that a worker has had."""
-    path = job.home / "signs" / f"got-{rank}"
-    return path.read_text().split() if path.exists() else []
+    return partial(job.behave, nodes=2)
 
 
 def events(job, node: int, *names: str) -> list[dict[str, object]]:
@@ -158,7 +147,7 @@ def test_nothing_listens_but_on_loopback(job, start):
 def test_a_stop_signal_reaches_every_worker_of_every_node_once(job, start):
     start("all=polite").send_signal(SIGTERM)
     result = job.wait().expect(143)
-    assert [got(job, rank) for rank in range(4)] == [["SIGTERM"]] * 4
+    assert [job.got(rank) for rank in range(4)] == [["SIGTERM"]] * 4
     assert result.err.count("stopped by") == 1
     assert not any(events(job, node, "kill_sent") for node in range(2))
 
@@ -186,12 +175,12 @@ def test_a_signal_to_all_processes_of_ddplaunch_at_once_reaches_every_worker_onc
         for each in known[who]:
             each.send_signal(SIGUSR1)
     for rank in range(4):
-        until(lambda rank=rank: "SIGUSR1" in got(job, rank), "the signal")
+        until(lambda rank=rank: "SIGUSR1" in job.got(rank), "the signal")
     process.send_signal(SIGTERM)
     assert job.wait().status == 143
     # two that come at once may be one to a worker
     assert [len(events(job, node, "signal_forwarded")) for node in range(2)] == [1, 1]
-    assert [got(job, rank) for rank in range(4)] == [["SIGUSR1", "SIGTERM"]] * 4
+    assert [job.got(rank) for rank in range(4)] == [["SIGUSR1", "SIGTERM"]] * 4
 
 
 @pytest.mark.parametrize("order", [("front", "loop"), ("loop", "front")], ids=" before ".join)
@@ -376,7 +365,7 @@ def _generations(job) -> list[object]:
 # --- what cannot start
 
 
-def test_what_cannot_run_is_told_once(job, program):
+def test_what_cannot_run_is_told_once(job):
     (job.home / "pick.py").write_text("")
     result = job.run(*TWO, "--devices", "7", "pick.py").expect(121)
     assert result.err.count("error: ") == 1

@@ -4,7 +4,6 @@ import os
 import resource
 import select
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -38,9 +37,7 @@ def step(*argv: str) -> StepJob:
     [(None, 127, "srun: No such file or directory"), (0o600, 126, "srun: Permission denied")],
     ids=["missing", "no program"],
 )
-def test_a_program_that_cannot_be_executed_has_the_status_that_a_shell_gives(
-    tmp_path: Path, mode, status, text
-) -> None:
+def test_a_program_that_cannot_be_executed_has_the_status_that_a_shell_gives(tmp_path, mode, status, text):
     program = tmp_path / "srun"
     if mode is not None:
         program.touch(mode)

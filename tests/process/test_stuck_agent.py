@@ -28,9 +28,8 @@ def test_the_first_stop_signal_says_that_the_agent_does_not_run_and_the_second_e
     assert f"ddplaunch: the agent (pid {agent}) did not respond and was killed, with the workers\n" in said.read_text()
 
 
-def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=stubborn")
-    job.signs("ready", 2)
+def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job):
+    process = job.behave("all=stubborn")
     process.send_signal(signal.SIGINT)
     until(lambda: job.events("stop_sent"), "the stop")
     process.send_signal(signal.SIGTERM)
@@ -40,9 +39,8 @@ def test_the_second_stop_signal_leaves_an_agent_that_runs_to_do_it(job, program)
 
 
 @pytest.mark.parametrize("how", ["stopped", "held"])
-def test_a_killed_command_needs_no_agent_that_runs(job, program, how):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", stdout=DEVNULL, stderr=DEVNULL)
-    job.signs("ready", 2)
+def test_a_killed_command_needs_no_agent_that_runs(job, how):
+    process = job.behave("all=default", stdout=DEVNULL, stderr=DEVNULL)
     agent = child(process.pid)
     if how == "stopped":
         os.kill(agent, signal.SIGSTOP)
@@ -275,7 +273,7 @@ def test_what_sleeps_when_the_agent_has_ended_is_waited_for_and_not_killed(tmp_p
     assert (tmp_path / "done").exists()
 
 
-def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job, program):
+def test_output_that_is_not_read_does_not_hold_a_job_that_was_stopped_twice(job):
     """The agent ends before the front would give it up."""
     reader, writer = os.pipe()
     writes = "import os,signal; signal.signal(2, 1); os.write(1, bytes(300_000)); open('ready', 'w'); signal.pause()"

@@ -124,9 +124,8 @@ def test_the_shell_hears_of_the_stop_when_the_workers_have_stopped(job, program)
     assert job.wait().status == 143
 
 
-def test_a_job_stops_also_if_a_lost_agent_never_answers(job, program):
-    process = job.start("--nproc-per-node", 2, program("behave"), "all=default", process_group=0)
-    job.signs("ready", 2)
+def test_a_job_stops_also_if_a_lost_agent_never_answers(job):
+    process = job.behave("all=default", process_group=0)
     with held(child(process.pid)):
         process.send_signal(signal.SIGTSTP)
         until(lambda: stopped([process.pid]), "the front to stop")

@@ -139,7 +139,7 @@ def test_a_command_that_only_waits_for_its_reader_or_soon_will_can_be_stopped(jo
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
-def test_output_that_cannot_be_written_is_said_and_makes_the_status_1_unless_the_job_has_one(job, program):
+def test_output_that_cannot_be_written_is_said_and_makes_the_status_1_unless_the_job_has_one(job):
     for own, status in (0, 1), (3, 3):
         with open("/dev/full", "w") as full:
             result = job.run("--nproc-per-node", 2, "--no-python", "sh", "-c", f"echo; exit {own}", stdout=full)

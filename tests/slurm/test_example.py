@@ -18,11 +18,7 @@ def test_a_job_whose_end_is_announced_saves_goes_back_into_the_queue_and_goes_on
     command.write_text(f'#!/bin/sh\nexec {job.ddplaunch} "$@"\n')
     command.chmod(0o755)
     shutil.copy(EXAMPLES / "slurm" / "train.py", job.home)
-    env = {
-        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
-        **LIGHT,
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", **LIGHT, "OMP_NUM_THREADS": "1"}
     script = (EXAMPLES / "slurm" / "job.sh").read_text()
     assert "--nproc-per-node 2" in script
     script = script.replace("--nproc-per-node 2", "--nproc-per-node 1")  # half as many that import torch, twice

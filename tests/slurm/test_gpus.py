@@ -38,9 +38,7 @@ def test_there_is_a_worker_for_each_gpu_that_was_granted(job: SlurmJob, gpus: di
 
 
 @pytest.mark.parametrize("options", ["--gpus-per-task=1", "--gpus-per-node=4 --gpu-bind=single:1"])
-def test_a_task_that_sees_one_gpu_is_told_that_this_is_the_first(
-    job: SlurmJob, gpus: dict[str, str], options: str
-) -> None:
+def test_a_task_that_sees_one_gpu_is_told_that_this_is_the_first(job, gpus, options):
     done(job.sbatch(f"srun --ntasks-per-node=4 --ntasks=8 {options} {job.ddplaunch} {PLACE}", "--nodes=2",
                     "--gpus-per-node=4", "--exclusive", env=gpus))  # fmt: skip
     assert seats(job) == expected(2, 4)

@@ -41,10 +41,7 @@ NAMES = st.lists(RUN | NAME.map(lambda name: [name]) | WORD.map(lambda name: [na
 
 # one scontrol is asked about a great many lists, and the one that is wrong is shown: to look for a smaller lot takes minutes
 MANY = settings(
-    max_examples=10,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
+    max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
 
 

@@ -109,9 +109,7 @@ OTHER_REASONS = (
 
 
 @pytest.mark.parametrize("options", OTHER_REASONS, ids=" ".join)
-def test_options_of_the_script_that_are_for_other_things_change_nothing(
-    job: SlurmJob, options: tuple[str, ...]
-) -> None:
+def test_options_of_the_script_that_are_for_other_things_change_nothing(job, options):
     done(job.sbatch(f"{job.ddplaunch} --nproc-per-node 2 {PLACE}", "--nodes=3", *options))
     assert seats(job) == expected(3)
 
@@ -137,9 +135,7 @@ CONTAINED = f"{HIDDEN}; unset SLURM_CONF SLURM_JOB_NAME SLURM_CLUSTER_NAME; PATH
 
 
 @pytest.mark.parametrize(("each", "after"), [(1, "--nproc-per-node 2"), (2, "")])
-def test_commands_that_srun_starts_in_containers_need_nothing_of_slurm_but_variables(
-    job: SlurmJob, each: int, after: str
-) -> None:
+def test_commands_that_srun_starts_in_containers_need_nothing_of_slurm_but_variables(job, each, after):
     command = shlex.quote(f"{CONTAINED} {job.ddplaunch} {after} {PLACE}")
     script = f"srun --ntasks-per-node={each} unshare --mount sh -c {command}"
     done(job.sbatch(script, f"--nodes={NODES}", f"--ntasks-per-node={each}", "--job-name=bash"))
@@ -175,9 +171,7 @@ def in_turn(each: int) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(("before", "options"), [("", HETEROGENEOUS), ("srun --het-group=0,1", COMPONENTS)])
-def test_a_heterogeneous_job_is_one_job_on_the_nodes_of_all_components(
-    job: SlurmJob, before: str, options: tuple[str, ...]
-) -> None:
+def test_a_heterogeneous_job_is_one_job_on_the_nodes_of_all_components(job, before, options):
     done(job.sbatch(f"{before} {job.ddplaunch} --nproc-per-node 2 {PLACE}", *options))
     assert seats(job) == in_turn(2)
     assert {place["MASTER_ADDR"] for place in places(job)} == {"node3"}

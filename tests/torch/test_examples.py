@@ -21,9 +21,7 @@ each_example = pytest.mark.parametrize("name", NAMES)
 
 @needs_torch_and_digits
 @each_example
-def test_an_example_says_what_it_takes_and_its_page_says_nothing_else(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_says_what_it_takes_and_its_page_says_nothing_else(name, monkeypatch, capsys):
     example = module(f"{name}.py")
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as ended:

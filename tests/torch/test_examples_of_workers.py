@@ -9,16 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Job, until
-from tests.torch.example import (
-    AFTER_EXCEPTION,
-    EXAMPLES,
-    LONG,
-    QUICK,
-    launched,
-    needs_torch_and_digits,
-    plain,
-    weights,
-)
+from tests.torch.example import AFTER_EXCEPTION, EXAMPLES, LONG, QUICK, launched, needs_torch_and_digits, plain, weights
 
 pytestmark = needs_torch_and_digits
 
@@ -213,9 +204,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "undisturbed.pt"
 
 
-def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_same_weights(
-    job: Job, undisturbed: Path
-) -> None:
+def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_same_weights(job, undisturbed):
     chaos = (
         f"kill:{random.randrange(2)}@{random.randrange(500, 2800)}ms"  # between the start and step 120 at the earliest
     )
@@ -229,9 +218,7 @@ def test_two_nodes_of_which_a_worker_is_killed_at_a_random_moment_end_with_the_s
 
 
 @pytest.mark.slow
-def test_a_run_that_was_ended_within_an_epoch_has_other_weights_until_it_has_gone_on(
-    job: Job, undisturbed: Path
-) -> None:
+def test_a_run_that_was_ended_within_an_epoch_has_other_weights_until_it_has_gone_on(job, undisturbed):
     words = [ELASTIC, "--checkpoint", "ended.pt", "--same-as", undisturbed]
     early = launched(job, *words, "--steps", 50, "--target", 0)
     assert early.status in AFTER_EXCEPTION

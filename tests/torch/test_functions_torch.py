@@ -41,11 +41,9 @@ if __name__ == "__main__":
 def test_a_tensor_of_the_caller_is_the_same_memory_in_the_workers(strategy, caller):
     before = set(os.listdir("/dev/shm"))
     result = caller.run(caller.write(SHARED), strategy)
-    assert result.out.splitlines() == [
-        "values [1.0, 1.0, 0.0, 0.0]",
-        "same file True",
-        "plain [0.0, 1.0, 1.0, 0.0]",
-    ], result.err
+    assert result.out.splitlines() == ["values [1.0, 1.0, 0.0, 0.0]", "same file True", "plain [0.0, 1.0, 1.0, 0.0]"], (
+        result.err
+    )
     caller.nothing_left(10)  # torch's manager of shared memory ends when all have left it
     assert not {name for name in os.listdir("/dev/shm") if name.startswith("torch_")} - before
 

@@ -1,8 +1,11 @@
 """Specs, plans and ends of workers to test with: a test names only what it is about."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
+from ddplaunch.errors import LaunchError
 from ddplaunch.plan import Plan, Seat, WorkerPlan
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 from ddplaunch.supervise.outcome import WorkerExit
@@ -54,3 +57,10 @@ def worker_exit(
         **fields,
     }
     return WorkerExit(rank=rank, code=None if signal else code, signal=signal, at=at, **values)
+
+
+def refusal(call: Callable[[], object]) -> tuple[str, str | None]:
+    """Return the message and the hint of the error with which a call ends."""
+    with pytest.raises(LaunchError) as raised:
+        call()
+    return raised.value.message, raised.value.hint

@@ -72,9 +72,7 @@ def test_generated_pages_are_fresh() -> None:
     assert generate.main(["--check"]) == 0, "python docs/generate.py"
 
 
-def test_a_stale_page_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_page_is_noticed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generate, "REFERENCE", tmp_path)
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0

@@ -37,9 +37,7 @@ MEETING_POINTS = [
 
 
 @pytest.mark.parametrize(("fields", "address", "port"), MEETING_POINTS, ids=[str(point[0]) for point in MEETING_POINTS])
-def test_the_workers_meet_where_they_were_told_to(
-    fields: dict[str, Any], address: tuple[str, str], port: tuple[int | None, str]
-) -> None:
+def test_the_workers_meet_where_they_were_told_to(fields, address, port):
     here = discover(spec(**fields), "gpu01")
     assert (here.endpoint.address, here.endpoint.address_reason) == address
     assert (here.endpoint.port, here.endpoint.port_reason) == port

@@ -10,6 +10,7 @@ from ddplaunch.cluster.hostlist import Host
 from ddplaunch.cluster.slurm import without_step
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec, Program, ProgramKind
+from tests.unit.builders import refusal
 from tests.unit.environments import captured, found
 
 NODES = ("node1", "node2", "node3")
@@ -310,9 +311,7 @@ CONFLICTS = [
 
 @pytest.mark.parametrize(("name", "asked", "message", "hint"), CONFLICTS, ids=[row[2] for row in CONFLICTS])
 def test_a_contradiction_names_both_sides(name: str, asked: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises(LaunchError) as raised:
-        found(captured(name), **asked)
-    assert (raised.value.message, raised.value.hint) == (message, hint)
+    assert refusal(lambda: found(captured(name), **asked)) == (message, hint)
 
 
 NOT_HERE = "to ignore these variables: --cluster local, or unset them"
@@ -337,9 +336,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=[str(row[0]) for row in DAMAGED])
 def test_variables_that_contradict_each_other_are_refused(changes: dict[str, str], message: str) -> None:
-    with pytest.raises(LaunchError) as raised:
-        found(captured("slurm-node-1", **changes))
-    assert (raised.value.message, raised.value.hint) == (message, NOT_HERE)
+    assert refusal(lambda: found(captured("slurm-node-1", **changes))) == (message, NOT_HERE)
 
 
 JOBS = st.integers(1, 2**26)
@@ -375,9 +372,7 @@ def test_a_second_sigterm_may_be_slurms_own_however_the_job_was_started(name: st
         ({"SLURM_NTASKS": "2"}, {}, None),
     ],
 )
-def test_a_number_of_tasks_that_does_not_count_workers_is_told(
-    changes: dict[str, str], asked: dict[str, Any], told: str | None
-) -> None:
+def test_a_number_of_tasks_that_does_not_count_workers_is_told(changes, asked, told):
     without = ("SLURM_NTASKS_PER_NODE",) if "SLURM_NTASKS_PER_NODE" not in changes else ()
     job = found({k: v for k, v in captured("slurm-salloc", **changes).items() if k not in without}, **asked)
     assert [note.rpartition("add ")[2] for note in job.notes] == ([told] if told else [])

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cluster import Rendezvous
-from ddplaunch.errors import LaunchError
+from tests.unit.builders import refusal
 from tests.unit.environments import found
 
 NODES: dict[str, Any] = {"nnodes": (3, 3)}
@@ -152,9 +152,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "message", "hint"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_half_a_rendezvous_is_refused_with_the_other_half(fields: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises(LaunchError) as raised:
-        found(**fields)
-    assert (raised.value.message, raised.value.hint) == (message, hint)
+    assert refusal(lambda: found(**fields)) == (message, hint)
 
 
 def test_one_node_meets_nobody() -> None:

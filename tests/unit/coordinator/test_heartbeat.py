@@ -22,11 +22,7 @@ def test_without_an_answer_the_clocks_are_taken_for_one() -> None:
     assert Heartbeat().offset == 0
 
 
-@given(
-    ahead=st.floats(3, 1e6) | st.floats(-1e6, -3),
-    there=st.floats(0, 1),
-    back=st.floats(0, 1),
-)
+@given(ahead=st.floats(3, 1e6) | st.floats(-1e6, -3), there=st.floats(0, 1), back=st.floats(0, 1))
 def test_the_offset_is_right_to_half_a_round_trip(ahead: float, there: float, back: float) -> None:
     heartbeat = Heartbeat()
     heartbeat.pong_received(sent=100.0, at=100.0 + there + ahead, now=100.0 + there + back)

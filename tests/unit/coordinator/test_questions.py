@@ -28,8 +28,7 @@ class Bed:
     def __post_init__(self) -> None:
         self.questions = Questions(lambda: MEMBERS, lambda ids, order: self.sent.append((ids, order)), lambda: self.now)
         self.asker = Asker(
-            answered=lambda member, answer: self.told.append((member.id, answer)),
-            done=lambda: self.told.append("done"),
+            answered=lambda member, answer: self.told.append((member.id, answer)), done=lambda: self.told.append("done")
         )
 
     def ask(self) -> None:

@@ -3,6 +3,7 @@ import pytest
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.choose import choose
 from ddplaunch.errors import LaunchError
+from tests.unit.builders import refusal
 
 FOUR = Hardware(
     devices=tuple(
@@ -50,9 +51,7 @@ def test_indices_and_uuids_are_taken_in_their_order() -> None:
     ids=["no such index", "no such UUID", "negative", "empty", "ambiguous", "twice"],
 )
 def test_a_wrong_wish_is_refused(wanted: list[str], message: str, hint: str) -> None:
-    with pytest.raises(LaunchError) as raised:
-        indices(*wanted)
-    assert (raised.value.message, raised.value.hint) == (message, hint)
+    assert refusal(lambda: indices(*wanted)) == (message, hint)
 
 
 def test_a_node_without_devices_says_why() -> None:

@@ -101,9 +101,7 @@ def test_amd_gpus_are_the_nodes_with_compute_units(amd: Path) -> None:
     ],
     ids=str,
 )
-def test_rocm_counts_within_what_its_lower_layer_left(
-    amd: Path, env: dict[str, str], expected: list[str], buses: list[int]
-) -> None:
+def test_rocm_counts_within_what_its_lower_layer_left(amd, env, expected, buses):
     found = probe(env, root=amd)
     assert [device.token for device in found.devices] == expected
     assert [device.index for device in found.devices] == list(range(len(expected)))
@@ -185,7 +183,5 @@ def test_slurms_variables_for_all_vendors_do_not_hide_the_one_that_is_there(inte
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),
     ],
 )
-def test_what_grants_accelerators_is_named_unless_they_are_hidden(
-    tmp_path: Path, env: dict[str, str], granted: str
-) -> None:
+def test_what_grants_accelerators_is_named_unless_they_are_hidden(tmp_path, env, granted):
     assert probe(env, root=tmp_path).granted == granted

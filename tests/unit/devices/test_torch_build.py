@@ -139,8 +139,7 @@ def test_a_venv_may_show_the_torch_below_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "site",
-    ["lib/python3.12/site-packages", "lib64/python3.12/site-packages", "local/lib/python3.12/dist-packages"],
+    "site", ["lib/python3.12/site-packages", "lib64/python3.12/site-packages", "local/lib/python3.12/dist-packages"]
 )
 def test_an_installed_python_has_its_own_torch(tmp_path: Path, site: str) -> None:
     interpreter(tmp_path / "usr/bin/python3.12")

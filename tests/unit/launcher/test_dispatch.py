@@ -10,9 +10,7 @@ SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="train.py"))
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "SLURM_JOBID", "KUBERNETES_SERVICE_HOST"])
-def test_workers_of_a_slurm_job_or_a_pod_are_killed_before_slurm_or_kubernetes_kills_the_agents_too(
-    variable: str,
-) -> None:
+def test_workers_of_a_slurm_job_or_a_pod_are_killed_before_slurm_or_kubernetes_kills_the_agents_too(variable):
     assert within_outer_grace(SPEC, {variable: "84"}).grace_period <= KILL_WAIT - 5
 
 

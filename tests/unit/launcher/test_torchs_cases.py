@@ -70,9 +70,7 @@ PLANNED = {
 
 
 @pytest.mark.parametrize(("line", "variables", "gpus", "workers", "program"), PLANNED.values(), ids=PLANNED)
-def test_each_starts_what_torchrun_starts(
-    line: str, variables: dict[str, str], gpus: int, workers: int, program: tuple[str, ...]
-) -> None:
+def test_each_starts_what_torchrun_starts(line, variables, gpus, workers, program):
     plan = planned(line, variables, gpus)
     assert [worker.rank for worker in plan.workers] == list(range(workers))
     assert {worker.argv[-3:] for worker in plan.workers} == {program}

@@ -74,10 +74,7 @@ WRONG_FILES = [
         "nproc-per-node = true",
         "error: nproc-per-node in ddplaunch.toml: expected a string or a number, not a boolean\n",
     ),
-    (
-        "nproc-per-node = [4]",
-        "error: nproc-per-node in ddplaunch.toml: expected a string or a number, not an array\n",
-    ),
+    ("nproc-per-node = [4]", "error: nproc-per-node in ddplaunch.toml: expected a string or a number, not an array\n"),
     ("run-id = 2026-01-01", "error: run-id in ddplaunch.toml: expected a string or a number, not a date or a time\n"),
     ("standalone = 1", "error: standalone in ddplaunch.toml: expected true or false, not a number\n"),
     ("env = 'A=1'\n[role]", "error: role in ddplaunch.toml: expected a string or a number, not a table\n"),

@@ -90,9 +90,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(5, 30), st.integers(20, 90))
-def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(
-    events: list[list[str] | tuple[Bar, ...]], lines: int, columns: int
-) -> None:
+def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(events, lines, columns):
     area, screen, alone = StatusArea(), Emulator(lines, columns), Emulator(lines, columns)
     size = terminal_size((columns, lines))
     bars: tuple[Bar, ...] = ()

@@ -55,9 +55,7 @@ def test_outer_bars_are_compared_with_outer_ones() -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=40), st.data())
-def test_of_several_nodes_the_slowest_and_the_fastest_are_those_of_all(
-    percents: list[int], data: st.DataObject
-) -> None:
+def test_of_several_nodes_the_slowest_and_the_fastest_are_those_of_all(percents, data):
     drawn = [Bar((rank,), f"train: {percent}%") for rank, percent in enumerate(percents)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(drawn)), max_size=3)))
     nodes = [drawn[low:high] for low, high in zip([0, *cuts], [*cuts, len(drawn)], strict=True)]

@@ -33,9 +33,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_no_rank_loses_gains_or_swaps_a_line(
-    history: list[tuple[int, Stream, list[bytes], float, bool]],
-) -> None:
+def test_no_rank_loses_gains_or_swaps_a_line(history):
     lines, shown, at = collapse(3), [], 0.0
     written: dict[tuple[int, Stream], list[bytes]] = {(rank, stream): [] for rank in range(3) for stream in Stream}
     for rank, stream, wrote, pause, ends in history:

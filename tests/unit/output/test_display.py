@@ -45,9 +45,7 @@ def plain_lines() -> st.SearchStrategy[list[bytes]]:
     size=st.sampled_from([1, 7, 4096]),
     mode=st.sampled_from(["prefix", "raw"]),
 )
-def test_every_line_is_shown_once_whole_and_in_order_however_the_pipe_cut_it(
-    written: list[list[bytes]], last_newline: bool, size: int, mode: str
-) -> None:
+def test_every_line_is_shown_once_whole_and_in_order_however_the_pipe_cut_it(written, last_newline, size, mode):
     display = Display(mode=mode, ranks=workers(*range(len(written))))
     outputs = {rank: b"".join(line + b"\n" for line in lines) for rank, lines in enumerate(written)}
     if not last_newline:

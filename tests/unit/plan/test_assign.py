@@ -1,5 +1,4 @@
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,9 +43,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(("fields", "devices", "workers", "reason"), COUNTS)
-def test_workers_are_counted_and_the_reason_is_said(
-    fields: dict[str, Any], devices: int, workers: int, reason: str
-) -> None:
+def test_workers_are_counted_and_the_reason_is_said(fields, devices, workers, reason):
     assert workers_of_node(spec(**fields), gpus(devices), hardware(devices)) == (workers, reason)
 
 
@@ -131,9 +128,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "devices", "message", "hint"), REFUSED)
-def test_what_the_devices_do_not_allow_is_refused(
-    fields: dict[str, Any], devices: int, message: str, hint: str
-) -> None:
+def test_what_the_devices_do_not_allow_is_refused(fields, devices, message, hint):
     with pytest.raises(LaunchError) as raised:
         assign(spec(**fields), devices)
     assert (raised.value.message, raised.value.hint, raised.value.status) == (message, hint, 2)
@@ -148,9 +143,7 @@ each = st.one_of(st.none(), st.integers(1, 10))
 
 
 @given(nproc, each, each, st.integers(0, 9))
-def test_every_owned_device_is_there_and_shared_fairly(
-    nproc: int | str | None, gpus_per_worker: int | None, workers_per_gpu: int | None, devices: int
-) -> None:
+def test_every_owned_device_is_there_and_shared_fairly(nproc, gpus_per_worker, workers_per_gpu, devices):
     # the options refuse both together
     asked = spec(
         nproc_per_node=nproc,
@@ -194,9 +187,7 @@ def test_what_is_counted_always_fits(devices: int, gpus_per_worker: int | None, 
         ("share", 4, 2, ["0123", "0123"]),
     ],
 )
-def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(
-    how: str, devices: int, nodes: int, shares: list[str]
-) -> None:
+def test_simulated_nodes_divide_the_devices_if_there_is_one_for_each(how, devices, nodes, shares):
     here = Node(host="a", hardware=hardware(devices), devices=gpus(devices), python="", bootstrap="", env={})
     got = [simulated(here, node_rank, nodes, how) for node_rank in range(nodes)]
     assert ["".join(str(device.index) for device in one.devices) for one in got] == shares

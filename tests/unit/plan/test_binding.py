@@ -363,9 +363,7 @@ def test_no_cpu_belongs_to_two_workers(job: Job, mode: str) -> None:
 
 
 @given(jobs())
-def test_cores_fails_only_if_there_are_fewer_cpus_than_workers(
-    job: Job,
-) -> None:
+def test_cores_fails_only_if_there_are_fewer_cpus_than_workers(job):
     cores, devices, owned = job
     cpus = sum(len(core.cpus) for core in cores)
     try:
@@ -385,9 +383,7 @@ def test_cores_fails_only_if_there_are_fewer_cpus_than_workers(
     workers=st.integers(1, 12),
     with_gpus=st.booleans(),
 )
-def test_shares_of_one_node_differ_by_one_core_at_most(
-    sockets: int, each: int, smt: int, workers: int, with_gpus: bool
-) -> None:
+def test_shares_of_one_node_differ_by_one_core_at_most(sockets, each, smt, workers, with_gpus):
     cores = machine(sockets=sockets, cores=each, smt=smt)
     near = [tuple(cpu for core in cores if core.numa_node == node for cpu in core.cpus) for node in range(sockets)]
     devices = gpus(*(near[i % sockets] for i in range(workers)))

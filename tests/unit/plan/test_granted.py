@@ -44,9 +44,7 @@ INSTALL = f"install a torch that is built for these devices; {ON_CPUS}"
 
 @pytest.mark.parametrize("asked", [spec(), spec(nproc_per_node="auto"), spec(cpu_bind="cores")])
 @pytest.mark.parametrize(("gpus", "message", "hint"), [(0, NO_DRIVER, ON_CPUS), (2, NO_TORCH, INSTALL)])
-def test_a_job_that_would_train_on_the_cpus_unnoticed_is_refused(
-    asked: JobSpec, gpus: int, message: str, hint: str
-) -> None:
+def test_a_job_that_would_train_on_the_cpus_unnoticed_is_refused(asked, gpus, message, hint):
     assert refused(gpus, asked) == (message, hint)
 
 
@@ -121,9 +119,7 @@ def test_a_command_may_bring_another_torch() -> None:
         ),
     ],
 )
-def test_a_backend_that_needs_devices_is_refused_without(
-    gpus: int, asked: JobSpec, more: dict[str, Any], message: str
-) -> None:
+def test_a_backend_that_needs_devices_is_refused_without(gpus, asked, more, message):
     assert refused(gpus, asked, **more) == (message, "--backend gloo")
 
 

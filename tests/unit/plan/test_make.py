@@ -1,5 +1,4 @@
 import os
-from collections.abc import Mapping
 from functools import partial
 from signal import Signals
 from typing import Any
@@ -206,9 +205,7 @@ def test_a_default_gives_way_to_the_callers_own_value(name: str) -> None:
         ({"threads": 7, "env": (("OMP_NUM_THREADS", "5"),)}, {}, "7", "--threads"),
     ],
 )
-def test_threads_are_divided_unless_somebody_said_how_many(
-    fields: dict[str, Any], env: Mapping[str, str], value: str, reason: str
-) -> None:
+def test_threads_are_divided_unless_somebody_said_how_many(fields, env, value, reason):
     decided = plan(spec(nproc_per_node=4, **fields), node(env=env))
     assert each(decided, "OMP_NUM_THREADS") == [value] * 4
     assert decided.reasons["threads"] == reason
@@ -309,9 +306,7 @@ def test_a_meeting_file_is_the_same_wherever_a_worker_goes(asked: str, method: s
         ({"output": "prefix", "debug_rank": 0}, [True]),
     ],
 )
-def test_one_worker_has_the_terminal_unless_its_output_is_wanted_otherwise(
-    fields: dict[str, Any], terminal: list[bool]
-) -> None:
+def test_one_worker_has_the_terminal_unless_its_output_is_wanted_otherwise(fields, terminal):
     assert [worker.terminal for worker in plan(spec(**fields)).workers] == terminal
 
 

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.devices import Device, Hardware
-from ddplaunch.errors import LaunchError
 from ddplaunch.plan import pin
 from ddplaunch.plan.assign import Owned
 from ddplaunch.spec import JobSpec, ProgramKind
-from tests.unit.builders import spec
+from tests.unit.builders import refusal, spec
 
 NONE: Owned = ((), ())
 ONE_EACH: Owned = tuple((Device(kind="cuda", index=n, token=str(n)),) for n in range(2))
@@ -39,27 +38,19 @@ HOW: list[tuple[JobSpec, Owned, tuple[str, str]]] = [
 
 
 @pytest.mark.parametrize(("asked", "owned", "how"), HOW)
-def test_how_workers_are_bound_depends_on_program_and_devices(
-    asked: JobSpec, owned: Owned, how: tuple[str, str]
-) -> None:
+def test_how_workers_are_bound_depends_on_program_and_devices(asked, owned, how):
     assert pin.choose(asked, owned) == how
 
 
 @pytest.mark.parametrize(
     ("asked", "owned", "message"),
     [
-        (
-            spec(COMMAND, pin="device"),
-            ONE_EACH,
-            "--pin device: it works inside python, but --no-python runs a command",
-        ),
+        (spec(COMMAND, pin="device"), ONE_EACH, "--pin device: it works inside python, but --no-python runs a command"),
         (spec(pin="device"), MIG, f"--pin device: {ONE_INSTANCE}"),
     ],
 )
 def test_a_way_that_cannot_work_is_refused(asked: JobSpec, owned: Owned, message: str) -> None:
-    with pytest.raises(LaunchError) as raised:
-        pin.choose(asked, owned)
-    assert (raised.value.message, raised.value.hint) == (message, "--pin visible")
+    assert refusal(lambda: pin.choose(asked, owned)) == (message, "--pin visible")
 
 
 def gpu(index: int, token: str) -> Device:
@@ -109,21 +100,12 @@ CHOSEN = (FOUR[2], FOUR[0])
         ("visible", (), (), {}, "cpu", {}),
     ],
 )
-def test_a_worker_calls_its_device_as_torch_will_count_it(
-    how: str,
-    own: tuple[Device, ...],
-    devices: tuple[Device, ...],
-    fields: dict[str, Any],
-    device: str,
-    variables: dict[str, str],
-) -> None:
+def test_a_worker_calls_its_device_as_torch_will_count_it(how, own, devices, fields, device, variables):
     assert place(how, own, devices, **fields) == (device, variables)
 
 
 @given(st.permutations(range(6)), st.integers(1, 6), st.booleans(), st.data())
-def test_what_a_worker_is_told_leads_cuda_to_its_own_device(
-    outer: list[int], count: int, by_uuid: bool, data: st.DataObject
-) -> None:
+def test_what_a_worker_is_told_leads_cuda_to_its_own_device(outer, count, by_uuid, data):
     """CUDA's own rule: cuda:N is the N-th entry of CUDA_VISIBLE_DEVICES."""
     tokens = [f"GPU-{number}" if by_uuid else str(number) for number in outer[:count]]
     there = tuple(gpu(index, token) for index, token in enumerate(tokens))
@@ -174,7 +156,5 @@ def test_other_vendors_have_a_variable_of_their_own() -> None:
         ),
     ],
 )
-def test_where_local_rank_is_no_devices_index_this_is_said(
-    how: str, owned: Owned, fields: dict[str, Any], notes: list[str]
-) -> None:
+def test_where_local_rank_is_no_devices_index_this_is_said(how, owned, fields, notes):
     assert pin.notes(spec(**fields), how, owned) == notes

@@ -6,14 +6,7 @@ from ddplaunch.plan.ranks import compress
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([0], "0"),
-        ([0, 1], "0-1"),
-        ([0, 1, 2, 4], "0-2,4"),
-        ([9, 3, 10, 3, 8], "3,8-10"),
-    ],
+    ("ranks", "text"), [([], ""), ([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 4], "0-2,4"), ([9, 3, 10, 3, 8], "3,8-10")]
 )
 def test_ranks_are_written_as_ascending_ranges(ranks: list[int], text: str) -> None:
     assert compress(ranks) == text

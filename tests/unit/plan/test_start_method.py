@@ -9,7 +9,7 @@ from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.start_method import PRELOAD, keep_warm, modules
 from ddplaunch.plan.variables import of_fork_server, of_place, of_warm_interpreter
-from ddplaunch.spec import JobSpec, ProgramKind
+from ddplaunch.spec import ProgramKind
 from tests.unit import builders
 from tests.unit.builders import plan_of
 
@@ -49,9 +49,7 @@ def test_the_user_chooses_what_is_imported() -> None:
         ),
     ],
 )
-def test_it_is_said_why_workers_are_fresh_processes_nevertheless(
-    asked: JobSpec, workers: tuple[WorkerPlan, ...], caller: dict[str, str], why: str
-) -> None:
+def test_it_is_said_why_workers_are_fresh_processes_nevertheless(asked, workers, caller, why):
     assert modules(asked, workers, caller) == (None, why)
 
 
@@ -110,9 +108,7 @@ def test_what_has_imported_is_kept_for_so_many_minutes_if_that_is_asked_for() ->
         (here(), {"DDPLAUNCH_CALL": "a"}, "what is kept cannot run a function"),
     ],
 )
-def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(
-    allocation: Allocation, caller: dict[str, str], why: str
-) -> None:
+def test_nothing_is_kept_where_it_would_outlive_what_it_should_not(allocation, caller, why):
     assert keep_warm(spec(keep_warm=5), PRELOAD, allocation, caller) == (None, why)
 
 

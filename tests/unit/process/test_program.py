@@ -105,11 +105,7 @@ COMMANDS = [
     ("./nosuch", 127, "./nosuch does not exist"),
     ("", 127, "a command without a name was not found on PATH"),
     ("notes", 126, "bin/notes is not executable\n\nhint: type `chmod +x bin/notes`"),
-    (
-        "./train.py",
-        126,
-        "./train.py is not executable\n\nhint: type `chmod +x ./train.py`; or leave --no-python out",
-    ),
+    ("./train.py", 126, "./train.py is not executable\n\nhint: type `chmod +x ./train.py`; or leave --no-python out"),
     ("./scripts", 126, "./scripts is a directory"),
     ("./dangling.py", 126, "./dangling.py is a link to what does not exist"),
 ]
@@ -165,9 +161,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("name", "content", "kind", "command"), OTHERS)
-def test_a_file_that_is_no_python_is_named_for_what_it_is(
-    folder: Path, name: str, content: bytes, kind: str, command: str
-) -> None:
+def test_a_file_that_is_no_python_is_named_for_what_it_is(folder, name, content, kind, command):
     (folder / name).write_bytes(content)
     status, text = said(program(ProgramKind.SCRIPT, name))
     assert status == 2

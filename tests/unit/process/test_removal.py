@@ -88,9 +88,7 @@ def test_what_cannot_be_removed_ends_nothing(folder: Path, tmp_path: Path) -> No
     assert (tmp_path / "file").exists()
 
 
-def test_a_folder_that_the_program_moves_away_takes_nothing_above_its_new_place_with_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_the_program_moves_away_takes_nothing_above_its_new_place_with_it(folder, tmp_path):
     (folder / "a").mkdir()
     (folder / "a" / "file").touch()
     elsewhere = tmp_path / "elsewhere"

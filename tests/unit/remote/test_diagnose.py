@@ -13,11 +13,7 @@ PYTHON = "/opt/py/bin/python"
 # texts of OpenSSH 9.2, bash, dash, csh and CPython
 SAID = [
     ("ssh: Could not resolve hostname gpu9: Name or service not known", 255, "cannot resolve the host name"),
-    (
-        "ssh: Could not resolve hostname gpu9: Temporary failure in name resolution",
-        255,
-        "cannot resolve the host name",
-    ),
+    ("ssh: Could not resolve hostname gpu9: Temporary failure in name resolution", 255, "cannot resolve the host name"),
     ("ssh: connect to host gpu9 port 22: Connection refused", 255, "ssh connection refused"),
     ("ssh: connect to host gpu9 port 22: Connection timed out", 255, "ssh connection timed out"),
     ("Connection timed out during banner exchange", 255, "ssh connection timed out"),

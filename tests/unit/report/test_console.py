@@ -89,8 +89,7 @@ def test_a_byte_that_is_no_utf_8_stays():
 
 
 @pytest.mark.parametrize(
-    ("env", "colour"),
-    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
+    ("env", "colour"), [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)]
 )
 def test_in_a_pipe_colours_are_shown_only_if_forced(env: dict[str, str], colour: bool, capfd) -> None:
     assert not os.isatty(1)

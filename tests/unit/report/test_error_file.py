@@ -260,9 +260,7 @@ def test_what_workers_notify_of_is_taken_whatever_they_write(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("replaced", ["", "torch"])
-def test_nothing_is_removed_behind_a_link_that_the_program_has_put_in_the_place_of_a_folder(
-    tmp_path: Path, replaced: str
-) -> None:
+def test_nothing_is_removed_behind_a_link_that_the_program_has_put_in_the_place_of_a_folder(tmp_path, replaced):
     others = tmp_path / "data" / "2024"
     others.mkdir(parents=True)
     (tmp_path / "data" / "2024-01.csv").touch()

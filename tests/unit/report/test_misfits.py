@@ -100,10 +100,7 @@ MISFITS: dict[str, tuple[WorkerExit, str | None]] = {
         "own name unknown to gloo",
     ),
     "a database that times out": (by("pymysql.err.OperationalError", "Socket Timeout"), None),
-    "a log line of the start": (
-        end(tail="initializing process group of tokenizers\nsome trouble\n"),
-        None,
-    ),
+    "a log line of the start": (end(tail="initializing process group of tokenizers\nsome trouble\n"), None),
     # modules that were only tried
     "a module that is optional": (
         by("ValueError", "boom", handled("ModuleNotFoundError", "No module named 'apex'")),

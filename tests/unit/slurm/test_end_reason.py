@@ -58,9 +58,7 @@ def test_why_slurm_ends_a_job_has_a_name(tmp_path: Path) -> None:
         ("node1", "head -n 1 nodes", "a node of the job was lost"),
     ],
 )
-def test_a_node_that_slurm_has_lost_is_named_and_gives_the_status(
-    tmp_path: Path, left: str, nodes: str, words: str
-) -> None:
+def test_a_node_that_slurm_has_lost_is_named_and_gives_the_status(tmp_path, left, nodes, words):
     job = line("COMPLETING", "NodeDown", NodeList=left, BatchHost="node1")
     assert why_ending(place(tmp_path, job, nodes), 20) == ClusterEnding(words, (122, "node_lost"))
 

@@ -21,10 +21,7 @@ def entry(name: str, number: int) -> dict[str, object]:
     }
 
 
-RECORDED = {
-    b"fr_trace_json": {"entries": []},
-    b"dump_nccl_trace_json": {"entries": [entry("nccl:all_reduce", 7)]},
-}
+RECORDED = {b"fr_trace_json": {"entries": []}, b"dump_nccl_trace_json": {"entries": [entry("nccl:all_reduce", 7)]}}
 
 
 def serve(path: str, answered: dict[bytes, object]) -> None:

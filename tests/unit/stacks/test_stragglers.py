@@ -283,11 +283,7 @@ def test_no_answer_of_a_worker_does_harm(entries):
 
 
 @settings(max_examples=20)
-@given(
-    st.lists(st.integers(0, 3 * MS), min_size=200, max_size=200),
-    st.integers(2, 6),
-    st.data(),
-)
+@given(st.lists(st.integers(0, 3 * MS), min_size=200, max_size=200), st.integers(2, 6), st.data())
 def test_whoever_is_named_was_the_last_by_far(noise, size, data):
     slow = data.draw(st.integers(0, size - 1))
     extra = data.draw(st.integers(0, 80 * MS))

@@ -31,10 +31,7 @@ def ended(id: int, at: float, *exits: WorkerExit, failed: StartFailure | None = 
 
 def failing(id: int, at: float, code: int = 7) -> list[Event]:
     """A worker of this node fails by itself, and the node ends."""
-    return [
-        NodeStopping(id, Why.FAILED, SIGTERM, at),
-        ended(id, at + 0.1, end(id, "abcdef"[id], at, code)),
-    ]
+    return [NodeStopping(id, Why.FAILED, SIGTERM, at), ended(id, at + 0.1, end(id, "abcdef"[id], at, code))]
 
 
 def stopping(id: int, at: float) -> NodeEnded:

@@ -4,7 +4,6 @@ The texts are torch's and NCCL's own: gloo's and the store's were recorded with 
 die, the others are from reports to PyTorch and NCCL.
 """
 
-from random import Random
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
@@ -59,10 +58,7 @@ FOLLOWING = [
         "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out"
         " connecting: SO_ERROR: Connection refused, remote=[10.1.2.3]:20901",
     ),
-    (
-        "RuntimeError",
-        "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
-    ),
+    ("RuntimeError", "Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"),
     (
         "RuntimeError",
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception: \n[/__w/pytorch/pytorch/"
@@ -288,9 +284,7 @@ def test_the_status_of_a_failure_is_never_0() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_the_order_in_which_ends_were_noticed_does_not_matter(
-    facts: list[tuple[int, float, str | None]], random: Random
-) -> None:
+def test_the_order_in_which_ends_were_noticed_does_not_matter(facts, random):
     exits = [
         end(rank, code, at=at, error=error("RuntimeError", text) if text and code else None)
         for rank, (code, at, text) in enumerate(facts)

@@ -170,17 +170,7 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
             *met(),
             NodeStopping(1, Why.FAILED, SIGTERM, 5),
             Left(2, "silent for 10 s", 6),
-            ended(
-                1,
-                7,
-                end(
-                    1,
-                    "b",
-                    5,
-                    1,
-                    stderr_tail=FOLLOWING,
-                ),
-            ),
+            ended(1, 7, end(1, "b", 5, 1, stderr_tail=FOLLOWING)),
             stopping(0, 7),
         ],
         [BeginGeneration(0, (0, 1, 2), 0), StopNodes((0, 2), SIGTERM), EndJob(122)],
@@ -415,9 +405,7 @@ def events() -> st.SearchStrategy[list[Event]]:
     more=st.integers(0, 2),
     others=st.booleans(),
 )
-def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(
-    happened: list[Event], restarts: int, min_nodes: int, more: int, others: bool
-) -> None:
+def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happened, restarts, min_nodes, more, others):
     policy = Policy(
         min_nodes=min_nodes, max_nodes=min_nodes + more, max_restarts=restarts, may_leave=others, replaceable=others
     )

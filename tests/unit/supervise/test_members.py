@@ -11,9 +11,7 @@ KEYS = st.one_of(st.integers(0, 3), st.integers(120, 135), st.integers(0, 20_000
 
 
 @given(st.dictionaries(KEYS, st.integers()), st.lists(st.tuples(KEYS, st.none() | st.integers())))
-def test_a_frozen_map_is_a_dict_that_does_not_change(
-    first: dict[int, int], steps: list[tuple[int, int | None]]
-) -> None:
+def test_a_frozen_map_is_a_dict_that_does_not_change(first, steps):
     taken = [(FrozenMap.of(first), first)]
     for key, value in steps:
         frozen, plain = taken[-1]

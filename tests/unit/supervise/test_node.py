@@ -34,16 +34,7 @@ from ddplaunch.supervise.node import (
     TakeStacks,
 )
 from ddplaunch.supervise.outcome import StartFailure, Why
-from tests.unit.supervise.histories import (
-    ALL,
-    LEFT,
-    LOST,
-    NOTHING_LEFT,
-    POLICY,
-    STARTED,
-    calm,
-    ended,
-)
+from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
 
 
 def after(*events: node.Event, policy: Policy = POLICY) -> tuple[State, list[node.Action]]:
