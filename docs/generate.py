@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.cli.help_text import SUBMIT_DEFAULTS, USAGE
-from ddplaunch.cli.verbs import SUBMIT_OPTIONS
+import click
+
+from ddplaunch.cli.command import Command, Context
+from ddplaunch.cli.main import VERBS, application
 from ddplaunch.cluster import kubernetes, local, lsf, mpi, pbs, slurm, ssh, static
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
@@ -176,7 +178,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _cli() -> str:
     parts = [
         "# The command line",
-        "\n".join(["```", *USAGE.values(), "```"]),
+        "\n".join(["```", *map(_usage, VERBS), "```"]),
         "`ddplaunch SCRIPT` is `ddplaunch run SCRIPT`. `plan` shows what the same words would start: a table, with "
         "`--json` [the plan as JSON](run-folder.md), with `--sh` the command and the variables of each worker to paste "
         "into a shell. [`submit`](#ddplaunch-submit) queues the job in Slurm. `completion` prints the script that makes a "
@@ -192,13 +194,30 @@ def _cli() -> str:
     return _page(*parts, *_submit())
 
 
+_GROUP = Context(application, info_name="ddplaunch")
+
+
+def _command(verb: str) -> Command:
+    command = application.get_command(_GROUP, verb)
+    assert isinstance(command, Command)
+    return command
+
+
+def _usage(verb: str) -> str:
+    command = _command(verb)
+    usage = click.unstyle(command.get_usage(Context(command, parent=_GROUP, info_name=verb)))
+    return usage.removeprefix("Usage: ").strip()
+
+
 def _submit() -> list[str]:
+    submit = _command("submit")
+    assert submit.epilog is not None
     return [
         "## ddplaunch submit",
-        f"`{USAGE['submit']}` checks the job, writes a batch script and hands it to sbatch. "
+        f"`{_usage('submit')}` checks the job, writes a batch script and hands it to sbatch. "
         "[Submitting a job](../guides/submit.md) shows how. What stands before `--` goes to sbatch as it is, but for these:",
-        _table(["option", "meaning"], [[f"`{flag}`", meaning] for flag, meaning in SUBMIT_OPTIONS]),
-        re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", SUBMIT_DEFAULTS),
+        _table(["option", "meaning"], [[f"`{option.opts[-1]}`", option.help or ""] for option in submit.own_options]),
+        re.sub(r"--[\w=%.-]*[\w%]|%x\S*out", r"`\g<0>`", submit.epilog),
     ]
 
 

@@ -1,163 +1,116 @@
-"""Completion by shells: the script for each, and how it asks us. What completes what is in `commands.py`.
-
-click's own scripts let the names of files take the place of the verbs in bash, say nothing where zsh lacks compinit, and
-cut a description at its first comma in fish. It has none for tcsh.
-"""
+"""`ddplaunch completion`: the script by which a shell completes our command lines. Script and answers are click's."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
 
+import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
     FishComplete,
     ShellComplete,
     ZshComplete,
-    split_arg_string,
+    add_completion_class,
+    get_completion_class,
+    shell_complete,
 )
 
-from ddplaunch.cli.commands import root
+from ddplaunch.cli.command import Command, show
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.table import SHELLS
 
+_HINT = "type `ddplaunch completion bash`, zsh or fish"
 VARIABLE = "_DDPLAUNCH_COMPLETE"  # through which a shell asks
 
 
-class _WithValues(ShellComplete):
-    """Completes `--output=r`, too, which click completes in no shell if it is the first word."""
+class _Joined(ShellComplete):
+    """Completes `--output=r`, too: click answers with the value alone, in place of the whole word."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         name, equals, value = incomplete.partition("=")
         if not equals or not name.startswith("--"):
             return super().get_completions(args, incomplete)
-        items = super().get_completions([*args, name], value)
-        for item in items:
-            if item.type == "plain":  # the shell adds the name to files itself
-                item.value = f"{name}={item.value}"
-        return items
+        found = []
+        for item in super().get_completions([*args, name], value):
+            if item.type == "plain":
+                found.append(item.value)
+            else:
+                paths = glob.glob(f"{glob.escape(value)}*")
+                found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
+        return [CompletionItem(f"{name}={each}") for each in found]
 
 
-class _Bash(_WithValues, BashComplete):
-    source_template = """\
-%(complete_func)s() {
-    local IFS=$'\\n' type value
-    while IFS=, read -r type value; do
-        case $type in
-            plain) COMPREPLY+=("$value") ;;
-            dir|file)
-                compopt -o filenames
-                mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -A ${type/dir/directory} -- "$value") ;;
-        esac
-    done < <(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" \\
-        %(complete_var)s=bash_complete "$1" 2>/dev/null)
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
+class _Zsh(_Joined, ZshComplete):
+    pass
 
-    def source(self) -> str:
-        """Without click's look at the version of bash, which starts one."""
-        return ShellComplete.source(self)
 
+class _Fish(_Joined, FishComplete):
+    pass
+
+
+class _Bash(BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Without the = that bash makes a word of its own, so that the option stands before its value."""
+        """Return the words without the = that bash makes a word of its own, so that the option stands before its value."""
         args, incomplete = super().get_completion_args()
         return [arg for arg in args if arg != "="], incomplete
 
-
-class _Zsh(_WithValues, ZshComplete):
-    source_template = """\
-#compdef %(prog_name)s
-
-%(complete_func)s() {
-    local -a plain described response
-    local type value text files
-    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
-        %(complete_var)s=zsh_complete %(prog_name)s 2>/dev/null)}")
-    for type value text in ${response}; do
-        case $type in
-            plain) if [[ $text == _ ]]; then plain+=("$value"); else described+=("$value:$text"); fi ;;
-            dir) files=-/ ;;
-            file) files=-f ;;
-        esac
-    done
-    (( $#described )) && _describe -V unsorted described -U
-    (( $#plain )) && compadd -U -V unsorted -a plain
-    if [[ -n $files ]]; then
-        [[ $PREFIX == --*=* ]] && compset -P '*='
-        _path_files $files
-    fi
-}
-
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-elif (( $+functions[compdef] )); then
-    compdef %(complete_func)s %(prog_name)s
-else
-    print -u2 'ddplaunch: zsh completes nothing before compinit: put `autoload -Uz compinit && compinit` above this line'
-fi
-"""
-
-
-class _Fish(_WithValues, FishComplete):
-    source_template = """\
-function %(complete_func)s
-    for item in (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp | string collect) \\
-            COMP_CWORD=(commandline -ct) %(prog_name)s 2>/dev/null)
-        set -l parts (string split -m 1 , -- $item)
-        set -l before (string match -r -- '^--[^=]*=' (commandline -ct); or echo)
-        switch $parts[1]
-            case dir
-                string replace -r '^' -- "$before" (__fish_complete_directories $parts[2])
-            case file
-                string replace -r '^' -- "$before" (__fish_complete_path $parts[2])
-            case plain
-                echo $parts[2]
-        end
-    end
-end
-complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
-"""
-
-
-class _Tcsh(_WithValues):
-    name = "tcsh"
-    source_template = "complete %(prog_name)s 'p@*@`env %(complete_var)s=tcsh_complete %(prog_name)s`@@'"
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """From the line up to the cursor."""
-        line = os.environ.get("COMMAND_LINE", "")
-        words = split_arg_string(line)[1:]
-        return (words, "") if not words or line.endswith(" ") else (words[:-1], words[-1])
-
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """With the names of files, which tcsh does not add itself."""
-        option = incomplete[: incomplete.find("=") + 1] if incomplete.startswith("--") else ""
-        found = []
-        for item in super().get_completions(args, incomplete):
-            paths = glob.glob(f"{glob.escape(item.value)}*") if item.type in ("file", "dir") else []
-            found += [CompletionItem(f"{option}{path}{'/' * os.path.isdir(path)}") for path in paths]
-            found += [item] if item.type == "plain" else []
-        return found
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """A line of its own."""
-        return str(item.value)
+        """Return files first: in click's script they take the place of what stands before them."""
+        return sorted(super().get_completions(args, incomplete), key=lambda item: item.type == "plain")
 
 
-_CLASSES: Mapping[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish, "tcsh": _Tcsh}
+for _class in (_Bash, _Zsh, _Fish):
+    add_completion_class(_class)
 
 
-def script(shell: str) -> str:
-    """Return the script for a shell."""
-    return _of(shell).source()
-
-
-def answer(instruction: str) -> str:
+def answer(application: click.Group) -> int:
     """Answer a shell that asks through VARIABLE: with `bash_complete`, say, and the words typed so far in variables, too."""
-    shell = instruction.removesuffix("_complete")
-    return _of(shell).complete() if shell in _CLASSES else ""
+    return shell_complete(application, {}, "ddplaunch", VARIABLE, os.environ[VARIABLE])
 
 
-def _of(shell: str) -> ShellComplete:
-    return _CLASSES[shell](root(), {}, "ddplaunch", VARIABLE)
+def first_word(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Complete the first word: an option of `run`, a verb or a script, in bash only where no verb fits."""
+    from ddplaunch.cli.job import run
+    from ddplaunch.cli.main import VERBS
+
+    if incomplete.startswith("-"):
+        return run.shell_complete(click.Context(run), incomplete)
+    verbs = [CompletionItem(verb, help=text) for verb, (_, text) in VERBS.items() if verb.startswith(incomplete)]
+    return [*verbs, CompletionItem(incomplete, type="file")]
+
+
+def print_script(shell: str, given: bool) -> int:
+    """Print the script for a shell, which was given or is the user's."""
+    from ddplaunch.cli.main import application
+
+    found = get_completion_class(shell) if shell in SHELLS else None
+    if found is None:
+        raise LaunchError(
+            f"completion {shell}: expected bash, zsh or fish" if given else "SHELL is not bash, zsh or fish",
+            hint=_HINT,
+        )
+    return show(found(application, {}, "ddplaunch", VARIABLE).source())
+
+
+@click.command(
+    cls=Command,
+    takes="the name of one shell",
+    hint=_HINT,
+    examples=(
+        ('eval "$(ddplaunch completion bash)"', "in ~/.bashrc"),
+        ('eval "$(ddplaunch completion zsh)"', "in ~/.zshrc, after `autoload -Uz compinit && compinit`"),
+        ("ddplaunch completion fish | source", "in ~/.config/fish/config.fish"),
+    ),
+)
+@click.argument(
+    "shell",
+    required=False,
+    metavar="[bash|zsh|fish]",
+    shell_complete=lambda ctx, param, incomplete: [shell for shell in SHELLS if shell.startswith(incomplete)],
+)
+@click.pass_context
+def completion(ctx: click.Context, shell: str | None) -> int:
+    """Prints the script that makes a shell complete our options. Put the line of your shell into its file."""
+    return print_script(shell or os.path.basename(ctx.obj.get("SHELL", "")), shell is not None)

@@ -1,4 +1,4 @@
-"""What was probably meant by a command line that names no script, or by options behind one. Pure but for looks at files."""
+"""What was probably meant by options that are none, a line that names no script, or options behind one. Reads but scripts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+import click
+
+from ddplaunch.cli.main import VERBS
 from ddplaunch.errors import LaunchError, did_you_mean
 from ddplaunch.options.option import Option
-from ddplaunch.options.table import ALIASES, BY_NAME
+from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
 _QUOTES = str.maketrans("", "", "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u200b\ufeff")
 _NUMBER = "--nproc-per-node"
 
+_FLAGS: Mapping[str, Option | None] = {
+    **{option.flag: option for option in OPTIONS},
+    **{option.short: option for option in OPTIONS if option.short},
+    **{alias.flag: BY_NAME[alias.option] for alias in ALIASES},
+    **dict.fromkeys(("--help", "--help-all", "--version")),
+}
 # options of other launchers, and ours of the same meaning, besides those of ALIASES; None: nothing has to be said here
 _OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
 _MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
@@ -73,30 +82,62 @@ _OURS_ALONE = frozenset({
 })  # fmt: skip
 
 
-def in_place_of(
-    before: Sequence[str], program: Sequence[str], flags: Mapping[str, Option | None]
-) -> LaunchError | None:
+def in_options(error: click.UsageError, argv: Sequence[str]) -> LaunchError:
+    """Return what is wrong with an option of a job, and what to type instead."""
+    match error:
+        case click.NoSuchOption(option_name=name):
+            return _no_option(name, argv)
+        case click.BadOptionUsage(option_name=name):
+            option = _FLAGS.get(name)
+            if option is None or option.is_flag:
+                return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
+            return LaunchError(f"{name} needs a value", hint=f"type for example `{name} {option.example}`")
+    return LaunchError(error.format_message())
+
+
+def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
+    at = next((at for at, word in enumerate(argv) if word.startswith(name)), None)
+    if at is None:  # typed with _
+        at = next((at for at, word in enumerate(argv) if _flag(word).startswith(name)), 0)
+    typed = name if name.startswith("--") else argv[at]
+    if wrong := not_typed(argv[at], argv[:at], argv[at + 1 :]):
+        return wrong
+    words = argv[at].split()
+    if len(words) > 1 and argv[at].startswith("-"):
+        return LaunchError(
+            f"'{argv[at]}' is one word to the shell", hint=f"without the quotes: type `{' '.join(words)}`"
+        )
+    if why := _NEEDLESS.get(_flag(typed).lstrip("-").lower()):
+        return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
+    if whole := _of_sbatch(argv, at):
+        return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
+    meant = _option_meant(_flag(typed))
+    order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
+    return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
+
+
+def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
     """The error for a SCRIPT that is another launcher, a variable, a number or a whole command line; None: it is none of these.
 
-    `before` are the words before it, `flags` are our flags, by their names.
+    `before` are the words before it.
     """
     target, *rest = program
     name = os.path.basename(target)
     if name.startswith("python") and _PYTHON.fullmatch(name):
         return LaunchError(
-            f"{target} is no script: ddplaunch starts python itself", hint=_type(before, _of_python(rest, flags))
+            f"{target} is no script: ddplaunch starts python itself", hint=_type(before, _of_python(rest))
         )
     if os.path.lexists(target):
         return None
     if target in _LAUNCHERS:
-        meant, lost = _of_launcher(target, rest, flags)
+        meant, lost = _of_launcher(target, rest)
         hint = _type(before, meant) + (f", which leaves out {' '.join(lost)}" if lost and meant else "")
         return LaunchError(f"{target} is a launcher as ddplaunch is: one of them is enough", hint=hint)
     if target in _IN_FRONT and (at := _first_script(rest)) is not None:
         words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
-    if "--" + _flag(target) in flags:
+    if "--" + _flag(target) in _FLAGS:
         return LaunchError(
             f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
         )
@@ -108,7 +149,7 @@ def in_place_of(
             return LaunchError(f"{target} is not a script; its arguments come after it", hint=hint)
         env = [word for one in assigned for word in ("--env", one)]
         return LaunchError(f"{target} is a variable, not a script", hint=_type([*before, *env], behind))
-    if meant := _of_last_value(before, program, flags):
+    if meant := _of_last_value(before, program):
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
@@ -135,30 +176,19 @@ def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchEr
     )
 
 
-def quoted_option(argument: str) -> str | None:
-    """What to type in place of an option that was quoted together with its value; None: it was not."""
-    words = argument.split()
-    return " ".join(words) if len(words) > 1 and argument.startswith("-") else None
-
-
-def option_meant(typed: str, flags: Mapping[str, Option | None]) -> str | None:
+def _option_meant(typed: str) -> str | None:
     """What was probably meant by a name that is no option."""
-    name = typed.lstrip("-").partition("=")[0].lower()
+    name = typed.lstrip("-").lower()
     if name in _WORDS_FOR:
         return _WORDS_FOR[name]
     known = [
-        flag[2:] for flag, option in flags.items() if flag.startswith("--") and (not option or option.flag == flag)
+        flag[2:] for flag, option in _FLAGS.items() if flag.startswith("--") and (not option or option.flag == flag)
     ]
     close = did_you_mean(name, [*known, "json"], cutoff=0.7)
     return close and f"--{close}"
 
 
-def why_needless(typed: str) -> str | None:
-    """Why an option of another launcher is not needed; None: it is none of these."""
-    return _NEEDLESS.get(typed.lstrip("-").partition("=")[0].lower())
-
-
-def of_sbatch(argv: Sequence[str], at: int) -> str | None:
+def _of_sbatch(argv: Sequence[str], at: int) -> str | None:
     """The command that gives this option to sbatch; None: it is none of these."""
     name, equals, _ = argv[at].partition("=")
     if name not in _SBATCH:
@@ -167,9 +197,9 @@ def of_sbatch(argv: Sequence[str], at: int) -> str | None:
     return shlex.join(["ddplaunch", "submit", *argv[at:end], "--", *argv[:at], *argv[end:]])
 
 
-def verb_meant(word: str, verbs: Sequence[str]) -> str | None:
+def verb_meant(word: str) -> str | None:
     """The verb that was probably meant by a word that is no file."""
-    return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, verbs, cutoff=0.75)
+    return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, VERBS, cutoff=0.75)
 
 
 def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
@@ -189,9 +219,9 @@ def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
     return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
 
 
-def _of_last_value(before: Sequence[str], program: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:
+def _of_last_value(before: Sequence[str], program: Sequence[str]) -> list[str]:
     """The command line whose last value has the words up to the script in it; empty: they do not belong to it."""
-    option = flags.get(_flag(before[-2])) if len(before) > 1 else None
+    option = _FLAGS.get(_flag(before[-2])) if len(before) > 1 else None
     at = next((at for at, word in enumerate(program) if word.startswith("-") or os.path.isfile(word)), 0)
     if option is None or option.is_flag or not at or program[at].startswith("-"):
         return []
@@ -204,21 +234,21 @@ def _of_last_value(before: Sequence[str], program: Sequence[str], flags: Mapping
     return [*before[:-1], value, *program[at:]]
 
 
-def _of_python(words: Sequence[str], flags: Mapping[str, Option | None]) -> list[str]:
+def _of_python(words: Sequence[str]) -> list[str]:
     """What follows `python`, as we take it: its own options have no place here."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at].startswith("-m"):
             module = words[at][2:] or "".join(words[at + 1 : at + 2])
             rest = list(words[at + (1 if words[at][2:] else 2) :])
-            return _of_launcher(module, rest, flags)[0] if module in _LAUNCHERS else ["-m", module, *rest]
+            return _of_launcher(module, rest)[0] if module in _LAUNCHERS else ["-m", module, *rest]
         if words[at] == "-c":
             return []
         at += 2 if words[at] in ("-W", "-X") else 1
     return list(words[at:])
 
 
-def _of_launcher(name: str, words: Sequence[str], flags: Mapping[str, Option | None]) -> tuple[list[str], list[str]]:
+def _of_launcher(name: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """What follows another launcher, as we take it, and what of it has no counterpart."""
     known, meant, lost = _LAUNCHERS[name], list[str](), list[str]()
     words = list(words[1:] if name == "accelerate" and words[:1] == ["launch"] else words)
@@ -229,9 +259,9 @@ def _of_launcher(name: str, words: Sequence[str], flags: Mapping[str, Option | N
     while at < end:
         typed, equals, value = words[at].partition("=")
         flag = _flag(words[at])
-        ours = known.get(flag, _OURS.get(flag, flag if flag in flags else ""))
+        ours = known.get(flag, _OURS.get(flag, flag if flag in _FLAGS else ""))
         has_value = not equals and at + 1 < end and not words[at + 1].startswith("-")
-        option = flags.get(ours or "")
+        option = _FLAGS.get(ours or "")
         has_value = has_value and not (option is not None and option.is_flag)
         value = words[at + 1] if has_value else value
         if ours:

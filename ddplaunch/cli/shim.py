@@ -13,6 +13,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+import click
+
+from ddplaunch.cli.command import Command, show
 from ddplaunch.errors import LaunchError, why_failed
 
 _LONGEST = 1 << 16  # bytes of a file of ours
@@ -174,13 +177,30 @@ def _with_local_rank(words: list[str]) -> list[str]:
 
 
 def _program(words: Sequence[str]) -> Sequence[str]:
-    """The script and its arguments; none if there is a mistake, which is raised again, and printed, where they are run."""
-    from ddplaunch.cli import main as cli
+    """The script and its arguments; none if there is a mistake, which is found again, and said, where they are run."""
+    from ddplaunch.cli import job
 
-    try:
-        return list(cli.parse("run", words)["program"])
-    except LaunchError:
-        return []
+    return job.parse(words, resilient=True).program
+
+
+_HINT = "type `ddplaunch shim ~/torchrun-shim`"
+
+
+@click.command(
+    cls=Command,
+    takes="one FOLDER",
+    hint=_HINT,
+    examples=(('eval "$(ddplaunch shim ~/torchrun-shim)"', "in this shell"),),
+)
+@click.argument("folder", required=False, metavar="FOLDER")
+def shim(folder: str | None) -> int:
+    """Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m torch.distributed.run,
+    themselves, and prints the line that puts FOLDER first in PATH and PYTHONPATH of your shell. Nothing else is changed:
+    without that line, torchrun stays torch's.
+    """  # noqa: D205 - the help of a verb is one paragraph
+    if folder is None:
+        raise LaunchError("ddplaunch shim needs a FOLDER to write torchrun into", hint=_HINT)
+    return show(make(folder))
 
 
 if __name__ == "__main__":

@@ -105,8 +105,3 @@ class Alias(Struct, frozen=True, kw_only=True):
     option: str  # the name of ours
     launcher: str
     of_all_nodes: bool = False  # it counts the workers of all nodes
-
-    @property
-    def key(self) -> str:
-        """Its name among parsed arguments."""
-        return self.flag.replace("-", "_")

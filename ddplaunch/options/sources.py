@@ -1,4 +1,4 @@
-"""Collects what was given: flags, variables and configuration files, lowest first. Parses no value, resolves no conflict."""
+"""Collects what was given in variables and configuration files, lowest first. Parses no value, resolves no conflict."""
 
 from __future__ import annotations
 
@@ -10,37 +10,12 @@ from typing import Any
 from ddplaunch.errors import LaunchError, did_you_mean, why_failed
 from ddplaunch.options import token
 from ddplaunch.options.option import Option
-from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
+from ddplaunch.options.table import BY_NAME, OPTIONS
 from ddplaunch.spec import Given, Source
 
 _TABLE = "[tool.ddplaunch]"
 _LARGEST = 1 << 20  # bytes of a file
 _NO_OPTIONS = frozenset({token.VARIABLE, token.RDZV_PORT, token.TASKS_PER_NODE})
-
-
-def from_command_line(parsed: Mapping[str, Any]) -> Iterator[Given]:
-    """Take the values from the command line: a text, True for a flag, a sequence of texts if it may be repeated.
-
-    Raises:
-        LaunchError: the value of an option is another option, or an option is given under two names.
-    """
-    flags = {option.flag for option in OPTIONS}
-    typed = [(option.flag, option, parsed.get(option.name)) for option in OPTIONS]
-    typed += [(alias.flag, BY_NAME[alias.option], parsed.get(alias.key)) for alias in ALIASES]
-    seen: dict[str, Given] = {}
-    for flag, option, value in typed:
-        if value is None or value is False:
-            continue
-        for text in ("1",) if value is True else value if isinstance(value, (tuple, list)) else (value,):
-            if text.partition("=")[0].replace("_", "-") in flags:
-                raise LaunchError(
-                    f"{flag} needs a value, but {text} follows", hint=f"type for example `{flag} {option.example}`"
-                )
-            form = flag if option.is_flag else f"{flag} {{}}"
-            given = Given(name=option.name, text=text, source=Source.COMMAND_LINE, origin=flag, form=form)
-            if (first := seen.setdefault(option.name, given)).origin != flag:
-                raise LaunchError(f"{first} and {given} are the same option", hint="leave one out")
-            yield given
 
 
 def from_variables(env: Mapping[str, str]) -> Iterator[Given]:

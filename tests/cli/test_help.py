@@ -10,6 +10,7 @@ import pytest
 
 from ddplaunch import __version__
 from ddplaunch.cli import main
+from ddplaunch.cli.job import parse
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import GROUPS, OPTIONS
 from tests.conftest import Job
@@ -106,7 +107,7 @@ def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
 
 
 def test_help_after_the_script_is_the_scripts() -> None:
-    assert main.parse("run", ["train.py", "--help"])["program"] == ("train.py", "--help")
+    assert parse(["train.py", "--help"]).program == ("train.py", "--help")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

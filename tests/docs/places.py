@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from ddplaunch.cli.verbs import RUN_OPTIONS
+from ddplaunch.cli.main import VERBS
 from tests.docs.pages import Command, blocks, name_of
 from tests.fake_nvml import made_up
 from tests.unit.environments import captured
+
+LOOK_INTO_RUNS = {verb for verb, (module, _) in VERBS.items() if module == "running"}
 
 PROGRAMS = Path(__file__).parent / "programs"
 STUB = "import os\n\nprint(f\"rank {os.environ['RANK']}\")\n"
@@ -56,7 +58,7 @@ class Place:
     @property
     def words(self) -> list[str]:
         """What to type behind `ddplaunch`: the words of the page, or those that show what they would do."""
-        if self.command.words[0] in RUN_OPTIONS:  # their job runs elsewhere; tests/process/test_run_verbs.py has one
+        if self.command.words[0] in LOOK_INTO_RUNS:  # their job runs elsewhere; tests/process/test_run_verbs.py has one
             return [self.command.words[0], "--help"]
         words = [str(self.home / word[2:]) if word.startswith("~/") else word for word in self.command.words]
         words = [LONGER if word == SHORT and before == "--timeout" else word for before, word in pairwise(["", *words])]
@@ -68,7 +70,7 @@ class Place:
     def is_planned(self) -> bool:
         """Whether the plan stands for the run: it needs what is not here."""
         words = set(self.command.words)
-        if words & {"plan", "submit", "shim", "completion", *RUN_OPTIONS}:
+        if words & (VERBS.keys() - {"run"}):
             return False
         if "--simulate" in words:
             return False

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.verbs import RUN_OPTIONS
+from ddplaunch.cli.main import VERBS
 from tests.conftest import Job, until
 from tests.docs.pages import JOB_SCRIPT, PAGES, Command, name_of
 from tests.docs.pages import commands as commands_of
@@ -30,7 +30,7 @@ PLUGIN = ("-p", "ddplaunch.testing.plugin")  # and no other: they take longer to
 AT_ONCE = 4  # commands; some of them wait more than they work
 SOURCES = [page for page in [*PAGES, JOB_SCRIPT] if any(commands_of(page))]
 PORT = "29500"  # of the page about torchrun's users, where somebody has it
-NO_JOB = {"plan", "submit", "shim", "completion", *RUN_OPTIONS}  # verbs
+NO_JOB = VERBS.keys() - {"run"}
 
 
 @dataclass

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.main import parse, resolve
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cluster.discover import discover
 from ddplaunch.control.frames import Decoder, pack
 from ddplaunch.control.handshake import Client, Handshake, Key, Session
@@ -86,7 +86,7 @@ class Visitor(Speaker):
 
 def key_of(nodes, *flags: object) -> Key:
     """The key of the job, as an agent of its finds it."""
-    spec = resolve(parse("run", [str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
+    spec = resolve(parse([str(word) for word in (*nodes.static(2, 1), *flags)]), {}, None)
     node = inspect(spec, {})
     allocation = discover(spec, {}, node.host, read=lambda path: Path(path).read_text())
     draft = make_plan(spec, allocation, node, run_id="")

@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
+from click.exceptions import Exit
+from msgspec.structs import replace
 
 from ddplaunch.agent.pipes import FULL, READER_TIMEOUT, UNREAD_TIMEOUT
-from ddplaunch.cli.main import parse, resolve
-from ddplaunch.cli.verbs import RUN_OPTIONS, VERBS
+from ddplaunch.cli.job import parse, resolve
+from ddplaunch.cli.main import VERBS, application
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import OPTIONS
@@ -15,7 +18,6 @@ from ddplaunch.output.collapse import WAIT
 from ddplaunch.output.lines import MAX_LINE, UPDATE_INTERVAL
 from ddplaunch.report.old_runs import ROOM
 from ddplaunch.report.run_folder import LOG_LIMIT
-from ddplaunch.slurm.submit import split
 from ddplaunch.spec import default
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, KILL_TIMEOUT
@@ -60,12 +62,19 @@ def understood(words: list[str]) -> None:
         LaunchError: they mean nothing.
     """
     verb, rest = (words[0], words[1:]) if words and words[0] in VERBS else ("run", words)
+    command = application.get_command(click.Context(application), verb)
+    assert command is not None
     if verb == "submit":
-        verb, rest = "run", list(split(rest).job)
-    parsed = parse(verb, [word.strip("[]") for word in rest] if verb in RUN_OPTIONS else rest)
-    if not parsed.keys() & {"help", "help_all", "version"} and verb not in ("completion", "shim", *RUN_OPTIONS):
-        files_need_not_exist = {name: value for name, value in parsed.items() if name != "env_file"}
-        resolve(files_need_not_exist, {}, None)
+        verb, rest = "run", rest[rest.index("--") + 1 :]
+    try:
+        if verb in ("run", "plan") and words[:1] not in (["help"], ["version"]):
+            line = parse([word for word in rest if word not in ("--json", "--sh")])
+            files_need_not_exist = tuple(one for one in line.given if one.name != "env_file")
+            resolve(replace(line, given=files_need_not_exist), {}, None)
+        else:
+            command.make_context(verb, [word.strip("[]") for word in rest])
+    except Exit:
+        pass  # --help
 
 
 def test_generated_pages_are_fresh() -> None:

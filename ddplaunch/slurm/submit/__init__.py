@@ -1,6 +1,6 @@
 """`ddplaunch submit`: makes a batch script of a job, hands it to sbatch, and waits for the job if --wait or --follow asks for it.
 
-Decides nothing about workers. What decides is pure: `args` reads the command line, `script` writes the script, `job_state`
+Decides nothing about workers. What decides is pure: `script` writes the script, `job_state`
 reads the state of the job from the output of scontrol.
 """
 
@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.exitcodes import NOT_FOUND, OK
-from ddplaunch.slurm.submit import args, output, script
-from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest, split
+from ddplaunch.slurm.submit import output, script
 from ddplaunch.slurm.submit.check import check, check_output
+from ddplaunch.slurm.submit.request import USAGE, SbatchOption, SubmitRequest
 from ddplaunch.slurm.submit.sbatch_options import KNOWN, SHORT
 from ddplaunch.spec import JobSpec
 
@@ -131,7 +131,7 @@ def _misplaced(error: LaunchError) -> LaunchError:
     name = error.message.removesuffix(" is not an option").lstrip("-")
     if name == error.message or (name not in KNOWN and name not in SHORT):
         return error
-    return LaunchError(f"{error.message} of ddplaunch, but one of sbatch", hint=f"type it before --: {args.USAGE}")
+    return LaunchError(f"{error.message} of ddplaunch, but one of sbatch", hint=f"type it before --: {USAGE}")
 
 
 def _fixed(made: Draft) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from ddplaunch.errors import LaunchError, why_failed
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.process.program import check as check_program
-from ddplaunch.slurm.submit.args import SubmitRequest
 from ddplaunch.slurm.submit.output import is_complete
+from ddplaunch.slurm.submit.request import SubmitRequest
 from ddplaunch.spec import JobSpec
 
 _NODES = re.compile(r"(\d+)(?:-(\d+))?")

@@ -7,7 +7,7 @@ import shlex
 import string
 from collections.abc import Sequence
 
-from ddplaunch.slurm.submit.args import SbatchOption, SubmitRequest
+from ddplaunch.slurm.submit.request import SbatchOption, SubmitRequest
 from ddplaunch.spec import JobSpec, ProgramKind
 
 WIDTH = 100  # columns; a command that is longer is broken where an option begins

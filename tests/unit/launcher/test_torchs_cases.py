@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddplaunch.cli import main
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
 from ddplaunch.errors import LaunchError
@@ -29,7 +29,7 @@ COMMAND = ("/bin/sh", "train.sh", "d")
 
 def asked(line: str, variables: Mapping[str, str]) -> tuple[JobSpec, Allocation]:
     """The job of a command line, and where it runs."""
-    spec = main.resolve(main.parse("run", line.split()), {**SHIM, **variables}, None)
+    spec = resolve(parse(line.split()), {**SHIM, **variables}, None)
     return spec, discover(spec, {}, socket.gethostname(), read=str)
 
 

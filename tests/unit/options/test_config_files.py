@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli import main
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec, StreamChoice, Streams
 
 
 def spec(folder: Path, *words: str) -> JobSpec:
     """The job of `ddplaunch WORDS train.py` in this folder."""
-    return main.resolve(main.parse("run", [*words, "train.py"]), {}, str(folder))
+    return resolve(parse([*words, "train.py"]), {}, str(folder))
 
 
 def refused(folder: Path) -> str:

@@ -8,7 +8,7 @@ from signal import Signals
 
 import pytest
 
-from ddplaunch.cli import main, parser
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.errors import LaunchError
 from ddplaunch.options.option import Option
 from ddplaunch.options.table import OPTIONS
@@ -17,8 +17,8 @@ from ddplaunch.spec import Fault, JobSpec, Program, ProgramKind, StreamChoice, S
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
     """The job of `ddplaunch WORDS train.py`."""
-    parsed = main.parse("run", [*words.split(), "train.py"])
-    return main.resolve(parsed, env or {}, str(folder) if folder else None)
+    parsed = parse([*words.split(), "train.py"])
+    return resolve(parsed, env or {}, str(folder) if folder else None)
 
 
 def refused(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
@@ -97,8 +97,8 @@ def test_torchs_own_variables_are_read() -> None:
     "option", [option for option in OPTIONS if option.may_be_empty], ids=lambda option: option.name
 )
 def test_an_empty_text_is_as_good_as_none_and_wins_over_variables(option: Option) -> None:
-    parsed = main.parse("run", [option.flag, "", "train.py"])
-    assert main.resolve(parsed, {f"PET_{option.name.upper()}": option.example}, None) == spec()
+    parsed = parse([option.flag, "", "train.py"])
+    assert resolve(parsed, {f"PET_{option.name.upper()}": option.example}, None) == spec()
 
 
 def test_the_template_of_a_variable_keeps_its_blanks_and_the_flag_wins() -> None:
@@ -139,8 +139,8 @@ def test_the_kind_of_program(words: str, kind: ProgramKind) -> None:
 
 
 def test_everything_after_the_script_is_the_scripts() -> None:
-    parsed = main.parse("run", ["--tee", "3", "train.py", "--tee", "1", "--", "-q", "--logs", "x"])
-    job = main.resolve(parsed, {}, None)
+    parsed = parse(["--tee", "3", "train.py", "--tee", "1", "--", "-q", "--logs", "x"])
+    job = resolve(parsed, {}, None)
     assert job.program.args == ("--tee", "1", "--", "-q", "--logs", "x")
     assert job.tee == StreamChoice(default=Streams.BOTH)
 
@@ -159,14 +159,13 @@ DASHES = {
 
 @pytest.mark.parametrize(("words", "args"), DASHES.items())
 def test_two_dashes_directly_behind_the_program_are_dropped_as_by_torchrun_and_others_kept(words: str, args) -> None:
-    assert main.parse("run", words.split())["program"][1:] == args
+    assert parse(words.split()).program[1:] == args
 
 
 @pytest.mark.parametrize("words", DASHES)
 def test_what_stands_before_the_program_is_known_whether_its_two_dashes_are_dropped_or_not(words: str) -> None:
     typed = ["--tee", "3", *words.split()]
-    at = parser.words_before(typed, main.parse("run", typed)["program"])
-    assert typed[at] in ("train.py", "train.sh", "scripts.base_train")
+    assert typed[len(parse(typed).before)] in ("train.py", "train.sh", "scripts.base_train")
 
 
 def test_signals_to_handle_are_the_signals_that_stop() -> None:
@@ -199,7 +198,7 @@ def test_verbosity(words: str, verbosity: int) -> None:
     ],
 )
 def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int | None) -> None:
-    job = main.resolve(main.parse("run", words), {}, None)
+    job = resolve(parse(words), {}, None)
     assert (job.debug_rank, job.program.target) == (rank, "train.py")
 
 
@@ -214,7 +213,7 @@ def test_debug_takes_a_rank_only_if_a_number_follows(words: list[str], rank: int
     ],
 )
 def test_simulate_takes_a_word_only_if_it_is_one_of_its_own(words: list[str], how: str) -> None:
-    job = main.resolve(main.parse("run", words), {}, None)
+    job = resolve(parse(words), {}, None)
     assert (job.simulate, job.program.target) == (how, "train.py")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli import main
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
 from ddplaunch.spec import JobSpec
@@ -15,7 +15,7 @@ from ddplaunch.spec import JobSpec
 
 def spec(words: str = "", env: Mapping[str, str] | None = None, folder: Path | None = None) -> JobSpec:
     """The job of `ddplaunch WORDS train.py`."""
-    return main.resolve(main.parse("run", [*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
+    return resolve(parse([*words.split(), "train.py"]), env or {}, str(folder) if folder else None)
 
 
 def test_without_file_and_variable_there_is_none() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddplaunch.cli import main
+from ddplaunch.cli.job import parse, resolve
 from ddplaunch.cluster import Allocation, Endpoint
 from ddplaunch.cluster.hostlist import Host
 from ddplaunch.launcher import dispatch
@@ -19,7 +19,7 @@ SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset(), live=froz
 
 
 def spec_of(*arguments: str) -> JobSpec:
-    return main.resolve(main.parse("run", arguments), {}, None)
+    return resolve(parse(arguments), {}, None)
 
 
 def order_of(spec: JobSpec, hosts: list[Host], node_rank: int, env: dict[str, str] | None = None) -> messages.Order:
@@ -60,7 +60,7 @@ def test_slots_and_devices_of_a_host_are_its_own():
 
 
 def test_options_keep_their_origin_and_their_text():
-    spec = main.resolve(main.parse("run", ["--hosts", "a", "--rdzv-timeout", "5", "-m", "train"]),
+    spec = resolve(parse(["--hosts", "a", "--rdzv-timeout", "5", "-m", "train"]),
                         {"PET_RDZV_CONF": "join_timeout=60,last_call_timeout=7", "DDPLAUNCH_TIMEOUT": "1h30m"}, None)  # fmt: skip
     got = there(order_of(spec, HOSTS, 0))
     assert (got.rdzv_timeout, got.last_call, got.rdzv_conf, got.timeout) == (5.0, 7.0, spec.rdzv_conf, 5400.0)

@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.cli import help_text
+from ddplaunch.cli.submit import _OURS, _REFUSED, request_of, submit
 from ddplaunch.errors import LaunchError
-from ddplaunch.slurm.submit import args
-from ddplaunch.slurm.submit.args import _OURS, _REFUSED, SbatchOption, SubmitRequest, split
+from ddplaunch.slurm.submit.request import SbatchOption, SubmitRequest
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, OPTIONAL, SHORT, VALUED
+
+
+def split(words: list[str]) -> SubmitRequest:
+    """What is asked for by the words behind `ddplaunch submit`."""
+    with submit.make_context("submit", words) as ctx:
+        return request_of(ctx)
+
 
 UNDERSTOOD = [
     ("--nodes 2 --", "--nodes=2"),
@@ -34,7 +40,7 @@ UNDERSTOOD = [
     ("--future --", "--future"),
     ("--future=3 --", "--future=3"),
     ("--future 3 --", "--future=3"),
-    ("--future --hold --", "--future --hold"),
+    ("--future --hold --", "--hold --future"),
     ("-Z 3 --", "-Z3"),
     ("-Z --", "-Z"),
     ("-- --nodes 2", ""),
@@ -52,13 +58,6 @@ def test_what_is_ours_does_not_reach_sbatch() -> None:
         options=(SbatchOption("nodes", "2"),), print=True, wait=True, follow=True, parsable=True,
         job=("--nproc-per-node", "4", "a.py"),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("word", ["-h", "--help", "--version", "-V"])
-def test_a_question_needs_no_job(word: str) -> None:
-    request = split(["--nodes", "2", word])
-    assert request.help is (word in ("-h", "--help"))
-    assert request.version is not request.help
 
 
 def test_the_job_may_have_a_mark_of_its_own() -> None:
@@ -113,7 +112,8 @@ NO_FILE = (("output", ""), ("error", ""))
                 st.sampled_from(sorted(VALUED - {"wrap"})), st.from_regex(r"[a-z0-9:,= ]{0,9}", fullmatch=True)
             ).filter(lambda given: given not in NO_FILE),
             st.tuples(st.sampled_from(sorted((OPTIONAL | FLAGS) - {*_OURS, *_REFUSED})), st.none()),
-        )
+        ),
+        unique_by=lambda option: option[0],
     ),
     st.lists(st.text()),
     st.booleans(),
@@ -126,10 +126,6 @@ def test_whatever_is_given_arrives(given: list[tuple[str, str | None]], job: lis
     request = split([*typed, "--", *job])
     assert list(request.options) == options
     assert list(request.job) == job
-
-
-def test_errors_and_help_show_one_usage() -> None:
-    assert help_text.USAGE["submit"] == args.USAGE
 
 
 def test_the_table_is_consistent() -> None:

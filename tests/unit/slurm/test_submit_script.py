@@ -8,11 +8,11 @@ import pytest
 
 from ddplaunch.slurm.scontrol import parse_jobs
 from ddplaunch.slurm.submit import environment, exported
-from ddplaunch.slurm.submit.args import split
 from ddplaunch.slurm.submit.output import expand, is_complete, output_files, shown
 from ddplaunch.slurm.submit.script import WIDTH, job_name, options, quote, text
 from ddplaunch.spec import JobSpec, ProgramKind
 from tests.unit.builders import spec
+from tests.unit.slurm.test_submit_args import split
 
 
 def directives(line: str, job: JobSpec | None = None) -> list[str]:

@@ -1,0 +1,215 @@
+"""What all commands share: how their help looks, --help and --version, and wrong arguments as errors of ours.
+
+A command is declared where its verb is: its docstring is its help, its options are click's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from ddplaunch import __version__
+from ddplaunch.errors import LaunchError, did_you_mean, why_failed
+from ddplaunch.exitcodes import NOT_WRITTEN, OK, of_signal
+from ddplaunch.output.streams import use_colour
+
+Rows = Sequence[tuple[str, str]]
+
+# in the meta of a context
+WORDS = "ddplaunch.words"  # the arguments as they were typed
+FULL_HELP = "ddplaunch.full_help"  # whether all options are shown
+
+_SIGPIPE = 13  # the status 141 is what a shell shows for any program whose reader went away
+_WIDEST = 100  # longer lines are hard to read
+_NARROW = 78  # below it, examples have their meaning on a line of its own
+
+
+class Page(click.HelpFormatter):
+    """A page of help, in colours; `show_page` takes them out where none are wanted."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """Write how the command is typed, on one line; `run` may be left out."""
+        self.write(f"{click.style('Usage:', bold=True)} {prog.removesuffix(' run')} {args}".rstrip() + "\n")
+
+    def write_heading(self, heading: str) -> None:
+        """Write a heading."""
+        self.write(click.style(f"{heading}:", bold=True) + "\n")
+
+    def paragraph(self, text: str) -> None:
+        """Write a paragraph behind an empty line."""
+        self.write_paragraph()
+        self.write_text(text)
+
+    def rows(self, heading: str, rows: Rows) -> None:
+        """Write names and their meanings."""
+        with self.section(heading):
+            self.write_dl([(click.style(name, fg="cyan"), text) for name, text in rows], col_max=self.width // 3)
+
+    def examples(self, rows: Rows) -> None:
+        """Write commands, which stay whole, and what they do."""
+        fits = max(len(example) + len(meaning) for example, meaning in rows) + 4 <= self.width
+        coloured = [(click.style(example, fg="cyan"), meaning) for example, meaning in rows]
+        with self.section("Examples"):
+            if fits and self.width >= _NARROW:
+                self.write_dl(coloured, col_max=_WIDEST)
+            else:
+                self.write("".join(f"  {example}\n      {meaning}\n" for example, meaning in coloured))
+
+
+class Context(click.Context):
+    """click's, with our pages."""
+
+    formatter_class = Page
+
+
+class Command(click.Command):
+    """A verb. `takes` is what is said where there is an argument too many, `hint` what to type then."""
+
+    context_class = Context
+
+    def __init__(
+        self,
+        name: str | None,
+        *,
+        takes: str = "no argument",
+        hint: str = "",
+        examples: Rows = (),
+        **settings: Any,
+    ) -> None:
+        settings["context_settings"] = {"max_content_width": _WIDEST, **settings.get("context_settings", {})}
+        super().__init__(name, **{"add_help_option": False, **settings})
+        self.takes = takes
+        self.hint = hint
+        self.examples = examples
+        self.own_options = [param for param in self.params if isinstance(param, click.Option)]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return its own parameters and those that every verb has."""
+        return [*self.params, *_ABOUT]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            LaunchError: one is wrong.
+        """
+        ctx.meta[WORDS] = args
+        try:
+            return super().parse_args(ctx, self.prepared(ctx, args))
+        except click.UsageError as error:
+            raise self.mistake(error, args) from None
+
+    def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Return the arguments as click understands them."""
+        return list(args)
+
+    def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
+        """Return what is wrong with the arguments, in our words."""
+        verb = f"ddplaunch {self.name}"
+        names = {name: option for option in self.own_options for name in option.opts}
+        match error:
+            case click.NoSuchOption(option_name=name):
+                meant = did_you_mean(name, [*names, "--help"] if names else [])
+                hint = f"did you mean `{meant}`?" if meant else f"{verb} --help"
+                return LaunchError(f"{name} is not an option of {verb}", hint=hint)
+            case click.BadOptionUsage(option_name=name):
+                metavar = names[name].metavar if name in names else None
+                lacks = f"needs a value ({metavar})" if metavar else "takes no value"
+                return LaunchError(f"{name} {lacks}", hint=f"{verb} --help")
+            case click.BadParameter():
+                return LaunchError(error.message, hint=f"{verb} --help")
+        return LaunchError(f"{verb} takes {self.takes}", hint=self.hint or f"{verb} --help")
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return how it is typed, each of its options by its shortest name."""
+        options = [f"[{option.opts[0]}{f' {option.metavar}' if option.metavar else ''}]" for option in self.own_options]
+        return [*options, *(param.make_metavar(ctx) for param in self.params if isinstance(param, click.Argument))]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write its own options, and examples."""
+        assert isinstance(formatter, Page)
+        if rows := [record for option in self.own_options if (record := option.get_help_record(ctx))]:
+            formatter.rows("Options", rows)
+        if self.examples:
+            formatter.examples(self.examples)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what it does, not indented."""
+        assert isinstance(formatter, Page)
+        formatter.paragraph(" ".join((self.help or "").split()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what is left to be said, not indented."""
+        if self.epilog and isinstance(formatter, Page):
+            formatter.paragraph(self.epilog)
+
+
+class Once(click.Option):
+    """An option that may be there once: of two values click would drop one silently."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"multiple": True, **settings})
+
+    def process_value(self, ctx: click.Context, value: Any) -> str | None:
+        """Return the value.
+
+        Raises:
+            LaunchError: it is there twice.
+        """
+        values: Sequence[str] = super().process_value(ctx, value)
+        if len(values) > 1:
+            hint = f"give all in one list: `{self.opts[-1]} 0,4`" if self.metavar == "LIST" else "give it once"
+            raise LaunchError(f"{', '.join(self.opts)} is given twice", hint=hint)
+        return next(iter(values), None)
+
+
+def show(text: str) -> int:
+    """Write to stdout and give the exit status.
+
+    Raises:
+        LaunchError: it cannot be written.
+    """
+    if sys.stdout is None:  # closed by the caller
+        return OK
+    try:
+        # names of files that are not UTF-8 are written as they were read
+        sys.stdout.buffer.write(f"{text.rstrip()}\n".encode(errors="surrogateescape"))
+        sys.stdout.flush()
+    except OSError as error:
+        # what is left in the buffer would fail once more when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return of_signal(_SIGPIPE)
+        raise LaunchError(f"cannot write to stdout: {why_failed(error)}", status=NOT_WRITTEN) from None
+    return OK
+
+
+def page(ctx: click.Context, text: str, *, fd: int = 1) -> str:
+    """Return a page of help as it is shown on this descriptor."""
+    return text if use_colour(ctx.find_root().obj or os.environ, os.isatty(fd)) else click.unstyle(text)
+
+
+def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> click.Option:
+    """Return an option that shows something instead of running the verb."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.exit(show(show_it(ctx)))
+
+    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=callback)
+
+
+def _full_help(ctx: click.Context) -> str:
+    ctx.meta[FULL_HELP] = True
+    return page(ctx, ctx.get_help())
+
+
+_ABOUT = (
+    _about("-h", "--help", text="The options used most.", show_it=lambda ctx: page(ctx, ctx.get_help())),
+    _about("--help-all", text="All options.", show_it=_full_help),
+    _about("-V", "--version", text="The version.", show_it=lambda ctx: f"ddplaunch {__version__}"),
+)

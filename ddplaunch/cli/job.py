@@ -1,0 +1,370 @@
+"""`ddplaunch run` and `ddplaunch plan`: the options of a job as click has them, what is typed for them, and the call.
+
+click knows the options that are typed. Variables and files come from `options/sources.py` and are ranked in
+`options/resolve.py`: click would keep one of several variables and forget which, `--env` counts from everywhere, and
+`launch()` and the agents of other hosts, which have no click, do the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+from msgspec import Struct
+
+from ddplaunch.cli.command import FULL_HELP, WORDS, Command, Page, show
+from ddplaunch.devices import interpreter
+from ddplaunch.errors import LaunchError, below, visible, write_stderr
+from ddplaunch.exitcodes import MEANINGS
+from ddplaunch.options import sources
+from ddplaunch.options.option import Option
+from ddplaunch.options.resolve import job_spec
+from ddplaunch.options.table import ALIASES, BY_NAME, GROUPS, OPTIONS
+from ddplaunch.process.program import check, working_directory
+from ddplaunch.spec import Given, JobSpec, ProgramKind, Source
+
+_FLAGS = frozenset(option.flag for option in OPTIONS)
+
+EXAMPLES = (
+    ("ddplaunch train.py", "one worker per GPU; one if there is none"),
+    ("ddplaunch --nproc-per-node 4 train.py --lr 0.1", "four workers; --lr is the script's"),
+    ("ddplaunch --hosts a,b train.py", "on two hosts, over ssh"),
+    ("ddplaunch plan --nproc-per-node 4 train.py", "what would be started, and why"),
+)
+_MORE_EXAMPLES = (
+    ("ddplaunch -m pkg.train", "a module"),
+    ("ddplaunch --debug 1 train.py", "pdb in rank 1"),
+    ("ddplaunch --nnodes 3 --simulate train.py", "three nodes on this one machine, to try it"),
+)
+# what people use, in the order in which they come to need it, and where the first sentence of the full text is no summary
+_COMMON = {
+    **dict.fromkeys(("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend", "max_restarts", "timeout"), ""),
+    "output": "How to show what workers print: prefix, raw, collapse, rank0 or none.",
+    **dict.fromkeys(("log_dir", "quiet"), ""),
+    "debug": "breakpoint() and pdb work in this rank.",
+    **dict.fromkeys(("nnodes", "hosts"), ""),
+    "simulate": "All nodes on this one machine, to try it.",
+}  # fmt: skip
+_DEFAULTS = (
+    "An option may also be set in a variable, --nproc-per-node as DDPLAUNCH_NPROC_PER_NODE, in ddplaunch.toml, or in "
+    "[tool.ddplaunch] of pyproject.toml, as nproc-per-node = 4. torchrun's PET_* variables are read too. "
+    "Options may be written with _ for -."
+)
+_SELF = (
+    ("-h, --help", "The options used most, in short."),
+    ("--help-all", "All options, by topic, and the exit statuses."),
+    ("-V, --version", "The version."),
+)
+_INTO_RUNS = ("ps, logs, stacks, stop", "Look into your running jobs, and end them.")
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """The value of an option of a job: a `Given`, whose text is parsed once all sources are known."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Given | None:
+        """Keep the text with its origin.
+
+        Raises:
+            LaunchError: it is another option.
+        """
+        assert isinstance(param, JobOption)
+        if value is False:  # a flag that is not given, in click 8.1
+            return None
+        if value.partition("=")[0].replace("_", "-") in _FLAGS:
+            hint = f"type for example `{param.flag} {param.option.example}`"
+            raise LaunchError(f"{param.flag} needs a value, but {value} follows", hint=hint)
+        form = param.flag if param.is_flag else f"{param.flag} {{}}"
+        return Given(name=param.option.name, text=value, source=Source.COMMAND_LINE, origin=param.flag, form=form)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete choices and paths."""
+        assert isinstance(param, JobOption)
+        option = param.option
+        found = [CompletionItem(choice) for choice in option.choices if choice.startswith(incomplete)]
+        if option.path or option.optional is not None:  # without a value, the next argument may be the script
+            found.append(CompletionItem(incomplete, type="dir" if option.path == "folder" else "file"))
+        return found
+
+
+_TEXT = Text()
+
+
+class JobOption(click.Option):
+    """An option of a job, under its own name or one that another launcher has for it."""
+
+    def __init__(self, option: Option, alias: str = "") -> None:
+        self.option = option
+        self.flag = alias or option.flag
+        names = [alias, alias.replace("-", "_")] if alias else [*filter(None, [option.short]), option.flag, option.name]
+        # is_flag=False would have click take no value where the next argument begins with a -
+        kind = {"is_flag": True, "flag_value": "1"} if option.is_flag else {"metavar": option.metavar}
+        super().__init__(names, type=_TEXT, multiple=option.repeatable, hidden=bool(alias), **kind)
+        self.help = option.help  # given above, click would look for an indent in it
+
+    def row(self, text: str = "") -> tuple[str, str]:
+        """Return its line in the help, with this text or its own."""
+        option = self.option
+        names = f"{option.short}, {option.flag}" if option.short else option.flag
+        if not text:
+            more = f" No effect here: {option.no_effect}." if option.no_effect else ""
+            text = option.help + (more or (f" [default: {option.default}]" if option.default else ""))
+        return names if option.is_flag else f"{names} {option.metavar}", text
+
+
+def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+class CommandLine(Struct, frozen=True):
+    """What was typed for a job."""
+
+    given: tuple[Given, ...]
+    program: tuple[str, ...]  # SCRIPT and its arguments
+    before: tuple[str, ...]  # the words before it, as they were typed
+
+
+class JobCommand(Command):
+    """A command with all options of a job, behind which the script has its own."""
+
+    def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
+        options = [*map(JobOption, OPTIONS), *(JobOption(BY_NAME[alias.option], alias.flag) for alias in ALIASES)]
+        program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
+        context = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
+        super().__init__(*args, params=[*params, *options, program], context_settings=context, **settings)
+
+    def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Write beginnings of flags out, and add the value of each option whose value is optional.
+
+        That is the next argument if it is a choice or a number, else the default: click would take any next argument, so
+        that `--debug train.py` would lack its script.
+
+        Raises:
+            LaunchError: a flag is another launcher's, and not one of ours.
+        """
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        known = {name: option for option in options for name in option.opts}
+        result: list[str] = []
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+            word, following = args[at], args[at + 1 : at + 2]
+            if word.partition("=")[0].replace("_", "-") not in known:
+                from ddplaunch.options.names import written_out  # most people type whole names
+
+                try:
+                    word = written_out(word, "".join(following))
+                except LaunchError:
+                    if not ctx.resilient_parsing:  # else a shell completes what is not finished yet
+                        raise
+            option = known.get(word.replace("_", "-"))
+            if option is None and not word.startswith("--"):  # letters may be grouped, up to one with a value
+                letters = (known.get(f"-{letter}") for letter in word[1:])
+                valued = [number for number, one in enumerate(letters, 2) if one is not None and not one.is_flag]
+                taken = following if valued[:1] == [len(word)] else []
+            elif isinstance(option, JobOption) and option.option.optional is not None:
+                taken = following if following and _is_value(option.option, following[0]) else []
+                result.append(f"{option.flag}={taken[0] if taken else option.option.optional}")
+                at += 1 + len(taken)
+                continue
+            else:
+                taken = following if option is not None and not option.is_flag else []
+            result += [word, *taken]
+            at += 1 + len(taken)
+        return [*result, *args[at:]]
+
+    def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
+        """Return what is wrong with the options, and what was probably meant."""
+        from ddplaunch.cli import mistakes  # most people make none
+
+        return mistakes.in_options(error, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete options, and the script; behind that stand its own."""
+        if ctx.params.get("program"):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return how it is typed."""
+        forms = [f"[{' | '.join(option.opts[0] for option in self._own)}]"] if self._own else []
+        return [*forms, "[OPTIONS]", "SCRIPT", "[ARGS]..."]
+
+    @property
+    def _own(self) -> list[click.Option]:
+        """Its options that are not those of a job."""
+        return [one for one in self.params if isinstance(one, click.Option) and not isinstance(one, JobOption)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options used most, or all of them by what they are for."""
+        from ddplaunch.cli.main import VERBS
+
+        assert isinstance(formatter, Page)
+        if self._own:
+            formatter.rows("Forms", [record for option in self._own if (record := option.get_help_record(ctx))])
+            return
+        options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
+        if not ctx.meta.get(FULL_HELP):
+            formatter.examples(EXAMPLES)
+            rows = [options[name].row(text or _first_sentence(BY_NAME[name].help)) for name, text in _COMMON.items()]
+            formatter.rows("Options", rows)
+            shown = [(verb, VERBS[verb][1]) for verb in ("plan", "submit", "completion")]
+            formatter.rows("Verbs", [*shown, _INTO_RUNS])
+            formatter.rows("More", [*_SELF[1:], ("VERB --help", "The help of a verb.")])
+            return
+        formatter.examples((*EXAMPLES, *_MORE_EXAMPLES))
+        for group in GROUPS:
+            formatter.rows(group, [one.row() for one in options.values() if one.option.group == group])
+        formatter.rows("Other options", _SELF)
+        verbs = [(verb, text) for verb, (_, text) in VERBS.items()]
+        formatter.rows("Verbs", [*verbs, ("help, version", "The same as --help and --version.")])
+        formatter.paragraph(_DEFAULTS)
+        formatter.rows("Exit status", list(MEANINGS.items()))
+
+
+def _is_value(option: Option, argument: str) -> bool:
+    if option.choices:
+        return argument in option.choices
+    return argument.translate({44: None, 45: None} if option.listed else {}).isdigit()  # a list, as 0,2-3
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.) |[:;] ", text, maxsplit=1)[0].rstrip(".") + "."
+
+
+# --- the job
+
+
+def parse(words: Sequence[str], *, resilient: bool = False) -> CommandLine:
+    """Parse the arguments of a job; `resilient` means that mistakes are for others to say.
+
+    Raises:
+        LaunchError: one is wrong.
+    """
+    with run.make_context("run", list(words), resilient_parsing=resilient) as ctx:
+        return _typed(ctx)
+
+
+def _typed(ctx: click.Context) -> CommandLine:
+    """Return what click has parsed.
+
+    Raises:
+        LaunchError: an option is given under two names.
+    """
+    values = (value if isinstance(value, tuple) else (value,) for value in ctx.params.values())
+    given = tuple(one for each in values for one in each if isinstance(one, Given))
+    seen: dict[str, Given] = {}
+    for one in given:
+        if (first := seen.setdefault(one.name, one)).origin != one.origin:
+            raise LaunchError(f"{first} and {one} are the same option", hint="leave one out")
+    words: Sequence[str] = ctx.meta[WORDS]
+    program: tuple[str, ...] = ctx.params.get("program") or ()
+    before = tuple(words[: len(words) - len(program)])
+    if program[1:2] == ("--",) and before[-1:] != ("--",):
+        program = (program[0], *program[2:])  # as torchrun drops it there; any other is handed on
+    return CommandLine(given, program, before)
+
+
+def resolve(line: CommandLine, env: Mapping[str, str], folder: str | None) -> JobSpec:
+    """Merge what was typed, the variables and the files found from `folder` upward into the job.
+
+    Raises:
+        LaunchError: something in them is wrong.
+    """
+    found, remarks = sources.from_files(folder) if folder is not None else ([], [])
+    return job_spec([*line.given, *sources.from_variables(env), *found], line.program, remarks)
+
+
+def _job(ctx: click.Context) -> JobSpec:
+    """Return the job that was asked for, checked, and say what is hardly meant.
+
+    Raises:
+        LaunchError: it cannot be meant so.
+    """
+    line, env = _typed(ctx), ctx.obj
+    words = ctx.meta[WORDS]
+    if not line.program and len(words) > 1 and words[-1].endswith(".py"):
+        raise LaunchError(
+            f"there is no SCRIPT to run: {words[-1]} is the value of {words[-2]}",
+            hint="type the value of the option first, then the script",
+        )
+    spec = interpreter.chosen(resolve(line, env, working_directory()), env)
+    _check(spec, env, line.before)
+    for note in _notes(spec, env, line.before):
+        write_stderr(visible(f"note: {below(note)}\n"))
+    return spec
+
+
+def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
+    """Check the program; `before` are the words before it."""
+    target, args = spec.program.target, spec.program.args
+    if spec.program.kind is ProgramKind.SCRIPT:
+        missing = not os.path.lexists(target)
+        if missing or os.path.basename(target).startswith("python"):
+            from ddplaunch.cli import mistakes  # most people name a script
+
+            if error := mistakes.in_place_of(before, (target, *args)):
+                raise error
+            if missing and (verb := mistakes.verb_meant(target)):
+                meant = (
+                    f"a verb comes first: `ddplaunch {verb} ...`" if before else f"did you mean `ddplaunch {verb} ...`?"
+                )
+                raise LaunchError(f"{target} does not exist", hint=meant)
+    check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
+    if spec.token_file is not None and not os.path.exists(spec.token_file):
+        raise LaunchError(f"{spec.asked('token_file', spec.token_file)}: no such file or directory")
+
+
+def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iterator[str]:
+    """What is no error, and yet hardly meant."""
+    if spec.verbosity < 0:
+        return
+    yield from sources.unknown_variables(env)
+    if spec.simulate and spec.nnodes[1] == 1 and not spec.origin("nnodes").startswith("-"):
+        yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
+    if any(word.partition("=")[0].replace("_", "-") in _FLAGS for word in spec.program.args):
+        from ddplaunch.cli import mistakes
+
+        if note := mistakes.behind_script((spec.program.target, *spec.program.args), before):
+            yield note
+
+
+@click.command(cls=JobCommand)
+@click.pass_context
+def run(ctx: click.Context, /, print_completion: Given | None, **_: Any) -> int:
+    """Starts one worker per accelerator, gives each its place, shows what they print, and ends all of them the moment one
+    fails or you stop the job. Everything after SCRIPT belongs to the script.
+    """  # noqa: D205 - the help of a verb is one paragraph
+    if print_completion is not None:
+        from ddplaunch.cli import completion
+
+        return completion.print_script(print_completion.text, given=True)
+    spec = _job(ctx)
+    # the launcher is heavier than what parses: neither --help nor a mistake needs it
+    from ddplaunch.launcher import dispatch
+
+    return dispatch.run(spec, ctx.obj)
+
+
+@click.command(
+    cls=JobCommand,
+    params=[
+        click.Option(["--json"], is_flag=True, help="The plan as JSON."),
+        click.Option(["--sh"], is_flag=True, help="The commands and variables of each worker, to paste into a shell."),
+    ],
+)
+@click.pass_context
+def plan(ctx: click.Context, /, json: bool, sh: bool, **_: Any) -> int:
+    """Shows what `ddplaunch` with the same arguments would do: ranks, devices, CPUs, variables, and where each value came
+    from. Starts nothing. Takes the options of `ddplaunch --help-all`.
+    """  # noqa: D205
+    spec = _job(ctx)
+    if json and sh:
+        raise LaunchError("--json and --sh do not go together", hint="leave one out")
+    from ddplaunch.launcher import dispatch
+
+    return show(dispatch.show_plan(spec, ctx.obj, "json" if json else "sh" if sh else "table"))

@@ -1,0 +1,159 @@
+"""The verbs that look into runs, end them, or show what is kept for the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+
+import click
+from click.shell_completion import CompletionItem
+
+from ddplaunch.cli.command import Command, Once, show
+from ddplaunch.errors import visible, write_stderr
+from ddplaunch.exitcodes import of_signal
+
+Env = Mapping[str, str]
+
+
+def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ddplaunch.runs.find import names
+
+    found = [CompletionItem(name) for name in names(os.environ) if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ddplaunch.runs.find import workers
+
+    return [
+        CompletionItem(str(worker.rank), help=f"pid {worker.pid} on {node.host}, {worker.state}")
+        for node, worker in workers(os.environ, ctx.params.get("run"))
+        if str(worker.rank).startswith(incomplete)
+    ]
+
+
+def _say(text: str) -> None:
+    write_stderr(visible(f"ddplaunch: {text}\n"))
+
+
+_RUN = (
+    "RUN is the name of a run, as `ddplaunch ps` shows it, a beginning of that, or its folder. It may be left out where only "
+    "one job runs."
+)
+_ONE_RUN = "at most the name of one run"
+_run = click.argument("run", required=False, shell_complete=_runs)
+_of_ranks = click.option(
+    "-r", "--ranks", cls=Once, metavar="LIST", help="Of these ranks only, as 3 or 0-2,4.", shell_complete=_ranks
+)
+_json = click.option("--json", "as_json", is_flag=True, help="All that is known, as JSON.")
+
+
+@click.command(cls=Command)
+@_json
+@click.pass_obj
+def ps(env: Env, as_json: bool) -> int:
+    """Shows your jobs that run on this host, and their workers on all of their hosts: what each does, the share of a CPU
+    since its start, its memory, and for how long it has written nothing. Of jobs on other hosts that share this home it
+    shows where they run. Each job is asked; what does not answer in a second is named.
+    """  # noqa: D205 - the help of a verb is one paragraph
+    from ddplaunch.runs import ps as verb
+
+    return show(verb.show(env, as_json=as_json))
+
+
+@click.command(cls=Command, takes=_ONE_RUN)
+@_of_ranks
+@click.option("-f", "--follow", is_flag=True, help="Shows what is written from now on, too, until the run ends.")
+@click.option(
+    "--grep", cls=Once, metavar="RE", help="Lines only in which this is found, a regular expression of Python's."
+)
+@click.option(
+    "--since",
+    cls=Once,
+    metavar="TIME",
+    help="Since 5m ago, 14:05 (yesterday's if that is to come) or 2026-11-22T14:05; up to 10 s more, in long runs longer.",
+)
+@_run
+@click.pass_obj
+def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str | None, run: str | None) -> int:
+    """Writes what the workers of a run wrote to their stdout and stderr, rank by rank, from the logs of the run; of several
+    ranks with the rank before each line. RUN is the name of a run or its folder, and the latest run if it is left out.
+    """  # noqa: D205
+    from ddplaunch.runs import logs as verb
+
+    try:
+        return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()), _say)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail once more at the end
+        return of_signal(signal.SIGPIPE)
+
+
+@click.command(
+    help="Shows where all workers of a job are, those at the same place once, and which of them wait in a collective for "
+    f"which others. The workers are interrupted for a millisecond and go on. {_RUN}",
+    cls=Command,
+    takes=_ONE_RUN,
+)
+@_of_ranks
+@click.option("--threads", is_flag=True, help="All threads, not only the main ones.")
+@click.option("--native", is_flag=True, help="With frames of C, by py-spy.")
+@_json
+@_run
+@click.pass_obj
+def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: bool, as_json: bool) -> int:
+    """Show where the workers are."""
+    from ddplaunch.runs import stacks as verb
+
+    return show(verb.show(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json))
+
+
+@click.command(
+    help="Opens pdb in a worker of a running job, at the line that it runs just now, and holds it there until you leave "
+    f"pdb, by `c`, `q` or Ctrl-D: then it goes on. No time limit of the job runs meanwhile. {_RUN}",
+    cls=Command,
+    takes=_ONE_RUN,
+)
+@click.option(
+    "-r",
+    "--rank",
+    cls=Once,
+    metavar="RANK",
+    help="The rank to debug; may be left out where there is one.",
+    shell_complete=_ranks,
+)
+@_run
+@click.pass_obj
+def attach(env: Env, rank: str | None, run: str | None) -> int:
+    """Open a debugger in a worker."""
+    from ddplaunch.runs import attach as verb
+
+    return verb.attach(env, run, rank, _say)
+
+
+@click.command(
+    help="Stops a job as Ctrl-C in its terminal does, waits until it has ended, and says how. Typed once more it kills, as "
+    f"the second Ctrl-C does. {_RUN}",
+    cls=Command,
+    takes=_ONE_RUN,
+)
+@_run
+@click.pass_obj
+def stop(env: Env, run: str | None) -> int:
+    """Stop a job."""
+    from ddplaunch.runs import stop as verb
+
+    return verb.stop(env, run, _say)
+
+
+@click.command(cls=Command)
+@click.option("--stop", is_flag=True, help="Ends it: at once, or when the runs that use it have ended.")
+@click.pass_obj
+def warm(env: Env, stop: bool) -> int:
+    """Shows the interpreters that --keep-warm keeps for your next runs on this machine: what each has imported, how many
+    runs it has served, and when it ends.
+    """  # noqa: D205
+    from ddplaunch.warm import show as verb
+
+    return show(verb.show(env, stop=stop))

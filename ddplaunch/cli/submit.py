@@ -1,0 +1,246 @@
+"""`ddplaunch submit`: options of sbatch and of our own, and behind `--` the job.
+
+sbatch reads its options as click does, but for two things: a value that begins with `--` is taken for a missing one, and an
+option that is not in our table takes the next argument as its value unless that begins with `-`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete
+
+from ddplaunch.cli import job
+from ddplaunch.cli.command import WORDS, Command, show
+from ddplaunch.cli.main import VERBS
+from ddplaunch.errors import LaunchError
+from ddplaunch.options.table import BY_NAME
+from ddplaunch.process.program import working_directory
+from ddplaunch.slurm import submit as slurm
+from ddplaunch.slurm.submit.request import USAGE, SbatchOption, SubmitRequest
+from ddplaunch.slurm.submit.sbatch_options import FLAGS, KNOWN, OPTIONAL, SHORT
+from ddplaunch.spec import JobSpec
+
+SEPARATOR = "--"
+
+_OURS = ("print", "wait", "follow", "parsable", "help", "version")
+_REFUSED = {
+    "usage": "`sbatch --usage` shows it",
+    "wrap": "ddplaunch writes the script: type the job after --",
+}
+_NO_VALUE = "\0"  # of an option that has none, or may lack its own
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """The value of an option of sbatch: an SbatchOption."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SbatchOption | None:
+        """Keep the value with the name of its option.
+
+        Raises:
+            LaunchError: it is another option, or a batch script cannot hold it.
+        """
+        assert param is not None
+        assert ctx is not None
+        if value is False:  # a flag that is not given, in click 8.1
+            return None
+        name = param.opts[0].removeprefix("--")
+        words: list[str] = ctx.meta[WORDS]
+        if value.startswith("--") and value in words:  # else it stands behind =
+            typed = words[words.index(value) - 1]
+            hint = f"if {value} is its value, type `--{name}={value}`"
+            raise LaunchError(f"{typed} needs a value, but {value} follows", hint=hint)
+        return _checked(SbatchOption(name, None if value == _NO_VALUE else value))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete the job, one of whose options may be called as one of sbatch's."""
+        return _complete(ctx, param, incomplete) if SEPARATOR in ctx.meta[WORDS] else []
+
+
+class SubmitCommand(Command):
+    """A command with all options of sbatch that we know, hidden, and any other."""
+
+    def __init__(self, *args: Any, params: Sequence[click.Parameter] = (), **settings: Any) -> None:
+        letters = {name: f"-{letter}" for letter, name in SHORT.items()}
+        options = []
+        for name in sorted(KNOWN.difference(_OURS)):
+            kind: dict[str, Any] = (
+                {"is_flag": name in FLAGS, "flag_value": _NO_VALUE} if name in FLAGS | OPTIONAL else {}
+            )
+            names = [f"--{name}", *filter(None, [letters.get(name)])]
+            options.append(click.Option(names, type=_Value(), **kind))
+        super().__init__(
+            *args,
+            params=[
+                *params,
+                *options,
+                click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED, shell_complete=_complete),
+            ],
+            context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+            **settings,
+        )
+        self.own_options = [param for param in params if isinstance(param, click.Option)]
+
+    def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Return what stands before the job, with names written out, and unknown options in one word with their values."""
+        before = args[: args.index(SEPARATOR)] if SEPARATOR in args else args
+        words: list[str] = []
+        for word in before:
+            name, equals, value = word.removeprefix("--").partition("=")
+            if word.startswith("--"):
+                words.append(f"--{_full_name(name)}{equals}{value}")
+            elif words and not word.startswith("-") and _is_unknown(words[-1]):
+                words[-1] += f"={word}" if words[-1].startswith("--") else word
+            else:
+                words.append(word)
+        return words
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return how it is typed."""
+        return [USAGE.removeprefix("ddplaunch submit ")]
+
+    def mistake(self, error: click.UsageError, args: Sequence[str]) -> LaunchError:
+        """Return what is wrong with an option of sbatch that we know."""
+        if not isinstance(error, click.BadOptionUsage):
+            return super().mistake(error, args)
+        name = error.option_name
+        known = next((one for one in self.params if name in one.opts), None)
+        if isinstance(known, click.Option) and not known.is_flag:
+            return LaunchError(f"{name} needs a value" + (", but -- follows" if SEPARATOR in args else ""))
+        return LaunchError(f"{name} takes no value", hint=f"type `{name}`")
+
+
+def _is_unknown(word: str) -> bool:
+    """Whether this is an option of one letter or name that we do not know, without a value."""
+    if word.startswith("--"):
+        name = word.removeprefix("--")
+        return "=" not in name and name not in (*KNOWN, *_OURS, *(option.key for option in BY_NAME.values()))
+    return len(word) == 2 and word[0] == "-" and word[1] not in SHORT
+
+
+def _full_name(typed: str) -> str:
+    """The full name of an abbreviated option, if only one begins so."""
+    if not typed or typed in KNOWN or typed in _OURS or typed.replace("-", "_") in BY_NAME:
+        return typed
+    longer = [name for name in KNOWN if name.startswith(typed)]
+    return longer[0] if len(longer) == 1 else typed
+
+
+def _checked(option: SbatchOption) -> SbatchOption:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", option.name):
+        raise LaunchError(f"{option.argument.partition('=')[0]!a} is not an option of sbatch", hint=USAGE)
+    if option.name in _REFUSED:
+        raise LaunchError(f"--{option.name} cannot be given to `ddplaunch submit`", hint=_REFUSED[option.name])
+    if option.name in ("output", "error") and not option.value:
+        raise LaunchError(f"--{option.name} names no file", hint=f"leave it out, or type --{option.name}=%x-%j.out")
+    # a line that begins with #SBATCH ends where the line ends
+    if option.value is not None and any(not character.isprintable() for character in option.value if character != "\t"):
+        raise LaunchError(
+            f"the value of --{option.name}, {option.value!r}, contains a character that an #SBATCH line cannot hold",
+            hint="leave line breaks and control characters out",
+        )
+    return option
+
+
+def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
+    """Return the options that are not in our table; `words` are all arguments.
+
+    Raises:
+        LaunchError: one is not for sbatch, or is no option.
+    """
+    found = []
+    for word in rest:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("-") or word == "-":
+            if SEPARATOR in words:
+                raise LaunchError(f"{word} before -- is neither an option of sbatch nor a value of one", hint=USAGE)
+            at = words.index(word)
+            meant = shlex.join(["ddplaunch", "submit", *words[:at], SEPARATOR, *words[at:]])
+            raise LaunchError("-- is missing between the options of sbatch and the job", hint=f"type `{meant}`")
+        if name.replace("-", "_") in BY_NAME:
+            raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it after --: {USAGE}")
+        if word.startswith("--"):
+            found.append(_checked(SbatchOption(name, value if equals else None)))
+        else:
+            found.append(_checked(SbatchOption(word[1], word[2:] or None)))
+    return found
+
+
+def request_of(ctx: click.Context) -> SubmitRequest:
+    """Return what was asked for.
+
+    Raises:
+        LaunchError: it cannot be meant so, or there is no job.
+    """
+    words: list[str] = ctx.meta[WORDS]
+    known = [value for value in ctx.params.values() if isinstance(value, SbatchOption)]
+    options = (*known, *_unknown(ctx.params["rest"] or (), words))
+    if SEPARATOR not in words:
+        raise LaunchError("no job to submit: nothing follows --", hint=USAGE)
+    ours = {name: ctx.params[name] for name in ("print", "wait", "follow", "parsable")}
+    return SubmitRequest(options=options, job=tuple(words[words.index(SEPARATOR) + 1 :]), **ours)
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    words: list[str] = ctx.meta[WORDS]
+    if SEPARATOR not in words:
+        return [CompletionItem(SEPARATOR)] if SEPARATOR.startswith(incomplete) else []
+    return ShellComplete(job.run, {}, "ddplaunch", "").get_completions(words[words.index(SEPARATOR) + 1 :], incomplete)
+
+
+@click.command(
+    cls=SubmitCommand,
+    params=[
+        click.Option(["--print"], is_flag=True, help="Shows the script and submits nothing. Needs no Slurm."),
+        click.Option(
+            ["-W", "--wait"],
+            is_flag=True,
+            help="Waits until the job ends, reports its states, and exits with its status; of an array, with the worst.",
+        ),
+        click.Option(
+            ["--follow"],
+            is_flag=True,
+            help="Shows the output of the job as it comes, too. Ctrl-C ends the waiting, not the job.",
+        ),
+        click.Option(["--parsable"], is_flag=True, help="Prints the number of the job and nothing else."),
+    ],
+    examples=(
+        (
+            "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 4:00:00 -- train.py --lr 0.1",
+            "on two nodes with four GPUs each",
+        ),
+        ("ddplaunch submit --follow -p main -N 2 -- --nproc-per-node 4 train.py", "and show its output"),
+        ("ddplaunch submit --print --nodes 2 -- train.py > train.sh", "a script to change and keep"),
+    ),
+    epilog="Unless given, the script has --job-name after SCRIPT, --nodes as in --nnodes if that is given, "
+    "--ntasks-per-node=1, --output=%x-%j.out (%x-%A_%a.out for an array) and --open-mode=append.",
+)
+@click.pass_context
+def submit(ctx: click.Context, /, **_: Any) -> int:
+    """Checks the job, writes a batch script for it and hands that to Slurm's sbatch. Options before -- go to sbatch, but for
+    those below; what follows it are the arguments of `ddplaunch` on one machine.
+    """  # noqa: D205 - the help of a verb is one paragraph
+    request, env = request_of(ctx), ctx.obj
+
+    def parse_job(words: Sequence[str], job_env: Mapping[str, str]) -> tuple[int, JobSpec]:
+        line = job.parse(words)
+        return len(words) - len(line.before), job.resolve(line, job_env, working_directory())
+
+    made = slurm.draft(request, env, _own_command(), parse_job, tuple(VERBS))
+    return show(made.script) if request.print else slurm.send(made, request, env, show)
+
+
+def _own_command() -> list[str]:
+    """The command that starts ddplaunch in a job: the one that was typed if that was ddplaunch, else our interpreter."""
+    typed = sys.argv[0]
+    if os.path.basename(typed) == "ddplaunch" and os.path.isfile(typed):
+        return [os.path.abspath(typed)]
+    return [sys.executable, "-P", "-m", "ddplaunch"]  # -P: not a ddplaunch.py that lies where the job runs
