@@ -22,6 +22,7 @@ from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import ShownWorker, Stream
 from ddplaunch.plan import Plan
+from ddplaunch.plan.make import is_shown_as_it_is
 from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
@@ -134,7 +135,7 @@ class AgentSetup:
             for worker in plan.workers
         ]
         display = Display(
-            mode=spec.output,
+            mode="raw" if is_shown_as_it_is(spec, plan.world_size) else spec.output,
             ranks=shown,
             colour=set(inputs.screen.colour),
             terminal=set(inputs.screen.terminals),

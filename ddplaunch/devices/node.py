@@ -92,3 +92,4 @@ class Node(Struct, frozen=True, kw_only=True):
     mps_control: str | None = None  # path of nvidia-cuda-mps-control; looked for only if it was asked for
     script: bytes = b""  # the text of the program, if that decides how workers are started
     env: Mapping[str, str]  # of the caller
+    has_terminal: bool = True  # the command has one, which a worker can be given

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -17,6 +18,9 @@ from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.report.state_folder import state_folder
 from ddplaunch.spec import Given, JobSpec
+
+if TYPE_CHECKING:
+    from ddplaunch.output.streams import Screen
 
 _LARGEST = 16 << 20  # characters of a host file, or of a list of hosts that a scheduler has written
 # seconds; Slurm's KillWait is 30, a pod's terminationGracePeriodSeconds too, and then no process is left to report how the job
@@ -44,10 +48,11 @@ def show_plan(spec: JobSpec, env: Mapping[str, str], form: str) -> str:
     return preview.show(spec, env, _allocation(spec, env)[0], form)
 
 
-def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) -> int:
+def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, screen: Screen | None = None) -> int:
     """Run the job and give its exit status.
 
-    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended.
+    `control` is a descriptor for reports to the caller of `launch()`: the workers, and how the job ended. `screen` is what is
+    written to, if that is not our stdout and stderr.
 
     Raises:
         LaunchError: nothing was started.
@@ -79,7 +84,16 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None) ->
     from ddplaunch.launcher import node
 
     here = inspect(spec, token.public(env))
-    return node.run(spec, env, allocation, here, notifies_starter=to_caller, reports_to_caller=to_caller, serve=serve)
+    return node.run(
+        spec,
+        env,
+        allocation,
+        here,
+        screen=screen,
+        notifies_starter=to_caller,
+        reports_to_caller=to_caller,
+        serve=serve,
+    )
 
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:

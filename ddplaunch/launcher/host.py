@@ -90,9 +90,8 @@ def _run(order: messages.Order, front: HostFront, input_pipe: InputPipe) -> int:
     if order.node_rank > 0:
         front.report(messages.Ready())
     coordinator = _wait_for_coordinator(order, spec.stop_signals, input_pipe) if order.node_rank else None
-    shown = orders.without_terminal(spec, node, alone=nodes == 1)
     return run(
-        replace(shown, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
+        replace(spec, chaos=orders.faults(order), simulate=order.simulated),  # of which a failure report has to know
         {**env, TOKEN: order.token},
         orders.allocation(order, coordinator),
         node,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ddplaunch.agent import begin, front
 from ddplaunch.agent.begin import AgentJob, JobInputs
 from ddplaunch.agent.signals import passed_on
@@ -63,6 +65,12 @@ def run(
     Raises:
         LaunchError: nothing was started.
     """
+    if screen is None:
+        screen = Screen.here(env)
+        has_terminal = os.isatty(0) or bool(screen.terminals)
+    else:
+        has_terminal = False
+    node = replace(node, has_terminal=has_terminal)
     draft = make_plan(spec, allocation, node, run_id=run_id_of(spec))
     several = allocation.rendezvous is not None and not spec.no_control
     if draft.master_port and 0 in draft.ranks:
@@ -93,7 +101,7 @@ def run(
         allocation=allocation,
         node=node,
         draft=draft,
-        screen=screen or Screen.here(env),
+        screen=screen,
         error_files=ErrorFiles(draft.run_id, env.get("TMPDIR") or "/tmp"),
         reports_job=reports_job,
         notifies_starter=notifies_starter,

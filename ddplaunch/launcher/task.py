@@ -22,7 +22,8 @@ from ddplaunch.errors import LaunchError, write_stderr  # noqa: E402
 from ddplaunch.exitcodes import BUG  # noqa: E402
 from ddplaunch.launcher import dispatch  # noqa: E402
 from ddplaunch.options.resolve import received  # noqa: E402
-from ddplaunch.options.token import unhidden  # noqa: E402
+from ddplaunch.options.token import SCREEN, unhidden  # noqa: E402
+from ddplaunch.output.streams import Screen  # noqa: E402
 from ddplaunch.slurm.srun import unescaped  # noqa: E402
 from ddplaunch.spec import Given, JobSpec  # noqa: E402
 
@@ -38,7 +39,9 @@ def spec_of(argv: Sequence[str], env: Mapping[str, str]) -> JobSpec:
 def main() -> int:
     """Run the agent and give the exit status of its task: if the job failed, one task reports it, not each of them."""
     try:
-        status = dispatch.run(spec_of(sys.argv[1:], os.environ), dict(os.environ))
+        # srun may have given this process a terminal, wherever it writes itself
+        screen = Screen.of_text(os.environ[SCREEN])
+        status = dispatch.run(spec_of(sys.argv[1:], os.environ), dict(os.environ), screen=screen)
         return status if os.environ.get("SLURM_NODEID") == "0" else 0
     except LaunchError as error:
         write_stderr(error.render())

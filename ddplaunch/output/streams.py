@@ -45,12 +45,24 @@ class Screen(Struct, frozen=True, kw_only=True):
     links: bool = False  # the terminal of stderr opens links
     live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
 
+    @property
+    def text(self) -> str:
+        """The terminals, colours and links in a word, for `of_text`; bars are not in it."""
+        streams = (",".join(sorted(one.name for one in streams)) for streams in (self.terminals, self.colour))
+        return ";".join((*streams, "links" if self.links else ""))
+
+    @classmethod
+    def of_text(cls, text: str) -> Screen:
+        """Return the screen of another process, from its `text`."""
+        *streams, links = text.split(";")
+        terminals, colour = (frozenset(Stream[name] for name in names.split(",") if name) for names in streams)
+        return cls(terminals=terminals, colour=colour, links=bool(links))
+
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Screen:
         """Inspect our own stdout and stderr."""
-        # Open MPI gives each process a terminal of its own for stdout, wherever what it writes goes
-        fds = ((Stream.ERR, 2),) if "OMPI_COMM_WORLD_RANK" in env else ((Stream.OUT, 1), (Stream.ERR, 2))
-        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd))
+        fds = ((Stream.OUT, 1), (Stream.ERR, 2))
+        terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _is_of_launcher(env, stream))
         return cls(
             terminals=terminals,
             colour=frozenset(stream for stream in Stream if use_colour(env, stream in terminals)),
@@ -58,6 +70,16 @@ class Screen(Struct, frozen=True, kw_only=True):
             # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
             live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
         )
+
+
+def _is_of_launcher(env: Mapping[str, str], stream: Stream) -> bool:
+    """Whether a terminal may be one that no person sees, which a launcher made so that a program writes at once.
+
+    Open MPI makes one for the stdout of each process; `srun --unbuffered` for stdout and stderr, but not for stdin as `--pty`.
+    """
+    if "OMPI_COMM_WORLD_RANK" in env and stream is Stream.OUT:
+        return True
+    return "SLURM_STEP_ID" in env and not os.isatty(0)
 
 
 def is_pipe(fd: int) -> bool:

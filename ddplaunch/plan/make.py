@@ -113,7 +113,7 @@ def make_plan(
                 device=mine,
                 devices=tuple(device.uuid or str(device) for device in owned[index]),
                 cpus=cpus[index],
-                terminal=_has_terminal(spec, rank, world_size),
+                terminal=_has_terminal(spec, node, rank, world_size),
                 stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
             )
         )
@@ -281,10 +281,17 @@ def _init_method(spec: JobSpec) -> str:
     return spec.init_method
 
 
-def _has_terminal(spec: JobSpec, rank: int, world_size: int) -> bool:
-    """A single worker has the terminal itself, unless an option about its output is given."""
+def _has_terminal(spec: JobSpec, node: Node, rank: int, world_size: int) -> bool:
     if spec.debug_rank is not None:
         return rank == spec.debug_rank
+    return node.has_terminal and is_shown_as_it_is(spec, world_size)
+
+
+def is_shown_as_it_is(spec: JobSpec, world_size: int) -> bool:
+    """Whether the output of a worker is to come as the worker writes it: of a single one, unless options ask otherwise.
+
+    So the single worker has the terminal itself, if there is one.
+    """
     asked = (
         "output" in spec.origins
         or spec.timestamps

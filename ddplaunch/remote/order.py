@@ -6,17 +6,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from ddplaunch.cluster import Allocation, Endpoint, Rendezvous
 from ddplaunch.cluster.endpoints import LOOPBACK
 from ddplaunch.cluster.hostlist import Host
-from ddplaunch.devices.node import Node
 from ddplaunch.fields import line
 from ddplaunch.options.option import Reach
 from ddplaunch.options.resolve import received, sent
 from ddplaunch.output.streams import Screen, Stream
-from ddplaunch.plan.ranks import workers_of_node
 from ddplaunch.remote.messages import CoordinatorAddress, Order
 from ddplaunch.spec import Fault, Given, JobSpec
 
@@ -134,11 +130,3 @@ def _rendezvous(order: Order, coordinator: CoordinatorAddress | None) -> Rendezv
 def faults(order: Order) -> tuple[Fault, ...]:
     """Return what a failure report has to know of --chaos."""
     return tuple(Fault(kind="kill", target=rank, after=0.0) for rank in order.killed)
-
-
-def without_terminal(spec: JobSpec, node: Node, *, alone: bool) -> JobSpec:
-    """Return the job as it runs without a terminal to pass through: the output of an only worker is shown raw."""
-    if "output" in spec.origins:
-        return spec
-    single = alone and spec.debug_rank is None and workers_of_node(spec, node.devices, node.hardware)[0] == 1
-    return replace(spec, output="raw" if single else spec.output, origins={**spec.origins, "output": "default"})

@@ -24,6 +24,7 @@ from ddplaunch.options import token as secret
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.options.option import Reach
 from ddplaunch.options.resolve import sent
+from ddplaunch.output.streams import Screen
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.slurm import srun
 from ddplaunch.slurm.job import ANSWER_TIMEOUT, SlurmRequeue, job_id
@@ -69,7 +70,7 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     gpus = query_grants(secret.public(env)) if are_grants_uncertain(env) else {}
     job = srun.StepJob(
         argv=argv(spec, allocation, sys.executable, components(env), gpus),
-        env={**environment(env, token=token, port=port), **secret.hidden(spec)},
+        env={**environment(env, token=token, port=port), secret.SCREEN: Screen.here(env).text, **secret.hidden(spec)},
         host=allocation.start[0].address,
         ports=endpoints.ports_from(port),
         token=token,
