@@ -50,6 +50,7 @@ def run(
         signal.signal(signum, front.suspend if signum == signal.SIGTSTP else front.note_stop)
     # a Python handler runs even while we block on a terminal, so that a lost agent's processes never wait for it
     signal.signal(signal.SIGCHLD, front.child_ended)
+    front.child_ended(signal.SIGCHLD, None)  # an agent that ended before has sent its signal to nobody
     signal.signal(signal.SIGALRM, front.interval_passed)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     try:
