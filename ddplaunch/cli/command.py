@@ -127,7 +127,7 @@ class Command(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return how it is typed, each of its options by its shortest name."""
         options = [f"[{option.opts[0]}{f' {option.metavar}' if option.metavar else ''}]" for option in self.own_options]
-        return [*options, *(param.make_metavar(ctx) for param in self.params if isinstance(param, click.Argument))]
+        return [*options, *(param.human_readable_name for param in self.params if isinstance(param, click.Argument))]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write its own options, and examples."""

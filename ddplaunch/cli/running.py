@@ -43,7 +43,7 @@ _RUN = (
     "one job runs."
 )
 _ONE_RUN = "at most the name of one run"
-_run = click.argument("run", required=False, shell_complete=_runs)
+_run = click.argument("run", metavar="[RUN]", required=False, shell_complete=_runs)
 _of_ranks = click.option(
     "-r", "--ranks", cls=Once, metavar="LIST", help="Of these ranks only, as 3 or 0-2,4.", shell_complete=_ranks
 )

@@ -13,27 +13,16 @@ from ddplaunch.cli import main
 from ddplaunch.cli.job import parse
 from ddplaunch.exitcodes import MEANINGS
 from ddplaunch.options.table import GROUPS, OPTIONS
+from tests.cli.typed import said, shown
 from tests.conftest import Job
-
-
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main.main(words) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-@pytest.fixture(autouse=True)
-def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
 def flags_in(text: str) -> set[str]:
     return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
 
 
-def test_help_all_has_every_option_group_and_status(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "--help-all")
+def test_help_all_has_every_option_group_and_status() -> None:
+    text = shown("--help-all")
     assert {option.flag for option in OPTIONS} <= flags_in(text)
     for heading in GROUPS:
         assert f"\n{heading}:\n" in text
@@ -41,8 +30,8 @@ def test_help_all_has_every_option_group_and_status(capsys: pytest.CaptureFixtur
         assert re.search(rf"^  {re.escape(status)} ", text, re.MULTILINE), status
 
 
-def test_help_fits_two_screens_and_names_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "--help")
+def test_help_fits_two_screens_and_names_the_rest() -> None:
+    text = shown("--help")
     assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 15
     assert len(text.splitlines()) <= 48
     assert "--help-all" in text
@@ -56,7 +45,9 @@ def test_help_fits_two_screens_and_names_the_rest(capsys: pytest.CaptureFixture[
 def test_help_keeps_to_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, columns: str, width: int
 ) -> None:
+    """Without click's runner, which always has 80 columns."""
     monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     main.main(words.split())
     text = "".join(capsys.readouterr())
     assert text.isascii()
@@ -66,16 +57,13 @@ def test_help_keeps_to_the_terminal(
     ] == []  # commands stay whole
 
 
-def test_help_shows_the_underscore_spelling_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not re.search(r"--\w+_", shown(capsys, "--help-all"))
+def test_help_shows_the_underscore_spelling_nowhere() -> None:
+    assert not re.search(r"--\w+_", shown("--help-all"))
 
 
-def test_help_is_coloured_where_colours_are_wanted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = shown(capsys, "--help-all")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    coloured = shown(capsys, "--help-all")
+def test_help_is_coloured_where_colours_are_wanted() -> None:
+    plain = shown("--help-all")
+    coloured = shown("--help-all", FORCE_COLOR="1")
     assert "\x1b[1mSupervision:\x1b[0m" in coloured
     assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
 
@@ -83,27 +71,26 @@ def test_help_is_coloured_where_colours_are_wanted(
 @pytest.mark.parametrize(
     "words", ["-h", "help", "help me", "run --help", "help run", "--tee 3 --help", "--help train.py"]
 )
-def test_help_is_the_same_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[str], words: str) -> None:
-    assert shown(capsys, *words.split()) == shown(capsys, "--help")
+def test_help_is_the_same_wherever_it_is_asked_for(words: str) -> None:
+    assert shown(*words.split()) == shown("--help")
 
 
-def test_without_a_word_it_says_what_it_is_and_four_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
+def test_without_a_word_it_says_what_it_is_and_four_commands() -> None:
+    status, err = said()
+    assert status == 2
     assert err.startswith("ddplaunch starts PyTorch training on ")
     assert err.count("\n  ddplaunch ") == 4
 
 
 @pytest.mark.parametrize("verb", ["plan", "submit", "shim", "completion"])
-def test_verbs_have_a_help_of_their_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    assert shown(capsys, verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
-    assert shown(capsys, "help", verb) == shown(capsys, verb, "--help")
+def test_verbs_have_a_help_of_their_own(verb: str) -> None:
+    assert shown(verb, "--help").startswith(f"Usage: ddplaunch {verb} ")
+    assert shown("help", verb) == shown(verb, "--help")
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert shown(capsys, word) == f"ddplaunch {__version__}\n"
+def test_version(word: str) -> None:
+    assert shown(word) == f"ddplaunch {__version__}\n"
 
 
 def test_help_after_the_script_is_the_scripts() -> None:
@@ -111,15 +98,12 @@ def test_help_after_the_script_is_the_scripts() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script_for_the_shell(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    assert f"_DDPLAUNCH_COMPLETE={shell}_complete" in shown(capsys, "completion", shell)
+def test_completion_prints_a_script_for_the_shell(shell: str) -> None:
+    assert f"_DDPLAUNCH_COMPLETE={shell}_complete" in shown("completion", shell)
 
 
-def test_completion_takes_the_callers_shell(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
-    assert shown(capsys, "completion").startswith("#compdef ddplaunch")
+def test_completion_takes_the_callers_shell() -> None:
+    assert shown("completion", SHELL="/usr/bin/zsh").startswith("#compdef ddplaunch")
 
 
 COMPLETIONS = [
@@ -166,15 +150,11 @@ COMPLETIONS = [
 
 
 @pytest.mark.parametrize(("words", "found"), COMPLETIONS)
-def test_completions(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, found: set[str]
-) -> None:
+def test_completions(words: str, found: set[str]) -> None:
     """As bash asks for them: its words, and the index of the one where the cursor is."""
-    typed = f"ddplaunch {words}"
-    monkeypatch.setenv("_DDPLAUNCH_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
-    assert set(shown(capsys).split()) == found
+    line = f"ddplaunch {words}"
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    assert set(shown(_DDPLAUNCH_COMPLETE="bash_complete", **asked).split()) == found
 
 
 def test_help_and_version_import_nothing_heavy(job: Job) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli import main
 from ddplaunch.cli.submit import _OURS, _REFUSED
 from ddplaunch.slurm.submit.sbatch_options import FLAGS, VALUED
 from ddplaunch.slurm.submit.script import options, text
+from tests.cli import typed
 from tests.conftest import Job
 from tests.unit.builders import spec
 from tests.unit.slurm.test_submit_args import split
@@ -35,16 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def shown(folder: Path, capsys: pytest.CaptureFixture[str]):
+def shown(folder: Path):
     """What is shown for these words."""
-
-    def show(line: str) -> str:
-        assert main.main(["submit", *shlex.split(line)]) == 0, capsys.readouterr().err
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out
-
-    return show
+    return lambda line: typed.shown("submit", *shlex.split(line))
 
 
 def test_the_script_is_shown_and_nothing_else_happens(shown, folder: Path) -> None:
@@ -144,29 +137,23 @@ REFUSED = [
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("line", "message", "hint"), REFUSED)
-def test_a_mistake_is_one_clear_error_and_nothing_is_queued(
-    capsys: pytest.CaptureFixture[str], line: str, message: str, hint: str | None
-) -> None:
-    assert main.main(["submit", *shlex.split(line)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == (
-        "",
+def test_a_mistake_is_one_clear_error_and_nothing_is_queued(line: str, message: str, hint: str | None) -> None:
+    assert typed.said("submit", *shlex.split(line)) == (
+        2,
         f"error: {message}\n" + (f"\nhint: {hint}\n".replace("FOLDER", os.getcwd()) if hint else ""),
     )
 
 
 @pytest.mark.usefixtures("folder")
-def test_without_slurm_there_is_nothing_to_submit_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["submit", "--", "train.py"]) == 127
-    assert capsys.readouterr().err == (
+def test_without_slurm_there_is_nothing_to_submit_to() -> None:
+    assert typed.said("submit", "--", "train.py") == (
+        127,
         "error: sbatch is not on PATH\n\n"
-        "hint: submit from a host of a Slurm cluster; --print shows the script anywhere\n"
+        "hint: submit from a host of a Slurm cluster; --print shows the script anywhere\n",
     )
 
 
-def test_an_sbatch_without_a_configuration_is_no_slurm(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_sbatch_without_a_configuration_is_no_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sbatch = folder / "sbatch"
     sbatch.write_text(
         "#!/bin/sh\nexec >&2\necho 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host'\n"
@@ -174,8 +161,9 @@ def test_an_sbatch_without_a_configuration_is_no_slurm(
     )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    assert main.main(["submit", "--", "train.py"]) == 1
-    assert capsys.readouterr().err.startswith("error: no Slurm configured here\n\nhint: submit from a host of a Slurm")
+    status, err = typed.said("submit", "--", "train.py")
+    assert status == 1
+    assert err.startswith("error: no Slurm configured here\n\nhint: submit from a host of a Slurm")
 
 
 def test_variables_that_the_job_will_not_have_are_not_looked_at(shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +173,8 @@ def test_variables_that_the_job_will_not_have_are_not_looked_at(shown, monkeypat
 
 
 @pytest.mark.parametrize("words", [["submit", "--help"], ["submit", "--nodes", "2", "-h"]])
-def test_help_names_what_is_ours(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main.main(words) == 0
-    text = capsys.readouterr().out
+def test_help_names_what_is_ours(words: list[str]) -> None:
+    text = typed.shown(*words)
     assert text.startswith("Usage: ddplaunch submit [SBATCH OPTIONS] -- [OPTIONS] SCRIPT [ARGS]...\n")
     for option in ("--print", "--wait", "--follow", "--parsable"):
         assert f"{option} " in text

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli import main
 from ddplaunch.cli.job import parse
 from ddplaunch.errors import LaunchError
+from tests.cli.typed import said, typed
 from tests.conftest import Job, until
 
 # every option string of torch.distributed.run.get_args_parser() in torch 2.14; tests/torch asks the one that is installed
@@ -190,16 +190,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("words", "message", "hint"), REFUSED)
-def test_a_mistake_is_one_clear_error(capsys: pytest.CaptureFixture[str], words: str, message: str, hint: str) -> None:
-    assert main.main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert err == f"error: {message}\n\nhint: {hint}\n"
-    assert out == ""
+def test_a_mistake_is_one_clear_error(words: str, message: str, hint: str) -> None:
+    assert said(*words.split()) == (2, f"error: {message}\n\nhint: {hint}\n")
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "text"),
     [
         ("PET_NNODES", "x", "PET_NNODES=x: expected a number of nodes, or MIN:MAX\n\nhint: type for example `PET_NNODES=2`"),
         ("PET_STANDALONE", "maybe", "PET_STANDALONE=maybe: expected 1 or 0"),
@@ -209,12 +206,8 @@ def test_a_mistake_is_one_clear_error(capsys: pytest.CaptureFixture[str], words:
          "hint: did you mean `DDPLAUNCH_PIN=device`?")),
     ],
 )  # fmt: skip
-def test_a_wrong_variable_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    assert main.main(["train.py"]) == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
+def test_a_wrong_variable_is_named(name: str, value: str, text: str) -> None:
+    assert said("train.py", **{name: value}) == (2, f"error: {text}\n")
 
 
 QUOTED = [
@@ -225,12 +218,9 @@ QUOTED = [
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("words", "said"), QUOTED)
-def test_words_that_are_quoted_together_are_taken_apart(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert main.main(words) == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
+@pytest.mark.parametrize(("words", "text"), QUOTED)
+def test_words_that_are_quoted_together_are_taken_apart(words: list[str], text: str) -> None:
+    assert said(*words) == (2, f"error: {text}\n")
 
 
 NOTED = [
@@ -251,20 +241,11 @@ NOTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "env", "said"), NOTED)
-def test_what_is_hardly_meant_is_noted(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    words: str,
-    env: dict[str, str],
-    said: str,
-) -> None:
+@pytest.mark.parametrize(("words", "env", "note"), NOTED)
+def test_what_is_hardly_meant_is_noted(folder: Path, words: str, env: dict[str, str], note: str) -> None:
     (folder / "knows.py").write_text("parser.add_argument('--nnodes')\n")
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    assert main.main(["plan", *words.split()]) == 0
-    assert capsys.readouterr().err == (f"note: {said}\n" if said else "")
+    result = typed("plan", *words.split(), **env)
+    assert (result.exit_code, result.stderr) == (0, f"note: {note}\n" if note else "")
 
 
 def test_an_option_of_the_script_before_it_is_not_taken_for_one_of_ours() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli import main
+from tests.cli.typed import said
 
 TABLE = Path(__file__).parent / "wrong.txt"
 
@@ -61,16 +61,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("line", "answer"), ENTRIES, ids=[line for line, _ in ENTRIES])
-def test_a_wrong_command_line_starts_nothing_and_says_what_to_type(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path, line: str, answer: str
-) -> None:
+def test_a_wrong_command_line_starts_nothing_and_says_what_to_type(folder: Path, line: str, answer: str) -> None:
     words = shlex.split(line)
-    while "=" in words[0]:
-        monkeypatch.setenv(*words.pop(0).split("=", 1))
-    status = main.main(words[1:])
-    out, err = capsys.readouterr()
-    said = err.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON").replace("\n\n", "\n").rstrip("\n")
-    assert (out, f"= {status}\n{said}" if status != 2 else said) == ("", answer)
+    env = dict(word.split("=", 1) for word in words[: words.index("ddplaunch")])
+    status, err = said(*words[words.index("ddplaunch") + 1 :], **env)
+    text = err.replace(str(folder), "FOLDER").replace(sys.executable, "PYTHON").replace("\n\n", "\n").rstrip("\n")
+    assert (f"= {status}\n{text}" if status != 2 else text) == answer
     assert not (folder / "state").exists()
 
 

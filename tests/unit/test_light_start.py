@@ -104,6 +104,15 @@ def test_the_process_that_writes_files_imports_nothing_heavy(tmp_path):
     assert not heavy(writer)
 
 
+@pytest.mark.parametrize("kind", ["host", "task", "call"])
+def test_an_agent_that_another_ddplaunch_starts_has_no_command_line_to_read(tmp_path, kind):
+    """What each imports later is below it, and no layer but the command line's may import click."""
+    agent = imports(
+        tmp_path, "-c", f"import ddplaunch.launcher.{kind}, ddplaunch.launcher.node, ddplaunch.options.resolve"
+    )
+    assert not {name for name in agent if name.partition(".")[0] == "click" or name.startswith("ddplaunch.cli")}
+
+
 def test_agents_that_meet_import_nothing_heavy(tmp_path):
     (tmp_path / "nothing.py").touch()
     env = {**os.environ, "PYTHONPATH": str(PACKAGE), "XDG_STATE_HOME": str(tmp_path)}
