@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from ddplaunch.control.frames import pack
+from ddplaunch.control.handshake import PROTOCOL
 from ddplaunch.coordinator.coordinator import QUIT_TIMEOUT
 from tests.process.speaker import STOPPING, Visitor, ended, hello, key_of
 
@@ -97,7 +98,7 @@ def test_another_job_or_protocol_is_refused_by_name(visit, refusals):
     other.sock.sendall(
         pack(
             json.dumps(
-                {"ddplaunch": 1, "nonce": "A" * 43 + "=", "proof": "A" * 43 + "="}, separators=(",", ":")
+                {"ddplaunch": PROTOCOL, "nonce": "A" * 43 + "=", "proof": "A" * 43 + "="}, separators=(",", ":")
             ).encode()
         )
     )
