@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster import Allocation
-from ddplaunch.devices import Hardware
+from msgspec import Struct
+
+from ddplaunch.cluster import Allocation, Task
+from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
 from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, backend, pin, variables
@@ -39,85 +41,44 @@ def make_plan(
         LaunchError: what was asked for does not fit this node.
     """
     workers, workers_reason = count_workers(spec, allocation, node)
+    task = allocation.task
     owned = assign.own(spec, workers, node.devices)
-    if allocation.task is not None:
-        owned = assign.of_task(allocation.task, node.devices)
-    chosen_backend, backend_reason = (
-        backend.choose(owned, node.build) if spec.backend == "auto" else (spec.backend, spec.origin("backend"))
-    )
-    if node.shared and chosen_backend in ("nccl", "xccl") and spec.backend == "auto":
-        chosen_backend, backend_reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
-    if warning := _cannot_use(spec, allocation, node, owned):
-        backend_reason = f"{'' if backend_reason in warning else f'{backend_reason}; '}warning: {warning}"
-    if agreed is not None:
-        chosen_backend, backend_reason = agreed.backend, agreed.backend_reason
+    if task is not None:
+        owned = assign.of_task(task, node.devices)
+    chosen_backend, backend_reason = _backend(spec, allocation, node, owned, agreed)
     place = agreed.place if agreed is not None else place_of(allocation)
     if seats is None:
         seats = agreed.seats if agreed is not None else seats_like(allocation, place, node, workers)
     if ranks is None:
         ranks = ranks_of_all(seats)
-    world_size = ranks[-1].stop
-    task = allocation.task
+    _check_debugged_ranks(spec, world_size=ranks[-1].stop)
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
-    pin_mode, pin_reason = pin.choose(spec, owned)
-    sharing = (task and assign.sharing_workers(task, node.hardware, node.devices)) or owned
-    bound, binding_notes = _bind(spec, sharing, node)
-    cpus = bound if task is None or sharing is owned else (bound[task.local_rank],)
-    caller = {**node.env, **dict(spec.env)}
-    # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
-    are_apart = spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
-    own_cpus = [len(share) for share in bound] if are_apart else []
-    usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
-    omp, threads_reason = threads(spec, usable, len(sharing), caller.get("OMP_NUM_THREADS"))
-    if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
-        has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
-        raise LaunchError(
-            f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
-        )
-    if spec.debug_rank is not None and spec.debug_rank >= world_size:
-        has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
-        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
     address = agreed.address if agreed is not None else allocation.endpoint.address or seats[0].host
+    pin_mode, pin_reason = pin.choose(spec, owned)
+    caller = {**node.env, **dict(spec.env)}
+    cpus = _cpus(spec, task, node, owned)
+    omp, threads_reason = threads(spec, cpus.usable, cpus.sharing, caller.get("OMP_NUM_THREADS"))
     common = variables.common(spec, caller, run_id=run_id, backend=chosen_backend, address=address, omp=omp)
     if interface is not None:
         common.update(variables.socket_interface_variables(interface, caller))
     shares = _shares(spec, owned, allocation, node, caller)
-    plans = []
-    for index, rank in enumerate(ranks[place]):
-        local_rank = index if task is None else task.local_rank
-        mine, own = pin.place(spec, pin_mode, owned[index], node.devices, node.hardware)
-        identity = variables.of_place(
-            rank=rank,
-            local_rank=0 if spec.virtual_local_rank else local_rank,
-            world_size=world_size,
-            local_world_size=workers if task is None else task.local_world_size,
-            node_rank=node_rank,
-            nnodes=nnodes,
-            role=spec.role,
-        )
-        plans.append(
-            WorkerPlan(
-                rank=rank,
-                local_rank=local_rank,
-                node_rank=node_rank,
-                host=seats[place].host or host_of(allocation, node.host),
-                argv=_argv(spec, node, local_rank),
-                variables={
-                    **common,
-                    **shares[index],
-                    **own,
-                    **identity,
-                    **_no_debugger(spec, caller, rank),
-                    "DDPLAUNCH_DEVICE": mine,
-                },
-                device=mine,
-                devices=tuple(device.uuid or str(device) for device in owned[index]),
-                cpus=cpus[index],
-                terminal=_has_terminal(spec, node, rank, world_size),
-                stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
-            )
-        )
-    preload, why_fresh = _preload(spec, plans, caller, node, usable)
+    here = _Here(
+        spec=spec,
+        node=node,
+        task=task,
+        workers=workers,
+        world_size=ranks[-1].stop,
+        node_rank=node_rank,
+        nnodes=nnodes,
+        host=seats[place].host or host_of(allocation, node.host),
+        pin_mode=pin_mode,
+        caller=caller,
+    )
+    plans = tuple(
+        _worker(here, rank, index, owned[index], cpus.of_workers[index], {**common, **shares[index]})
+        for index, rank in enumerate(ranks[place])
+    )
+    preload, why_fresh = _preload(spec, plans, caller, node, cpus.usable)
     keep_warm, why_not_kept = _keep_warm(spec, preload, why_fresh, allocation, caller)
     return Plan(
         run_id=run_id,
@@ -131,7 +92,7 @@ def make_plan(
         backend=chosen_backend,
         pin=pin_mode,
         interpreter=None if spec.program.kind is ProgramKind.COMMAND else spec.program.python or node.python,
-        workers=tuple(plans),
+        workers=plans,
         preload=preload,
         keep_warm=keep_warm,
         secret=frozenset(spec.secret),
@@ -140,14 +101,13 @@ def make_plan(
         requeues=allocation.requeues,
         reasons={
             "workers": workers_reason,
-            **({"python": spec.origins["python"]} if "python" in spec.origins else {}),
             "devices": _devices_reason(spec, owned, node.hardware),
             "backend": backend_reason,
             "threads": threads_reason,
             "master_addr": allocation.endpoint.address_reason,
             "master_port": allocation.endpoint.port_reason,
             "pin": pin_reason,
-            **_start_reason(spec, preload, len(plans), usable),
+            **_start_reason(spec, preload, len(plans), cpus.usable),
             **({"warm": why_not_kept} if why_not_kept else {}),
         },
         notes=(
@@ -155,10 +115,119 @@ def make_plan(
             *allocation.notes,
             *node.hardware.notes,
             *_unusable(owned, node.build),
-            *binding_notes,
+            *cpus.notes,
             *pin.notes(spec, pin_mode, owned),
             *([_no_effect(spec, why_fresh)] if why_fresh else []),
         ),
+    )
+
+
+def _backend(
+    spec: JobSpec, allocation: Allocation, node: Node, owned: assign.Owned, agreed: Agreed | None
+) -> tuple[str, str]:
+    """Return the backend and the reason: what the nodes agreed on, else what was asked for, else what suits the devices.
+
+    Raises:
+        LaunchError: the job was granted devices that cannot be used.
+    """
+    if spec.backend != "auto":
+        chosen, reason = spec.backend, spec.origin("backend")
+    else:
+        chosen, reason = backend.choose(owned, node.build)
+        if node.shared and chosen in ("nccl", "xccl"):
+            chosen, reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
+    if warning := _cannot_use(spec, allocation, node, owned):
+        reason = f"{'' if reason in warning else f'{reason}; '}warning: {warning}"
+    return (chosen, reason) if agreed is None else (agreed.backend, agreed.backend_reason)
+
+
+def _check_debugged_ranks(spec: JobSpec, *, world_size: int) -> None:
+    """Refuse to debug a rank that the job does not have.
+
+    Raises:
+        LaunchError: it has fewer.
+    """
+    has = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+    if spec.debugpy_ranks and max(spec.debugpy_ranks) >= world_size:
+        raise LaunchError(
+            f"--debugpy: there is no rank {max(spec.debugpy_ranks)}, the job has {has}", hint="--debugpy 0"
+        )
+    if spec.debug_rank is not None and spec.debug_rank >= world_size:
+        raise LaunchError(f"{spec.asked('debug_rank', spec.debug_rank)}: the job has {has}", hint="--debug 0")
+
+
+class _Cpus(Struct, frozen=True):
+    """The CPUs of the workers of this node."""
+
+    of_workers: Sequence[tuple[int, ...]]  # by local index; () for a worker that is not bound
+    usable: int  # by all that share the node's CPUs
+    sharing: int  # how many these are
+    notes: tuple[str, ...]
+
+
+def _cpus(spec: JobSpec, task: Task | None, node: Node, owned: assign.Owned) -> _Cpus:
+    """Bind the workers to CPUs, and count those that they can use."""
+    # commands that were started for each rank share the CPUs of the node, and each binds its own worker only
+    of_all = assign.sharing_workers(task, node.hardware, node.devices) if task is not None else None
+    sharing = of_all or owned
+    bound, notes = _bind(spec, sharing, node)
+    # a worker bound to a share of its own cannot use more than that, however many CPUs the node has
+    are_apart = spec.cpu_bind == "cores" or spec.numa_binding == "exclusive"
+    own_cpus = [len(share) for share in bound] if are_apart else []
+    usable = min([node.hardware.usable_cpus, *(len(sharing) * number for number in own_cpus)])
+    own = bound if task is None or sharing is owned else (bound[task.local_rank],)
+    return _Cpus(own, usable, len(sharing), notes)
+
+
+class _Here(Struct, frozen=True, kw_only=True):
+    """What all workers of this node have in common."""
+
+    spec: JobSpec
+    node: Node
+    task: Task | None
+    workers: int  # of this agent
+    world_size: int
+    node_rank: int
+    nnodes: int
+    host: str
+    pin_mode: str
+    caller: Mapping[str, str]  # the variables that workers would have without ddplaunch
+
+
+def _worker(
+    here: _Here, rank: int, index: int, owned: tuple[Device, ...], cpus: tuple[int, ...], common: Mapping[str, str]
+) -> WorkerPlan:
+    """Return the plan of the worker with this rank, the one at `index` here, from its devices, CPUs and the variables of all."""
+    spec, node, task = here.spec, here.node, here.task
+    local_rank = index if task is None else task.local_rank
+    device, pinned = pin.place(spec, here.pin_mode, owned, node.devices, node.hardware)
+    identity = variables.of_place(
+        rank=rank,
+        local_rank=0 if spec.virtual_local_rank else local_rank,
+        world_size=here.world_size,
+        local_world_size=here.workers if task is None else task.local_world_size,
+        node_rank=here.node_rank,
+        nnodes=here.nnodes,
+        role=spec.role,
+    )
+    return WorkerPlan(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=here.node_rank,
+        host=here.host,
+        argv=_argv(spec, node, local_rank),
+        variables={
+            **common,
+            **pinned,
+            **identity,
+            **_no_debugger(spec, here.caller, rank),
+            "DDPLAUNCH_DEVICE": device,
+        },
+        device=device,
+        devices=tuple(device.uuid or str(device) for device in owned),
+        cpus=cpus,
+        terminal=_has_terminal(spec, node, rank, here.world_size),
+        stdin=rank == 0 and spec.debug_rank is None and not spec.debug_on_error,
     )
 
 
