@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
-from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
 from ddplaunch.control.frames import LIMIT
-from ddplaunch.control.questions import MAX_WORKERS, Answer, AskStatus, NoAnswer, NodeStatus, Question, WorkerStatus
+from ddplaunch.control.questions import (
+    MAX_WORKERS,
+    Answer,
+    AskArrivals,
+    AskStacks,
+    AskStatus,
+    NoAnswer,
+    NodeArrivals,
+    NodeStatus,
+    Question,
+    WorkerStatus,
+)
 from ddplaunch.control.requests import encode
-from ddplaunch.control.stack_answers import AskStacks
 from ddplaunch.fields import line
 from ddplaunch.plan import Plan, WorkerPlan
 from ddplaunch.process.usage import usage

@@ -16,7 +16,7 @@ from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 
 if TYPE_CHECKING:
-    from ddplaunch.control.arrival_answers import NodeArrivals
+    from ddplaunch.control.questions import NodeArrivals
     from ddplaunch.process.ask import Asked
 
 T = TypeVar("T")

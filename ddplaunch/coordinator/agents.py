@@ -1,4 +1,4 @@
-"""The agents of the other nodes, as the coordinator reaches them: messages become events of the job, orders become messages.
+"""The agents of the other nodes, as the coordinator reaches them: what they have in common, their reports, the orders to them.
 
 Keeps which connections are those of agents, and which only watch. Decides nothing about the job.
 """
@@ -6,6 +6,7 @@ Keeps which connections are those of agents, and which only watch. Decides nothi
 from __future__ import annotations
 
 import selectors
+from collections import Counter
 from collections.abc import Callable, Sequence
 from signal import SIGTERM
 from typing import TYPE_CHECKING
@@ -17,9 +18,9 @@ from ddplaunch.control.questions import Answered, Ask, NoAnswer, StacksAtEnd
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
 from ddplaunch.coordinator.coordinator import Coordinator
-from ddplaunch.coordinator.hello import common_backend, member_of, reached_as
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport
-from ddplaunch.coordinator.own_workers import speaks_for_others, why_refused, why_too_much
+from ddplaunch.coordinator.messages import Hello
+from ddplaunch.coordinator.trust import speaks_for_others, why_refused, why_too_much
 from ddplaunch.plan import Agreed, Seat, seat_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.process import clock
@@ -30,6 +31,7 @@ from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import OrderToAll
+
 
 _NO_MEMBER = -1  # no member's id
 _HELLOS = 10  # of each node in one job, and at least _LEAST_HELLOS in all: each is logged
@@ -272,3 +274,40 @@ def _has_scontrol() -> bool:
     import shutil  # few jobs need it
 
     return shutil.which("scontrol") is not None
+
+
+# --- what follows from the hellos of all agents
+
+
+def member_of(id: int, hello: Hello) -> Member:
+    """Return the member that has sent this, with what all have to agree on."""
+    facts = hello.facts
+    return Member(
+        id=id,
+        host=hello.seat.host,
+        workers=hello.seat.workers,
+        wanted=hello.place,
+        agreed=(
+            ("ddplaunch", facts.ddplaunch),
+            ("Python", facts.python),
+            ("torch", facts.torch),
+            ("the program", facts.script),
+            ("--nnodes", facts.nnodes),
+        ),
+    )
+
+
+def reached_as(hellos: Sequence[Hello]) -> str:
+    """Return the address under which most have reached the coordinator."""
+    return Counter(hello.reached for hello in hellos).most_common(1)[0][0]
+
+
+def common_backend(hellos: Sequence[Hello]) -> tuple[str, str]:
+    """Return the backend that all nodes can use, and why."""
+    found: dict[str, str] = {}
+    for hello in hellos:
+        found.setdefault(hello.backend, hello.seat.host)
+    if len(found) == 1:
+        return hellos[0].backend, hellos[0].backend_reason
+    differing = ", ".join(f"{backend} on {host}" for backend, host in found.items())
+    return "gloo", f"the nodes differ: {differing}"

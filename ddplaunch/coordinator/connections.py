@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from socket import socket
 
@@ -14,10 +14,46 @@ from ddplaunch.control.handshake import Key
 from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.heartbeat import Heartbeat
 from ddplaunch.fields import Malformed
 from ddplaunch.process.clock import paused
 from ddplaunch.supervise.deadline import soonest
+
+_KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
+
+
+class Heartbeat:
+    """Counts pings without an answer, and measures the offset between two clocks as NTP does."""
+
+    def __init__(self) -> None:
+        self.unanswered = 0
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # (round trip, offset), seconds
+
+    def ping_sent(self) -> None:
+        """Note that a ping is sent."""
+        self.unanswered += 1
+
+    def received(self) -> None:
+        """Note that a message has arrived."""
+        self.unanswered = 0
+
+    def pong_received(self, sent: float, at: float, now: float) -> None:
+        """Take a pong: the ping was sent at `sent` and answered at `at` by the other clock, the pong arrived at `now`."""
+        if sent <= now:
+            self._samples.append((now - sent, (sent + now) / 2 - at))
+
+    @property
+    def offset(self) -> float:
+        """What has to be added to the other clock's times to get ours, in seconds; right to half a round trip."""
+        if not self._samples:
+            return 0.0
+        trip, offset = min(self._samples)
+        return 0.0 if abs(offset) <= trip / 2 else offset  # if they may be one clock, as on one host, they are
+
+    @property
+    def error(self) -> float:
+        """How many seconds the offset may be wrong by; 0.0 if it is taken for one clock."""
+        return min(self._samples)[0] / 2 if self._samples and self.offset else 0.0
+
 
 _PINGS = 256  # in one turn of the loop: what else there is does not wait for thousands
 _NODES_PER_BEAT = 2000  # for so many more nodes, one more second from ping to ping

@@ -13,7 +13,7 @@ from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd
-from ddplaunch.coordinator.sequence import OrderSequence
+from ddplaunch.coordinator.trust import OrderSequence
 from ddplaunch.fields import Malformed
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.clock import PROCESS_CLOCK, paused

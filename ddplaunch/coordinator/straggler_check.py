@@ -15,8 +15,7 @@ from ddplaunch.errors import expendable
 from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
-    from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
-    from ddplaunch.control.questions import Answer
+    from ddplaunch.control.questions import Answer, AskArrivals, NodeArrivals
     from ddplaunch.coordinator.questions import Asker
     from ddplaunch.process.apart import AskApart
     from ddplaunch.supervise.job import Member
@@ -84,7 +83,7 @@ class StragglerCheck:
         self._warn(f"warning: stragglers are no longer looked for: {why}")
 
     def _read(self, members: Mapping[int, Member]) -> None:
-        from ddplaunch.control.arrival_answers import AskArrivals
+        from ddplaunch.control.questions import AskArrivals
         from ddplaunch.coordinator.questions import Asker
 
         reading, history, several = _Reading(self._clock), self._history, len(members) > 1
@@ -169,7 +168,7 @@ class _Reading:
 
     def take(self, member: Member, answer: Answer) -> None:
         """Take the answer of a node."""
-        from ddplaunch.control.arrival_answers import NodeArrivals
+        from ddplaunch.control.questions import NodeArrivals
 
         if isinstance(answer, NodeArrivals) and (clock := self._clock(member, answer.wall)) is not None:
             self._answers.append((answer, clock))

@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddplaunch.control.questions import NoAnswer
+from ddplaunch.control.questions import AskStacks, NoAnswer, NodeStacks
 from ddplaunch.control.requests import NodeReply
-from ddplaunch.control.stack_answers import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from msgspec.structs import asdict
 
-from ddplaunch.control.arrival_answers import MAX_ENTRIES, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
+from ddplaunch.control.questions import MAX_ENTRIES, MAX_MEMBERS, MAX_SERIES, MAX_SETS, NodeArrivals, SentArrivals
 from ddplaunch.fields import duration, number, piece, size
 from ddplaunch.plan.ranks import compress
 from ddplaunch.stacks.arrivals import Arrivals, arrivals

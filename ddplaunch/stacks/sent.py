@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec.structs import asdict
 
-from ddplaunch.control.questions import StacksAtEnd
-from ddplaunch.control.stack_answers import (
+from ddplaunch.control.questions import (
     MAX_CALLS,
     MAX_FRAMES,
     MAX_GROUPS,
@@ -27,6 +26,7 @@ from ddplaunch.control.stack_answers import (
     SentGroup,
     SentProcess,
     SentThread,
+    StacksAtEnd,
 )
 from ddplaunch.fields import line, number, piece, size, text
 from ddplaunch.stacks import Call, Group, Sample, Thread

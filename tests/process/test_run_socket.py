@@ -16,8 +16,7 @@ import pytest
 from ddplaunch.agent.clients import MAX_CLIENTS
 from ddplaunch.control import requests
 from ddplaunch.control.frames import LIMIT, Decoder, pack
-from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
-from ddplaunch.control.stack_answers import AskStacks
+from ddplaunch.control.questions import AskStacks, AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.start import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.report import run_socket

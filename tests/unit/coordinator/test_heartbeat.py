@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.coordinator.heartbeat import Heartbeat
+from ddplaunch.coordinator.connections import Heartbeat
 
 
 def test_questions_without_an_answer_are_counted_and_any_sign_of_life_forgives_them() -> None:

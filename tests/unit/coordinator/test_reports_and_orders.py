@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.control.questions import Answered, Ask, AskStatus, Forget, NodeStatus, StacksAtEnd, WorkerStatus
-from ddplaunch.control.stack_answers import NodeStacks, SentProcess
+from ddplaunch.control.questions import (
+    Answered,
+    Ask,
+    AskStatus,
+    Forget,
+    NodeStacks,
+    NodeStatus,
+    SentProcess,
+    StacksAtEnd,
+    WorkerStatus,
+)
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.fields import Malformed

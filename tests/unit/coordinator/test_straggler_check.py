@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.control.arrival_answers import AskArrivals, NodeArrivals
-from ddplaunch.control.questions import Answered, NoAnswer
+from ddplaunch.control.questions import Answered, AskArrivals, NoAnswer, NodeArrivals
 from ddplaunch.coordinator.messages import encode, for_coordinator
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.coordinator.straggler_check import StragglerCheck

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.control.arrival_answers import MAX_ENTRIES, NodeArrivals, SentArrivals
-from ddplaunch.control.questions import Answer, NoAnswer, NodeStatus, WorkerStatus
-from ddplaunch.control.stack_answers import NodeStacks, SentProcess
-from ddplaunch.coordinator.own_workers import why_refused
+from ddplaunch.control.questions import (
+    MAX_ENTRIES,
+    Answer,
+    NoAnswer,
+    NodeArrivals,
+    NodeStacks,
+    NodeStatus,
+    SentArrivals,
+    SentProcess,
+    WorkerStatus,
+)
+from ddplaunch.coordinator.trust import why_refused
 
 OWN, SEATS, WORLD = range(2, 4), 2, 8
 NOT_OWN = "speaks of workers that are not its own"

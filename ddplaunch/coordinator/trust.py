@@ -1,17 +1,21 @@
-"""Whether an agent speaks of its own workers only, and of no more than so many workers can have. Pure.
+"""What each side believes of the other. Pure.
 
 An agent with the secret may lie about its own workers, and about no others. The bounds follow from how many workers it has and
-how many the job has, and are checked before any work is done with what was sent.
+how many the job has, and are checked before any work is done with what was sent. Node 0 may order an agent to do its own part,
+and no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.control.arrival_answers import MAX_ENTRIES, NodeArrivals
-from ddplaunch.control.questions import Answer, NodeStatus, StacksAtEnd
-from ddplaunch.control.stack_answers import NodeStacks
-from ddplaunch.coordinator.link import NodeEnd
+from ddplaunch.control.questions import MAX_ENTRIES, Answer, NodeArrivals, NodeStacks, NodeStatus, StacksAtEnd
+from ddplaunch.coordinator.link import Generation, NodeEnd
+from ddplaunch.coordinator.messages import Hello, ToAgent, Watch
+from ddplaunch.fields import Malformed
+
+# --- reports: those of an agent are about its own workers, and no more than these can have
+
 
 _MAX_PROCESSES = 65  # of a worker: itself, and what `stacks.take` asks at most of what it has started
 _MAX_SERIES = 128  # of a worker: process groups
@@ -58,3 +62,40 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
     if any(len(ranks) > world_size or max(ranks, default=0) >= world_size for ranks in found.members):
         return "has process groups of more ranks than the job has"
     return ""
+
+
+# --- orders: those that fit what an agent has said of itself, in their order
+
+
+class OrderSequence:
+    """What has been said and ordered so far."""
+
+    def __init__(self, hello: Hello | Watch) -> None:
+        self._hello = hello
+        self._generation = -1  # the latest
+        self._runs = False  # its end was not reported yet
+
+    def ended(self) -> None:
+        """Note that the end of the generation was reported."""
+        self._runs = False
+
+    def check(self, message: ToAgent) -> None:
+        """Take the next message.
+
+        Raises:
+            Malformed: it begins what this agent cannot begin.
+        """
+        if not isinstance(message, Generation):
+            return
+        agreed, hello = message.agreed, self._hello
+        if agreed is None:
+            raise Malformed("begins workers without saying which")
+        if not isinstance(hello, Hello):
+            raise Malformed("begins workers where there are none")
+        if len(agreed.ranks) != hello.seat.workers:
+            raise Malformed(f"place {agreed.place} has another number of workers")
+        if hello.place is not None and hello.place < agreed.nnodes and agreed.place != hello.place:
+            raise Malformed(f"place {agreed.place} for node rank {hello.place}")
+        if self._runs or message.number <= self._generation:
+            raise Malformed(f"generation {message.number} after {self._generation}")
+        self._generation, self._runs = message.number, True

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.coordinator.link import Forward, Generation
 from ddplaunch.coordinator.messages import Hello, NodeFacts, Ping, Watch
-from ddplaunch.coordinator.sequence import OrderSequence
+from ddplaunch.coordinator.trust import OrderSequence
 from ddplaunch.fields import Malformed
 from ddplaunch.plan import Agreed, Seat, SeatRun
 from ddplaunch.supervise.node import KillOrdered, StopOrdered
