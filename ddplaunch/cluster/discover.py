@@ -49,9 +49,7 @@ def discover(spec: JobSpec, env: Mapping[str, str], hostname: str, *, read: Call
 def _find(facts: ClusterFacts) -> Allocation:
     spec = facts.spec
     if spec.simulate:
-        from ddplaunch.cluster import simulate
-
-        return simulate.allocate(spec)
+        return local.simulated(spec)
     if spec.standalone or spec.cluster == "local":
         return local.discover(spec, facts.hostname)
     if spec.cluster:

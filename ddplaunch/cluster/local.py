@@ -1,10 +1,10 @@
-"""This machine alone, where no cluster is found. Resolves nothing; the host name is an argument."""
+"""This machine alone, where no cluster is found, or several simulated nodes on it. The host name is an argument."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.cluster import Allocation, checks
+from ddplaunch.cluster import Allocation, checks, endpoints
 from ddplaunch.cluster.endpoints import LOOPBACK, of_workers
 from ddplaunch.errors import LaunchError
 from ddplaunch.spec import JobSpec
@@ -54,4 +54,25 @@ def alone(
         endpoint=of_workers(spec, asked=asked, address=(LOOPBACK, "a single node")),
         nproc_per_node=nproc_per_node,
         notes=(*notes, *unused),
+    )
+
+
+# --- simulated nodes, each with an agent and an address of its own: a job to debug
+
+
+def simulated(spec: JobSpec) -> Allocation:
+    """Return a job as many nodes as it asks for."""
+    from ddplaunch.cluster.hostlist import Host  # one node needs none of it
+
+    checks.refuse_host_filters(spec, "simulated nodes are on this machine")
+    max_nodes = spec.nnodes[1]
+    nodes = tuple(Host(name=f"node-{index}") for index in range(max_nodes))
+    return Allocation(
+        cluster="local",
+        nnodes=spec.nnodes,
+        hosts=tuple(node.name for node in nodes),
+        endpoint=endpoints.of_workers(spec, address=(endpoints.LOOPBACK, "all nodes are on this machine")),
+        start=nodes,
+        starter="simulate",
+        notes=tuple(checks.endpoint_unused(spec, "ddplaunch chooses the endpoint of simulated nodes")),
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ddplaunch.devices import Device, Hardware
+from ddplaunch.devices.choose import listed
 from ddplaunch.devices.sysfs import Root, names, number, read
-from ddplaunch.devices.visible import listed
 
 VARIABLE = "HIP_VISIBLE_DEVICES"
 _NODES = "/sys/class/kfd/kfd/topology/nodes"

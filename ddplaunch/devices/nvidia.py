@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from ddplaunch.devices import Device, Hardware, nvml
+from ddplaunch.devices.choose import listed
 from ddplaunch.devices.nvml import Gpu, Instance
 from ddplaunch.devices.sysfs import Root, exists, names, number, read
-from ddplaunch.devices.visible import listed
 from ddplaunch.errors import LaunchError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"

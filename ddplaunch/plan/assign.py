@@ -1,16 +1,24 @@
-"""How many workers a node has and which accelerators each of them owns. Pure."""
+"""The accelerators of the workers: which each owns and how it is bound to them, and what its torch can do with them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ddplaunch.cluster import Task
+from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.spec import JobSpec
+from ddplaunch.spec import JobSpec, ProgramKind
+
+if TYPE_CHECKING:
+    from ddplaunch.devices.torch_build import TorchBuild
+
+# --- which devices each worker owns
+
 
 Owned = tuple[tuple[Device, ...], ...]
 
@@ -92,3 +100,207 @@ def sharing_workers(task: Task, hardware: Hardware, devices: Sequence[Device]) -
     if len(devices) < 2:
         return ((),) * task.local_world_size
     return tuple(of_task(replace(task, local_rank=rank), devices)[0] for rank in range(task.local_world_size))
+
+
+# --- how a worker is bound to its devices, and their names inside it; `worker/torch_settings.py` binds it
+
+
+_ONE_INSTANCE = "CUDA shows a process no more than one MIG instance"  # CUDA programming guide
+
+
+def choose_pin(spec: JobSpec, owned: Owned) -> tuple[str, str]:
+    """Return "device", "visible" or "none" and the reason.
+
+    Raises:
+        LaunchError: --pin device where it cannot work.
+    """
+    devices = {device for own in owned for device in own}
+    mig = any(device.is_mig for device in devices)
+    command = spec.program.kind is ProgramKind.COMMAND
+    if spec.virtual_local_rank:
+        return "visible", spec.origin("virtual_local_rank")
+    if spec.pin == "device" and command:
+        raise LaunchError(
+            f"{spec.asked('pin', spec.pin)}: it works inside python, but --no-python runs a command",
+            hint="--pin visible",
+        )
+    if spec.pin == "device" and mig and len(devices) > 1:
+        raise LaunchError(f"{spec.asked('pin', spec.pin)}: {_ONE_INSTANCE}", hint="--pin visible")
+    if spec.pin:
+        return spec.pin, spec.origin("pin")
+    if any(len(own) > 1 for own in owned):
+        return "visible", "each worker has several devices"  # these can be handed over only as a set
+    if mig:
+        return "visible", _ONE_INSTANCE
+    # a command is most often a wrapper around a Python script that counts on seeing every device
+    return ("none", "default for a command") if command else ("device", "default")
+
+
+def bind_device(
+    spec: JobSpec, pin: str, own: tuple[Device, ...], devices: Sequence[Device], hardware: Hardware
+) -> tuple[str, dict[str, str]]:
+    """Return the name of a worker's device inside the worker, and the variables that bind it.
+
+    `own` are the worker's devices, `devices` those of the job on this node, `hardware` is all that it has.
+    """
+    if not own:
+        return "cpu", {}
+    hidden = hardware.visible_variable
+    if pin == "visible":
+        return f"{own[0].kind}:0", {hidden: ",".join(device.token for device in own)}
+    result = {}
+    index = own[0].index
+    # where CUDA chooses the order of the devices, tokens are UUIDs, and only a list of them makes an index certain
+    if spec.devices is not None or not all(device.token.isdigit() for device in devices):
+        result[hidden] = ",".join(device.token for device in devices)
+        index = devices.index(own[0])
+    mine = f"{own[0].kind}:{index}"
+    if pin == "device":
+        result["DDPLAUNCH_PIN_DEVICE"] = mine
+    return mine, result
+
+
+def pin_notes(spec: JobSpec, pin: str, owned: Owned) -> list[str]:
+    """Warn scripts that take LOCAL_RANK for a device index."""
+    workers = len(owned)
+    devices = len({device for own in owned for device in own})
+    if not devices or spec.virtual_local_rank:
+        return []
+    if pin == "visible" and workers > 1:
+        return ["each worker sees only its own devices, so LOCAL_RANK is not a device index: use DDPLAUNCH_DEVICE"]
+    if pin != "visible" and workers > devices:
+        return [
+            f"{workers} workers on {count(devices, 'device')}: set_device(LOCAL_RANK) fails from local rank "
+            f"{devices} on; use DDPLAUNCH_DEVICE, or --virtual-local-rank"
+        ]
+    return []
+
+
+# --- which process-group backend suits the devices
+
+
+def choose_backend(owned: Sequence[Sequence[Device]], build: TorchBuild | None) -> tuple[str, str]:
+    """Return the backend that `auto` stands for and the reason.
+
+    `owned[i]` are the devices of local worker i; `build` is what the workers' torch was built with, None if unknown.
+    """
+    gpus = [{_gpu(device) for device in own} for own in owned]
+    different = len(set().union(*gpus))
+    if not different:
+        return "gloo", "no accelerator"
+    if not all(owned):
+        return "gloo", "some workers have no accelerator"
+    kind = owned[0][0].kind
+    if build is not None and (missing := cannot_use(build, kind)):
+        return "gloo", missing
+    if sum(map(len, gpus)) > different:
+        sharing = f"{len(owned)} workers share {count(different, 'GPU' if kind == 'cuda' else 'device')}"
+        return "gloo", f"{sharing}, which NCCL refuses" if kind == "cuda" else sharing
+    if kind == "xpu":
+        return "xccl", "every worker has an Intel GPU of its own"
+    if build is not None and not build.nccl:
+        return "gloo", f"torch {build.version} was built without NCCL"
+    return "nccl", "every worker has a GPU of its own"
+
+
+def cannot_use(build: TorchBuild, kind: str) -> str | None:
+    """Return the reason why a torch that was built so cannot use devices of this kind; None if it can."""
+    if not (build.cuda or build.hip or build.xpu):
+        return f"torch {build.version} is a CPU build"
+    if not (build.xpu if kind == "xpu" else build.cuda or build.hip):
+        return f"torch {build.version} is a build for other accelerators"
+    return None
+
+
+def _gpu(device: Device) -> str:
+    """What NCCL takes for the device: it sees only the GPU behind a MIG instance (issue 1716 of NVIDIA/nccl)."""
+    return device.pci or device.token if device.is_mig else device.token
+
+
+# --- whether the workers can use the devices that the job was granted, or that its backend needs
+
+
+_ON_CPUS = "to train on the CPUs all the same: --devices cpu"
+
+
+def check_granted(spec: JobSpec, allocation: Allocation, node: Node, owned: Owned) -> str:
+    """Return a warning if the job asks for no accelerator, but was granted some that cannot be used; "" if all is well.
+
+    Raises:
+        LaunchError: it does not ask for the CPUs, so that it would train there unnoticed; or its backend needs devices.
+    """
+    why = _why_unusable(spec, node)
+    if spec.backend in ("nccl", "xccl") and (why or not all(owned)):
+        reason = why or f"there is no accelerator for {'some workers' if any(owned) else 'the workers'}"
+        raise LaunchError(f"{spec.asked('backend', spec.backend)}: {reason}", hint="--backend gloo")
+    granted = node.hardware.granted
+    if not granted or not why:
+        return ""
+    text = why if granted in why else f"{why}, although {granted}"
+    if not _asks_for_cpus(spec, allocation):
+        install = "install a torch that is built for these devices; " if node.hardware.devices else ""
+        raise LaunchError(text, hint=install + _ON_CPUS)
+    return text
+
+
+def _asks_for_cpus(spec: JobSpec, allocation: Allocation) -> bool:
+    """Whether the user has said how many workers there are, or what they use, so that it depends on no accelerator."""
+    workers = allocation.nproc_per_node if spec.nproc_per_node is None else spec.nproc_per_node
+    return isinstance(workers, int) or workers == "cpu" or spec.devices == ("cpu",) or spec.backend != "auto"
+
+
+def _why_unusable(spec: JobSpec, node: Node) -> str | None:
+    """Why workers cannot use accelerators here, "torch 2.13.0+cpu is a CPU build"; None if they can."""
+    found = node.hardware.devices
+    if not found:
+        return node.hardware.notes[0] if node.hardware.notes else _why_none(node)
+    # a command may bring another torch, as a container does
+    if node.build is None or spec.program.kind is ProgramKind.COMMAND:
+        return None
+    if why := cannot_use(node.build, found[0].kind):
+        return why
+    lacks_nccl = spec.backend == "nccl" and not node.build.nccl
+    return f"torch {node.build.version} was built without NCCL" if lacks_nccl else None
+
+
+def _why_none(node: Node) -> str:
+    source = node.hardware.device_source
+    return "this node has no accelerator" if source == "none found" else source
+
+
+# --- NVIDIA's MPS: which workers share a GPU, and how much of it each may use
+
+
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+def check_mps(spec: JobSpec, owned: Owned, control: str | None, *, started_per_rank: bool) -> None:
+    """Refuse what cannot work; `control` is the path of NVIDIA's command.
+
+    Raises:
+        LaunchError: there is no NVIDIA GPU, no such command, or no agent that serves all workers of the node.
+    """
+    asked = spec.origin("mps")
+    if not all(own and own[0].kind == "cuda" for own in owned):
+        raise LaunchError(f"{asked}: the workers have no NVIDIA GPU to share", hint="leave --mps out")
+    if started_per_rank:
+        raise LaunchError(
+            f"{asked}: a command was started for each rank, but MPS needs one for the whole node",
+            hint="start one command on each node, as `srun --ntasks-per-node=1 ddplaunch --workers-per-gpu 2 ...`",
+        )
+    if control is None:
+        raise LaunchError(
+            f"{asked}: nvidia-cuda-mps-control was not found on PATH",
+            hint="it comes with NVIDIA's driver; in a container mount it, or leave --mps out",
+        )
+
+
+def mps_shares(owned: Owned, caller: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return each worker the variable that limits its part of the GPU, unless the caller has set it.
+
+    What the number limits: "Active Thread Percentage" in NVIDIA's documentation of MPS.
+    """
+    if MPS_SHARE in caller:
+        return [{} for _ in owned]
+    users = Counter(device for own in owned for device in own)
+    return [{MPS_SHARE: str(max(1, 100 // max(users[device] for device in own)))} for own in owned]

@@ -12,7 +12,7 @@ from ddplaunch.cluster import Allocation, Task
 from ddplaunch.devices import Device, Hardware
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import LaunchError, count
-from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, backend, pin, variables
+from ddplaunch.plan import Agreed, Plan, Seat, WorkerPlan, assign, variables
 from ddplaunch.plan.ranks import count_workers, host_of, place_of, ranks_of_all, seats_like
 from ddplaunch.plan.variables import threads
 from ddplaunch.spec import JobSpec, ProgramKind, Streams
@@ -54,7 +54,7 @@ def make_plan(
     _check_debugged_ranks(spec, world_size=ranks[-1].stop)
     node_rank, nnodes = (place, len(seats)) if task is None else (task.node_rank, task.nnodes)
     address = agreed.address if agreed is not None else allocation.endpoint.address or seats[0].host
-    pin_mode, pin_reason = pin.choose(spec, owned)
+    pin_mode, pin_reason = assign.choose_pin(spec, owned)
     caller = {**node.env, **dict(spec.env)}
     cpus = _cpus(spec, task, node, owned)
     omp, threads_reason = threads(spec, cpus.usable, cpus.sharing, caller.get("OMP_NUM_THREADS"))
@@ -116,7 +116,7 @@ def make_plan(
             *node.hardware.notes,
             *_unusable(owned, node.build),
             *cpus.notes,
-            *pin.notes(spec, pin_mode, owned),
+            *assign.pin_notes(spec, pin_mode, owned),
             *([_no_effect(spec, why_fresh)] if why_fresh else []),
         ),
     )
@@ -133,7 +133,7 @@ def _backend(
     if spec.backend != "auto":
         chosen, reason = spec.backend, spec.origin("backend")
     else:
-        chosen, reason = backend.choose(owned, node.build)
+        chosen, reason = assign.choose_backend(owned, node.build)
         if node.shared and chosen in ("nccl", "xccl"):
             chosen, reason = "gloo", "the simulated nodes share their devices, which NCCL refuses"
     if warning := _cannot_use(spec, allocation, node, owned):
@@ -200,7 +200,7 @@ def _worker(
     """Return the plan of the worker with this rank, the one at `index` here, from its devices, CPUs and the variables of all."""
     spec, node, task = here.spec, here.node, here.task
     local_rank = index if task is None else task.local_rank
-    device, pinned = pin.place(spec, here.pin_mode, owned, node.devices, node.hardware)
+    device, pinned = assign.bind_device(spec, here.pin_mode, owned, node.devices, node.hardware)
     identity = variables.of_place(
         rank=rank,
         local_rank=0 if spec.virtual_local_rank else local_rank,
@@ -235,9 +235,7 @@ def _cannot_use(spec: JobSpec, allocation: Allocation, node: Node, owned: assign
     """Return a warning if accelerators that the job was granted cannot be used; "" if none were."""
     if not node.hardware.granted and spec.backend not in ("nccl", "xccl"):
         return ""
-    from ddplaunch.plan import granted  # most jobs find their devices without being granted any
-
-    return granted.check(spec, allocation, node, owned)
+    return assign.check_granted(spec, allocation, node, owned)
 
 
 def _shares(
@@ -246,10 +244,8 @@ def _shares(
     """Return the variables that limit each worker's part of a GPU that several share by MPS."""
     if not spec.mps:
         return [{}] * len(owned)
-    from ddplaunch.plan import mps  # few jobs need it
-
-    mps.check(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
-    return mps.shares(owned, caller)
+    assign.check_mps(spec, owned, node.mps_control, started_per_rank=allocation.task is not None)
+    return assign.mps_shares(owned, caller)
 
 
 def _preload(
@@ -311,7 +307,7 @@ def _devices_reason(spec: JobSpec, owned: assign.Owned, hardware: Hardware) -> s
 
 def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
     """Note that the workers' torch cannot use the devices that they own."""
-    if build is None or not any(owned) or not (why := backend.cannot_use(build, owned[0][0].kind)):
+    if build is None or not any(owned) or not (why := assign.cannot_use(build, owned[0][0].kind)):
         return []
     return [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
 

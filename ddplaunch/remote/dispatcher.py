@@ -18,11 +18,10 @@ from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.console import Console
-from ddplaunch.remote.diagnose import HostError
+from ddplaunch.remote.diagnose import HostError, HostStatuses
 from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL, FrameError
 from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
-from ddplaunch.remote.status import HostStatuses
 from ddplaunch.supervise import node
 from ddplaunch.supervise.deadline import soonest
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import __version__
-from ddplaunch.devices import memory
+from ddplaunch.devices import cgroup
 from ddplaunch.errors import below
 from ddplaunch.plan import Plan
 from ddplaunch.process.clock import Pause
@@ -81,7 +81,7 @@ class Reporter:
         self._has_warned = False
         self._dropped = 0  # bytes reported
         self._pause: Pause | None = None  # reported
-        self._oom_kills_before = memory.oom_kills("/")
+        self._oom_kills_before = cgroup.oom_kills("/")
 
     def use(self, plan: Plan, folder: RunFolder) -> None:
         """Take the plan that is carried out, and the folder that keeps its record."""
@@ -97,11 +97,11 @@ class Reporter:
     @property
     def traces(self) -> Traces:
         """The facts of this node about the end of its workers."""
-        killed = memory.oom_kills("/").since(self._oom_kills_before)
+        killed = cgroup.oom_kills("/").since(self._oom_kills_before)
         return Traces(
             oom_kills=killed.number,
             oom_kills_of_machine=killed.of_machine,
-            shm=memory.shm_size_and_room(),
+            shm=cgroup.shm_size_and_room(),
             log_folder=self._folder.path if self._folder is not None else None,
         )
 

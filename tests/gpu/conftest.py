@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddplaunch.devices import Hardware
-from ddplaunch.devices.probe import probe
+from ddplaunch.devices.node import probe
 from ddplaunch.devices.torch_build import find
 
 

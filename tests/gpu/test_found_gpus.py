@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.devices import Hardware
-from ddplaunch.devices.probe import probe
+from ddplaunch.devices.node import probe
 
 pytestmark = pytest.mark.gpu
 

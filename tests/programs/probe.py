@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ddplaunch.devices.probe import probe
+from ddplaunch.devices.node import probe
 
 found = probe(os.environ, root=sys.argv[1])
 assert "torch" not in sys.modules

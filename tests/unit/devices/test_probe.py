@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.devices import Hardware
+from ddplaunch.devices.node import probe
 from ddplaunch.devices.nvidia import in_proc
-from ddplaunch.devices.probe import probe
 
 SLURM = {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1", "ZE_AFFINITY_MASK": "0,1"}
 

@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from ddplaunch.devices import Device
 from ddplaunch.devices.torch_build import TorchBuild
-from ddplaunch.plan.backend import cannot_use, choose
+from ddplaunch.plan.assign import cannot_use, choose_backend
 
 CUDA = TorchBuild(version="2.13.0+cu130", cuda="13.0", hip=None, xpu=None, nccl=True)
 CPU = TorchBuild(version="2.13.0+cpu", cuda=None, hip=None, xpu=None, nccl=False)
@@ -46,7 +46,7 @@ CHOICES: list[tuple[Owned, TorchBuild | None, str, str]] = [
 
 @pytest.mark.parametrize(("owned", "build", "backend", "reason"), CHOICES)
 def test_the_backend_suits_devices_and_torch(owned: Owned, build: TorchBuild | None, backend: str, reason: str) -> None:
-    assert choose(owned, build) == (backend, reason)
+    assert choose_backend(owned, build) == (backend, reason)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,16 @@ def mig(card: int, instance: int) -> tuple[Device]:
 
 def test_instances_of_one_gpu_share_it() -> None:
     """NCCL knows a MIG instance only by the PCI address of its GPU."""
-    assert choose([mig(0, 0), mig(0, 1), mig(1, 0)], CUDA) == ("gloo", "3 workers share 2 GPUs, which NCCL refuses")
+    assert choose_backend([mig(0, 0), mig(0, 1), mig(1, 0)], CUDA) == (
+        "gloo",
+        "3 workers share 2 GPUs, which NCCL refuses",
+    )
 
 
 def test_instances_of_different_gpus_are_gpus_of_ones_own() -> None:
-    assert choose([mig(0, 0), mig(1, 0)], CUDA)[0] == "nccl"
+    assert choose_backend([mig(0, 0), mig(1, 0)], CUDA)[0] == "nccl"
 
 
 def test_tiles_of_one_intel_gpu_are_devices_of_ones_own() -> None:
     tiles = [(Device(kind="xpu", index=tile, token=f"0.{tile}", pci="0000:11:00.0"),) for tile in range(2)]
-    assert choose(tiles, XPU)[0] == "xccl"
+    assert choose_backend(tiles, XPU)[0] == "xccl"

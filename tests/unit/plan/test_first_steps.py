@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.plan.first_steps import import_torch
+from ddplaunch.plan.start_method import import_torch
 
 TRAINS = """#!/usr/bin/env python
 '''Trains.'''

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.devices import Device
 from ddplaunch.errors import LaunchError
-from ddplaunch.plan.mps import SHARE, check, shares
+from ddplaunch.plan.assign import MPS_SHARE, check_mps, mps_shares
 from ddplaunch.spec import JobSpec, Program, ProgramKind
 
 GPUS = [Device(kind="cuda", index=n, token=str(n)) for n in range(3)]
@@ -13,16 +13,16 @@ SPEC = JobSpec(program=Program(kind=ProgramKind.SCRIPT, target="a.py"), mps=True
 
 def test_each_worker_has_an_equal_part_of_the_gpu_that_it_shares():
     owned = ((GPUS[0],), (GPUS[0],), (GPUS[0],), (GPUS[1],), (GPUS[1],), (GPUS[2],))
-    assert [share[SHARE] for share in shares(owned, {})] == ["33", "33", "33", "50", "50", "100"]
+    assert [share[MPS_SHARE] for share in mps_shares(owned, {})] == ["33", "33", "33", "50", "50", "100"]
 
 
 def test_a_share_that_is_set_stays():
-    assert shares(((GPUS[0],),) * 2, {SHARE: "70"}) == [{}, {}]
+    assert mps_shares(((GPUS[0],),) * 2, {MPS_SHARE: "70"}) == [{}, {}]
 
 
 @given(st.lists(st.sampled_from(GPUS), min_size=1, max_size=300))
 def test_the_parts_of_a_gpu_are_never_more_than_the_whole_unless_each_is_the_least(owners):
-    given = [int(share[SHARE]) for share in shares(tuple((device,) for device in owners), {})]
+    given = [int(share[MPS_SHARE]) for share in mps_shares(tuple((device,) for device in owners), {})]
     for gpu in set(owners):
         of_this = [share for share, owner in zip(given, owners, strict=True) if owner == gpu]
         assert sum(of_this) <= 100 or set(of_this) == {1}
@@ -39,10 +39,10 @@ WRONG = [
 @pytest.mark.parametrize(("owned", "control", "per_rank", "message"), WRONG)
 def test_what_cannot_work_is_refused(owned, control, per_rank, message):
     with pytest.raises(LaunchError) as raised:
-        check(SPEC, owned, control, started_per_rank=per_rank)
+        check_mps(SPEC, owned, control, started_per_rank=per_rank)
     assert raised.value.message.startswith(message)
     assert raised.value.hint
 
 
 def test_what_can_work_is_not():
-    check(SPEC, ((GPUS[0],), (GPUS[0],)), "/usr/bin/mps", started_per_rank=False)
+    check_mps(SPEC, ((GPUS[0],), (GPUS[0],)), "/usr/bin/mps", started_per_rank=False)

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.devices import Device, Hardware
-from ddplaunch.plan import pin
-from ddplaunch.plan.assign import Owned
+from ddplaunch.plan.assign import Owned, bind_device, choose_pin, pin_notes
 from ddplaunch.spec import JobSpec, ProgramKind
 from tests.unit.builders import refusal, spec
 
@@ -39,7 +38,7 @@ HOW: list[tuple[JobSpec, Owned, tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("asked", "owned", "how"), HOW)
 def test_how_workers_are_bound_depends_on_program_and_devices(asked, owned, how):
-    assert pin.choose(asked, owned) == how
+    assert choose_pin(asked, owned) == how
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_how_workers_are_bound_depends_on_program_and_devices(asked, owned, how)
     ],
 )
 def test_a_way_that_cannot_work_is_refused(asked: JobSpec, owned: Owned, message: str) -> None:
-    assert refusal(lambda: pin.choose(asked, owned)) == (message, "--pin visible")
+    assert refusal(lambda: choose_pin(asked, owned)) == (message, "--pin visible")
 
 
 def gpu(index: int, token: str) -> Device:
@@ -58,7 +57,7 @@ def gpu(index: int, token: str) -> Device:
 
 
 def place(how: str, own: tuple[Device, ...], there: tuple[Device, ...], **fields: Any) -> tuple[str, dict[str, str]]:
-    return pin.place(spec(**fields), how, own, there, Hardware(devices=there))
+    return bind_device(spec(**fields), how, own, there, Hardware(devices=there))
 
 
 FOUR = tuple(gpu(n, str(n)) for n in range(4))
@@ -124,7 +123,7 @@ def test_what_a_worker_is_told_leads_cuda_to_its_own_device(outer, count, by_uui
 def test_other_vendors_have_a_variable_of_their_own() -> None:
     tiles = tuple(Device(kind="xpu", index=n, token=str(n)) for n in range(2))
     hardware = Hardware(devices=tiles, visible_variable="ZE_AFFINITY_MASK")
-    assert pin.place(spec(), "visible", tiles[1:], tiles, hardware) == ("xpu:0", {"ZE_AFFINITY_MASK": "1"})
+    assert bind_device(spec(), "visible", tiles[1:], tiles, hardware) == ("xpu:0", {"ZE_AFFINITY_MASK": "1"})
 
 
 @pytest.mark.parametrize(
@@ -157,4 +156,4 @@ def test_other_vendors_have_a_variable_of_their_own() -> None:
     ],
 )
 def test_where_local_rank_is_no_devices_index_this_is_said(how, owned, fields, notes):
-    assert pin.notes(spec(**fields), how, owned) == notes
+    assert pin_notes(spec(**fields), how, owned) == notes

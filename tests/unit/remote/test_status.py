@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.diagnose import HostError
-from ddplaunch.remote.status import HostStatuses
+from ddplaunch.remote.diagnose import HostError, HostStatuses
 
 LOST = HostError("it was lost", None, 122)
 
