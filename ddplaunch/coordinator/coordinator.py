@@ -18,6 +18,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
 from ddplaunch.process import clock
+from ddplaunch.report.closing import Whereabouts
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import job, node
@@ -48,7 +49,7 @@ class Coordinator:
         self._draft = draft
         self._reporter = reporter
         self._ask_apart = ask_apart
-        self._explaining: Asked[tuple[str, list[str]]] | None = None  # where the workers were, the last time
+        self._explaining: Asked[Whereabouts] | None = None  # where the workers were, the last time
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
         self.state, _ = job.begin(policy, clock.now())
         self._own: Link | None = None
@@ -234,20 +235,19 @@ class Coordinator:
         self._report_now()
         question = self._reporter.question(self.state)
 
-        def explained(found: tuple[str, list[str]]) -> None:
-            self._reporter.hang, self._reporter.places = found
+        def explained(found: Whereabouts) -> None:
+            self._reporter.found = found
             if question is None:
                 report(ClusterEnding())
             else:
                 self._asked = self._ask_apart(question, ClusterEnding(), report)
 
-        nothing: tuple[str, list[str]] = ("", [])
         if not self._samples:
-            explained(nothing)
+            explained(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
-        self._explaining = self._ask_apart(explain, nothing, explained, within=_EXPLAINED_WITHIN)
+        self._explaining = self._ask_apart(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
 
     def _report_now(self) -> None:
         """Report what waits to be reported, without what is not known yet."""
@@ -305,11 +305,11 @@ class Coordinator:
             self._agents.connections.close()
 
 
-def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
+def _explain(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
     """Return where workers were when they had to end, and what is wrong if they hang; runs in a child."""
     try:
         from ddplaunch.stacks.hang import describe_end  # most jobs do not fail
 
         return describe_end(samples, cwd, of_hang=of_hang)
     except Exception:  # noqa: BLE001 - its files may be gone, or of another version: the rest is reported without
-        return "", []
+        return Whereabouts()

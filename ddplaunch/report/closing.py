@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from signal import SIGINT, SIGKILL, SIGQUIT
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ddplaunch.errors import MORE_OPEN_FILES, below
-from ddplaunch.report.words import count, duration, signal_name, size, these_ranks
-from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
+from ddplaunch.report.words import count, duration, signal_name, size, these_ranks, tilde
+from ddplaunch.supervise.outcome import StartFailure, Traces, Why, WorkerExit
 
 if TYPE_CHECKING:  # an agent that joins others needs none of it
     from ddplaunch.supervise.job import State
@@ -114,10 +116,28 @@ def render_timeout(timeout: float, exits: Sequence[WorkerExit]) -> str:
     return f"stopped: --timeout of {duration(timeout)} was reached{_ends(exits)}"
 
 
-def render_hang(what: str, lines: Sequence[str], timeout: float, state: State, folder: str | None) -> str:
-    """Write the report of a hang: what is wrong, who is where, what became of the workers."""
+class Whereabouts(Struct, frozen=True, kw_only=True):
+    """Where the workers of all nodes were when they had to end, and for whom they waited."""
+
+    what: str = ""  # is wrong, in a sentence; "": nothing, or that is not known
+    places: tuple[str, ...] = ()  # in sentences, those that others wait for first
+    awaited: tuple[int, ...] = ()  # the ranks that others waited for while they waited in no collective themselves
+
+
+def render_hang(found: Whereabouts, timeout: float, state: State, traces: Mapping[int, Traces], home: str) -> str:
+    """Write the report of a hang: what is wrong, who is where, what became of the workers, where their stacks are.
+
+    Each node keeps the stacks of its workers: those of the node are named whose rank the others wait for.
+    """
+    what, lines = found.what, found.places
     still = f"no worker had moved for {duration(timeout)}"
-    stacks = [f"stacks {folder}/stacks/{state.generation}.txt"] if folder and lines else []
+    keeping = (rank for rank in (*found.awaited, *sorted(traces)) if rank in traces and traces[rank].log_folder)
+    rank = next(keeping, None) if lines else None
+    stacks = []
+    if rank is not None:
+        hosts = {end.rank: end.host for end in state.exits}
+        on = f" on {hosts[rank]}" if rank in hosts and len(state.taking_part) > 1 else ""
+        stacks = [f"stacks {tilde(traces[rank].log_folder or '', home)}/stacks/{state.generation}.txt{on}"]
     stopped = [text] if (text := _ends(state.exits).removeprefix("; ")) else []
     sections = [
         [f"error: the job hangs: {what}   ({still})" if what else f"error: the job hangs: {still}"],

@@ -8,6 +8,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 from ddplaunch.errors import below
 from ddplaunch.report.closing import (
+    Whereabouts,
     ended_with,
     render_finished,
     render_hang,
@@ -21,7 +22,7 @@ from ddplaunch.report.closing import (
 )
 from ddplaunch.report.paint import plain
 from ddplaunch.report.reporter import Reporter
-from ddplaunch.report.words import count, duration, tilde
+from ddplaunch.report.words import count, duration
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import OWN, State
@@ -39,8 +40,7 @@ class JobReporter:
         self._spec = spec
         self.print = reporter.print
         self.cwd = reporter.cwd
-        self.places: list[str] = []  # where workers were when they had to end, in sentences
-        self.hang = ""  # what is wrong with a job that hangs, in a sentence
+        self.found = Whereabouts()  # the workers of the generation that ended
         # the rank that the others waited for until the end
         self.came_last: tuple[str, Mapping[str, object]] | None = None
         self.pace: float | None = None  # steps in a second
@@ -135,7 +135,7 @@ class JobReporter:
         if closing is not None:
             explained = state.why is Why.TIMED_OUT or (state.why is Why.SIGNALLED and state.signum == SIGINT)
             if explained and not state.ended_idle:
-                for place in self.places:
+                for place in self.found.places:
                     self.print(place)
             self._reporter.print_closing(closing)
             return f"ddplaunch: {closing}\n", ending.outcome
@@ -172,9 +172,7 @@ class JobReporter:
     def _failure(self, state: State, traces: Mapping[int, Traces], ending: ClusterEnding, restarts: int) -> str:
         first, start_failure = state.failure, state.start_failure
         if state.why is Why.HUNG:
-            folder = next((found.log_folder for found in traces.values() if found.log_folder), None)
-            shown = None if folder is None else tilde(folder, self._reporter.home)
-            return render_hang(self.hang, self.places, self._spec.hang_timeout or 0.0, state, shown)
+            return render_hang(self.found, self._spec.hang_timeout or 0.0, state, traces, self._reporter.home)
         if start_failure is not None:
             on = f" on {start_failure.host}" if len(state.members) > 1 else ""
             return render_start_failure(f"rank {start_failure.rank}{on}", start_failure)
@@ -207,7 +205,7 @@ class JobReporter:
             paint=self._reporter.paint,
             ended_by=ending.text,
             is_simulated=self._spec.simulate is not None,
-            places=self.places,
+            places=self.found.places,
             master_port=self._reporter.master_port,
             port_given=plan is not None and plan.master_port is not None,
         )

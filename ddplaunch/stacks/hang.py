@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddplaunch.report.closing import Whereabouts
 from ddplaunch.report.words import these_ranks
 from ddplaunch.stacks import Sample
 from ddplaunch.stacks.collectives import at_the_end, awaited, explain
@@ -13,13 +14,13 @@ _MOST = 16  # places that are named
 _MOST_LINES = 80  # of RAS
 
 
-def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> tuple[str, list[str]]:
+def describe_end(samples: Sequence[Sample], cwd: str, *, of_hang: bool) -> Whereabouts:
     """Return what `describe` gives of a job that hangs; of others nothing is wrong but the failure, and who was where."""
-    return describe(samples, cwd) if of_hang else ("", at_the_end(samples, cwd))
+    return describe(samples, cwd) if of_hang else Whereabouts(places=tuple(at_the_end(samples, cwd)))
 
 
-def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
-    """Return in a sentence what is wrong, "" if that is not known, and who is where, those that others wait for first."""
+def describe(samples: Sequence[Sample], cwd: str) -> Whereabouts:
+    """Return where the workers of a job that hangs are, and for whom they wait."""
     workers = [sample for sample in samples if not (sample.child or sample.ended)]
     waits = explain(samples, cwd)
     first, head = awaited(samples)
@@ -34,7 +35,8 @@ def describe(samples: Sequence[Sample], cwd: str) -> tuple[str, list[str]]:
             head = f"{these_ranks(first)} {are} in no collective, {these_ranks(waiting)} {wait} in one"
     groups = sorted(merge(workers), key=lambda group: first.isdisjoint(group.ranks))
     places = (f"{group.who}: {where(group.samples[0], cwd)}" for group in groups[:_MOST])
-    return head, [*places, *waits, *told_by_ras(samples)]
+    told = (*places, *waits, *told_by_ras(samples))
+    return Whereabouts(what=head, places=told, awaited=tuple(sorted(first)))
 
 
 def told_by_ras(samples: Sequence[Sample]) -> list[str]:

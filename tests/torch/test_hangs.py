@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,16 @@ def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates
     assert lines[head + 3].startswith(f"  rank 0: all_reduce, {still}:")
     assert "rank 0: all_reduce" in (job.folder / "stacks" / "0.txt").read_text()
     assert json.loads((job.folder / "summary.json").read_text())["why"] == "hung"
+
+
+def test_the_report_names_the_stacks_that_the_node_of_the_missing_rank_keeps(job, program):
+    options = ("--simulate", "--hang-timeout", "2s", "--grace-period", 1)
+    job.start("--nnodes", 2, "--nproc-per-node", 1, *options, program("torch_still"))
+    result = job.wait().expect(123)
+    stacks = re.search(r"^  stacks (\S+) on (\S+)$", result.err, re.MULTILINE)
+    assert stacks is not None, result.err
+    assert "rank 1: " in Path(stacks[1].replace("~", str(job.home), 1)).read_text()
+    assert stacks[2] == "node-1"
 
 
 def test_a_rank_that_stays_in_the_collective_of_a_hang_is_killed_long_before_the_grace_period_is_over(job, program):

@@ -26,37 +26,39 @@ IN_IT = tuple(at(rank, *WAITING, calls=(call(2),)) for rank in (0, 1))
 
 
 def test_the_rank_that_has_not_come_to_the_collective_is_named_first():
-    head, lines = describe([*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))], "/home/me")
-    assert head == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
-    assert lines[:3] == [
+    found = describe([*IN_IT, at(2, replace(OWN, line=71), calls=(call(1, done=True),))], "/home/me")
+    assert found.what == "rank 2 has not reached broadcast #2 (float32 [4]) of group 0, in which ranks 0-1 wait"
+    assert found.places[:3] == (
         "rank 2: train.py:71 in step",
         "ranks 0-1: broadcast, train.py:88 in step",
         "ranks 0-1 wait in broadcast #2 (float32 [4]) of group 0",
-    ]
+    )
+    assert found.awaited == (2,)
 
 
 def test_a_rank_that_has_ended_is_one_that_does_not_come():
-    head, lines = describe([*IN_IT, at(2, ended=True)], "/home/me")
-    assert head.startswith("rank 2 has not reached broadcast #2")
-    assert lines[0] == "ranks 0-1: broadcast, train.py:88 in step"
-    assert "it has ended" in lines[-1]
+    found = describe([*IN_IT, at(2, ended=True)], "/home/me")
+    assert found.what.startswith("rank 2 has not reached broadcast #2")
+    assert found.places[0] == "ranks 0-1: broadcast, train.py:88 in step"
+    assert "it has ended" in found.places[-1]
 
 
 def test_where_torch_records_nothing_the_stacks_show_who_is_in_a_collective():
-    head, lines = describe([at(0, *WAITING), at(1, *WAITING), at(2, replace(OWN, line=71))], "/home/me")
-    assert head == "rank 2 is in no collective, ranks 0-1 wait in one"
-    assert lines == ["rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step"]
+    found = describe([at(0, *WAITING), at(1, *WAITING), at(2, replace(OWN, line=71))], "/home/me")
+    assert found.what == "rank 2 is in no collective, ranks 0-1 wait in one"
+    assert found.places == ("rank 2: train.py:71 in step", "ranks 0-1: broadcast, train.py:88 in step")
+    assert found.awaited == (2,)
 
 
 def test_ranks_that_disagree_are_what_is_wrong():
     mixed = [at(0, *WAITING, calls=(call(2),)), at(1, *WAITING, calls=(call(2, "all_reduce"),)), IN_IT[0]]
-    head, _ = describe([replace(one, rank=rank) for rank, one in enumerate(mixed)], "/home/me")
-    assert head.startswith("the ranks disagree about collective #2 of group 0: ")
+    found = describe([replace(one, rank=rank) for rank, one in enumerate(mixed)], "/home/me")
+    assert found.what.startswith("the ranks disagree about collective #2 of group 0: ")
 
 
 @pytest.mark.parametrize("samples", [[], [at(0, OWN), at(1, OWN)]], ids=["nobody answered", "none is in a collective"])
 def test_nothing_is_guessed(samples: list[Sample]):
-    assert describe(samples, "/home/me")[0] == ""
+    assert describe(samples, "/home/me").what == ""
 
 
 @pytest.mark.parametrize(
