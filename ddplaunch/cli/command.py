@@ -120,8 +120,6 @@ class Command(click.Command):
                 metavar = names[name].metavar if name in names else None
                 lacks = f"needs a value ({metavar})" if metavar else "takes no value"
                 return LaunchError(f"{name} {lacks}", hint=f"{verb} --help")
-            case click.BadParameter():
-                return LaunchError(error.message, hint=f"{verb} --help")
         return LaunchError(f"{verb} takes {self.takes}", hint=self.hint or f"{verb} --help")
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

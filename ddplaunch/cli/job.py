@@ -137,6 +137,7 @@ class JobCommand(Command):
         program = click.Argument(["program"], nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
         context = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
         super().__init__(*args, params=[*params, *options, program], context_settings=context, **settings)
+        self.own_options = [one for one in params if isinstance(one, click.Option)]
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Write beginnings of flags out, and add the value of each option whose value is optional.
@@ -154,7 +155,7 @@ class JobCommand(Command):
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
             word, following = args[at], args[at + 1 : at + 2]
             if word.partition("=")[0].replace("_", "-") not in known:
-                from ddplaunch.options.names import written_out  # most people type whole names
+                from ddplaunch.cli.mistakes import written_out  # most people type whole names
 
                 try:
                     word = written_out(word, "".join(following))
@@ -191,21 +192,16 @@ class JobCommand(Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return how it is typed."""
-        forms = [f"[{' | '.join(option.opts[0] for option in self._own)}]"] if self._own else []
+        forms = [f"[{' | '.join(option.opts[0] for option in self.own_options)}]"] if self.own_options else []
         return [*forms, "[OPTIONS]", "SCRIPT", "[ARGS]..."]
-
-    @property
-    def _own(self) -> list[click.Option]:
-        """Its options that are not those of a job."""
-        return [one for one in self.params if isinstance(one, click.Option) and not isinstance(one, JobOption)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options used most, or all of them by what they are for."""
         from ddplaunch.cli.main import VERBS
 
         assert isinstance(formatter, Page)
-        if self._own:
-            formatter.rows("Forms", [record for option in self._own if (record := option.get_help_record(ctx))])
+        if self.own_options:
+            formatter.rows("Forms", [record for option in self.own_options if (record := option.get_help_record(ctx))])
             return
         options = {one.option.name: one for one in self.params if isinstance(one, JobOption) and not one.hidden}
         if not ctx.meta.get(FULL_HELP):
