@@ -115,8 +115,8 @@ def test_a_line_number_that_no_file_has_is_put_right_before_it_is_sent(number: i
 
 
 @given(st.text(max_size=30))
-def test_no_path_and_no_device_is_too_odd_to_be_sent(text: str) -> None:
-    (end,) = travel(replace(END, log=text, device=text))
+def test_no_path_no_device_and_no_host_is_too_odd_to_be_sent(text: str) -> None:
+    (end,) = travel(replace(END, log=text, device=text, host=text))
     assert end.log is not None
     assert len(end.log) == len(text)
 
