@@ -89,7 +89,7 @@ class AgentSetup:
         inputs, spec = self.inputs, self.inputs.spec
         plan = self.draft
         if generation.agreed is not None:
-            from ddplaunch.coordinator.plan import agreed_plan  # one node needs none of it
+            from ddplaunch.coordinator.join import agreed_plan  # one node needs none of it
 
             plan = agreed_plan(generation.agreed, generation.port, address, spec, inputs.allocation, inputs.node)
         if self.folder is None:

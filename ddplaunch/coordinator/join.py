@@ -1,4 +1,4 @@
-"""From the options to the agent's link: who is the coordinator, what the key is, what the first message holds."""
+"""From the options to the agent's link: the coordinator, the key, the first message; and to the plan once all have joined."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from ddplaunch.cluster import Allocation, Rendezvous
 from ddplaunch.control.handshake import Key, key
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Link
+from ddplaunch.devices.node import Node
 from ddplaunch.errors import own_imports, write_stderr
 from ddplaunch.fields import host, line
+from ddplaunch.net.addresses import interface_of
 from ddplaunch.options import token
 from ddplaunch.options.node_parsers import write_nnodes
-from ddplaunch.plan import Plan, Seat
+from ddplaunch.plan import Agreed, Plan, Seat
+from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of
 from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
@@ -156,3 +159,23 @@ def _digest(spec: JobSpec) -> str:
     except OSError:
         return ""  # it is gone meanwhile, which its workers tell
     return f"{os.path.basename(spec.program.target)} ({digest.hexdigest()[:12]})"
+
+
+# --- once all have joined
+
+
+def agreed_plan(
+    agreed: Agreed, port: int, address: str | None, spec: JobSpec, allocation: Allocation, node: Node
+) -> Plan:
+    """Make the plan of this node for the generation that begins; `address` is this node's, as the others reach it.
+
+    Raises:
+        LaunchError: what was agreed on does not fit this node.
+    """
+    chosen = interface_of(spec.local_addr) if spec.local_addr else None
+    interface = chosen or (interface_of(address) if address is not None else None)
+    reason = allocation.endpoint.port_reason if allocation.endpoint.port else "reserved on node 0"
+    known = replace(allocation.endpoint, port=port, port_reason=reason)
+    return make_plan(
+        spec, replace(allocation, endpoint=known), node, run_id=agreed.run_id, agreed=agreed, interface=interface
+    )
