@@ -28,6 +28,7 @@ from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.events import Event
+from ddplaunch.report.other_host import job_in_slurm
 from ddplaunch.report.paint import Paint
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.run_folder import LOG_LIMIT, RunFolder, folder_of_run
@@ -167,6 +168,7 @@ class AgentSetup:
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,
             why_ending=inputs.why_ending,
+            slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
         )
 
 

@@ -77,10 +77,9 @@ class JobReporter:
 
     def still(self, seconds: float) -> None:
         """Report that no worker has moved for so long."""
-        run = self._reporter.plan.run_id if self._reporter.plan is not None else ""
         text = (
             f"no worker has printed anything, computed or gone on to another collective for {duration(seconds)}: "
-            f"`ddplaunch stacks {run}` shows where they are"
+            f"`{self._reporter.to_be_typed('stacks')}` shows where they are"
         )
         self._reporter.emit("notice", text=text)
         self.print(text)

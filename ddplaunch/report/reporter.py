@@ -47,12 +47,14 @@ class Reporter:
         reply: Callable[[Mapping[str, Any]], None] | None = None,
         write_last: Callable[[str], None] | None = None,
         why_ending: Callable[[], ClusterEnding] | None = None,
+        slurm_job: str = "",
     ) -> None:
         """Prepare to report; `reports_job` is whether this node reports the job as a whole, as the only or first one does.
 
         `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
         `write_last`, if a command that started the agents prints last, takes what closes the job.
         `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
+        `slurm_job` is the id of the job in Slurm, "" outside of it.
         """
         self.write = write
         self.clock = clock
@@ -70,6 +72,7 @@ class Reporter:
         self._reply = reply
         self._write_last = write if write_last is None else write_last
         self.why_ending = why_ending
+        self._slurm_job = slurm_job
         self._has_terminal = False
         self.job_failure: WorkerExit | StartFailure | None = None  # of several nodes, as the coordinator knows it
         self._left_after: dict[str, Any] | None = None  # what summary.json says of a notice
@@ -143,7 +146,8 @@ class Reporter:
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
             self._kept_plan = plan
-            folder.write("plan.json", {**plan.data(self._origins), "agent_pid": os.getpid()})
+            of_slurm = {"slurm_job": self._slurm_job} if self._slurm_job else {}
+            folder.write("plan.json", {**plan.data(self._origins), "agent_pid": os.getpid(), **of_slurm})
         if not self._is_announced:
             self._is_announced = True
             self.emit(
@@ -182,6 +186,16 @@ class Reporter:
         self.emit("worker_started", rank=rank, pid=pid)
         if self._verbosity > 0:
             self.print(f"rank {rank}{self._on(rank)} is pid {pid}")
+
+    def to_be_typed(self, verb: str) -> str:
+        """Return the line that looks into this run from where its user may be: in Slurm that is mostly on another host."""
+        plan = self.plan
+        run_id = plan.run_id if plan is not None else ""
+        if plan is None or not self._slurm_job:
+            return f"ddplaunch {verb} {run_id}"
+        from ddplaunch.report import other_host  # few jobs need it
+
+        return other_host.line(plan.workers[0].host, self._slurm_job, (verb, run_id))
 
     def _on(self, rank: int) -> str:
         """Name the host of a rank in a job of several nodes."""

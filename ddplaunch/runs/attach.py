@@ -35,7 +35,7 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    chosen = find.choose(env, named, "attach")
+    chosen = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
     name = find.name_of(chosen)
     size = chosen.run.world_size if chosen.run is not None else 0
     if asked is None and size > 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -13,7 +15,8 @@ from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
-from ddplaunch.report import old_runs, run_socket
+from ddplaunch.process.regular_file import read_json
+from ddplaunch.report import old_runs, other_host, run_socket
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
@@ -28,6 +31,12 @@ class Elsewhere(Struct, frozen=True):
     run_id: str
     host: str
     folder: str
+    slurm_job: str = ""  # its id in Slurm; "" for none, or while that is not known
+
+    def line(self, words: Sequence[str]) -> str:
+        """Return the line to be typed here that runs `ddplaunch WORDS` there."""
+        script = os.path.join(os.path.dirname(sys.executable), "ddplaunch")
+        return other_host.line(self.host, self.slurm_job, words, (script,) if os.access(script, os.X_OK) else ())
 
 
 def places(env: Mapping[str, str]) -> Iterator[SocketPlace]:
@@ -76,9 +85,16 @@ def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewh
             with suppress(OSError, ValueError, KeyError, TypeError), open(events, "rb") as file:
                 host = json.loads(file.readline(1 << 16))["host"]
                 if host != socket.gethostname():
-                    found.append(Elsewhere(os.path.basename(folder), str(host), folder))
+                    found.append(Elsewhere(os.path.basename(folder), str(host), folder, _slurm_job(events)))
                 break
     return found
+
+
+def _slurm_job(events: str) -> str:
+    """The id in Slurm of the job whose file of events this is, by the plan beside it."""
+    plan = read_json(f"{os.path.dirname(events)}/plan.json")
+    job = plan.get("slurm_job") if isinstance(plan, dict) else None
+    return job if isinstance(job, str) and job.isdecimal() else ""
 
 
 def name_of(replies: RunReplies) -> str:
@@ -107,8 +123,10 @@ def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
             yield from ((node, worker) for worker in node.answer.workers)
 
 
-def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
+def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> RunReplies:
     """Return the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
+
+    `verb` and `options` are what was typed besides, for hints.
 
     Raises:
         LaunchError: there is none, or it is not clear which.
@@ -120,10 +138,10 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
         if len(here) == 1:
             return here[0]
         if not here:
-            raise _none(env, "none of your jobs runs here", elsewhere(env, here), verb)
-        raise several(f"{len(here)} of your jobs run here", [*map(name_of, here)], verb)
+            raise _none(env, "none of your jobs runs here", elsewhere(env, here), (verb, *options))
+        raise several(f"{len(here)} of your jobs run here", [*map(name_of, here)], verb, *options)
     if os.sep in named:
-        return _by_folder(env, named, here, verb)
+        return _by_folder(env, named, here)
     exact = [replies for replies in here if name_of(replies) == named]
     has_ended = any(os.path.basename(folder) == named for folder in folders(env))
     removed = removed_run(env, named, exactly=True)
@@ -132,17 +150,17 @@ def choose(env: Mapping[str, str], named: str | None, verb: str) -> RunReplies:
     if len(found) == 1:
         return found[0]
     if found:
-        raise several(f"{named} is the beginning of {len(found)} runs", [*map(name_of, found)], verb)
+        raise several(f"{named} is the beginning of {len(found)} runs", [*map(name_of, found)], verb, *options)
     there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
     if has_ended and not there:
         raise LaunchError(f"run {named} has ended", hint=f"`ddplaunch logs {named}` shows its output")
     if not there and (removed := removed_run(env, named)):
         raise removed
     meant = did_you_mean(named, map(name_of, here))
-    raise _none(env, f"there is no run {named} here", there, verb, meant)
+    raise _none(env, f"there is no run {named} here", there, (verb, *options), meant)
 
 
-def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], verb: str) -> RunReplies:
+def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies]) -> RunReplies:
     path = os.path.realpath(named)
     for replies in here:
         if replies.run is not None and replies.run.folder:
@@ -162,9 +180,11 @@ def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies], v
     raise LaunchError(f"no job runs in {named}", hint="`ddplaunch ps` shows what runs")
 
 
-def several(what: str, names: Sequence[str], verb: str) -> LaunchError:
+def several(what: str, names: Sequence[str], verb: str, *options: str) -> LaunchError:
     """Return the error where several runs could be meant."""
-    return LaunchError(f"{what}: {some(names, _SHOWN)}", hint=f"name one: `ddplaunch {verb} {names[-1]}`")
+    return LaunchError(
+        f"{what}: {some(names, _SHOWN)}", hint=f"name one: `{shlex.join(('ddplaunch', verb, names[-1], *options))}`"
+    )
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
@@ -202,13 +222,13 @@ def no_such_ranks(run: str, ranks: Collection[int], world_size: int) -> LaunchEr
 
 
 def _none(
-    env: Mapping[str, str], what: str, there: Sequence[Elsewhere], verb: str, meant: str | None = None
+    env: Mapping[str, str], what: str, there: Sequence[Elsewhere], typed: Sequence[str], meant: str | None = None
 ) -> LaunchError:
     if there:
         run = there[-1]
-        return LaunchError(
-            f"{what}; {run.run_id} runs on {run.host}", hint=f"`ssh {run.host} ddplaunch {verb} {run.run_id}`"
-        )
+        verb, *options = typed
+        line = run.line((verb, run.run_id, *options))
+        return LaunchError(f"{what}; {run.run_id} runs on {run.host}", hint=f"`{line}`")
     if why := run_socket.problem():
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"

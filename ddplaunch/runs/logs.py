@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -35,6 +35,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     since: float | None = None  # seconds since 1970
     yesterday: str = ""  # the time of day that was asked for, which is still to come today
     follow: bool = False
+    typed: tuple[str, ...] = ()  # the options, for hints
 
 
 def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bool, now: float) -> Wanted:
@@ -51,7 +52,10 @@ def wanted(ranks: str | None, pattern: str | None, since: str | None, follow: bo
     # of the spans and dates, which may lie long ago, the user knows
     is_time = since is not None and begins is not None and _TIME_OF_DAY.fullmatch(since)
     is_before = is_time and time.localtime(begins).tm_yday != time.localtime(now).tm_yday
+    values = {"-r": ranks, "--grep": pattern, "--since": since}
+    typed = [word for option, value in values.items() if value is not None for word in (option, value)]
     return Wanted(
+        typed=(*typed, *(["-f"] if follow else [])),
         ranks=find.ranks_meant(ranks),
         pattern=compiled,
         since=begins,
@@ -94,7 +98,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     """
     if want.yesterday:
         say(f"since {want.yesterday} yesterday")
-    folder = _folder(env, named)
+    folder = _folder(env, named, want.typed)
     logs = _chosen(folder, logs_of(folder), want)
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: LogReader(log, want.since) for log in logs}
@@ -166,7 +170,7 @@ def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> Launch
     return LaunchError(f"there is no log of {what} here", hint=here)
 
 
-def _folder(env: Mapping[str, str], named: str | None) -> str:
+def _folder(env: Mapping[str, str], named: str | None, typed: Sequence[str]) -> str:
     """The folder of the run that is meant; without a name, of the latest.
 
     Raises:
@@ -195,7 +199,7 @@ def _folder(env: Mapping[str, str], named: str | None) -> str:
     if len(found) == 1:
         return folders[found[0]]
     if found:
-        raise find.several(f"{named} is the beginning of {len(found)} runs", found, "logs")
+        raise find.several(f"{named} is the beginning of {len(found)} runs", found, "logs", *typed)
     if removed := find.removed_run(env, named):
         raise removed
     meant = did_you_mean(named, folders)

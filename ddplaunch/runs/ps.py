@@ -89,7 +89,7 @@ def _state(worker: WorkerStatus) -> Words:
 
 
 def _render_elsewhere(run: Elsewhere) -> Block:
-    return line((run.run_id, NAME), f": runs on {run.host} (`", (f"ssh {run.host} ddplaunch ps", COMMAND), "`)")
+    return line((run.run_id, NAME), f": runs on {run.host} (`", (run.line(("ps",)), COMMAND), "`)")
 
 
 def _data(replies: RunReplies) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def show(
             "--native needs py-spy, which is not installed here",
             hint="type `pip install py-spy`, or install ddplaunch[native]",
         )
-    chosen = find.choose(env, named, "stacks")
+    given = {"--threads": threads, "--native": native, "--json": as_json}
+    options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]
+    chosen = find.choose(env, named, "stacks", *options)
     name = find.name_of(chosen)
     within = _NATIVE if native else WITHIN
     found = client.ask_all([chosen.place], AskStacks(within, threads, native), within + _ON_THE_WAY)

@@ -1,10 +1,14 @@
 """A job in Slurm is looked into, and stopped, from another step on its first node."""
 
 import json
+import os
 import re
+import shlex
 
 import pytest
 
+from ddplaunch.report import run_socket
+from tests.slurm.cluster import CTL
 from tests.slurm.job import SlurmJob
 from tests.slurm.started import BEHAVE, EACH, NODES, RANKS, batch, one_cluster, ready
 
@@ -29,4 +33,21 @@ def test_all_its_ranks_are_shown_and_stopped_as_by_ctrl_c(job: SlurmJob, way: st
     running.wait()
     assert f"the status is {status[1]}" in running.output()
     assert status[1] in ("130", "143")  # a script may have SIGINT ignored
+    job.nothing_left(10)
+
+
+def test_where_the_home_is_shared_the_hint_on_another_host_runs_as_it_is_typed(job: SlurmJob) -> None:
+    running = batch(job, "a step of its own", BEHAVE, flags=f"--run-id {job.mark}")
+    ready(job, running)
+    own = f"mount -t tmpfs -o mode=700 none {run_socket.runtime_folder(os.getuid())}"  # as each host has a /tmp of its own
+    asks = f"{own} && exec {shlex.join(job.argv('stacks', '-r', '1', '--json'))}"
+    asked = job.wait(command=job.start_on(CTL, "unshare", "--mount", "sh", "-c", asks))
+    hint = re.search(r"hint: `(.*)`", asked.err)
+    assert hint is not None, asked
+    assert "runs on node1\n" in asked.err
+    shown = job.wait(command=job.start_on(CTL, "sh", "-c", hint[1]))
+    assert shown.status == 0, (hint[1], shown)
+    assert {worker["rank"] for worker in json.loads(shown.out)["processes"]} == {1}
+    running.cancel()
+    running.wait()
     job.nothing_left(10)

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,9 @@ RUN = Run(
 )
 
 
+DDPLAUNCH = f"{os.path.dirname(sys.executable)}/ddplaunch"
+
+
 @pytest.fixture
 def env(tmp_path, monkeypatch) -> dict[str, str]:
     """Of a user of whom nothing runs here."""
@@ -52,18 +57,42 @@ def test_a_run_of_another_host_is_named_as_long_as_it_goes_on_there(tmp_path, en
         folder(tmp_path, "over", "gpu08")
         fcntl.flock(held, fcntl.LOCK_EX)
         assert [(run.run_id, run.host) for run in find.elsewhere(env, [])] == [("far", "gpu07")]
-        assert ps.show(env, as_json=False) == "far: runs on gpu07 (`ssh gpu07 ddplaunch ps`)"
+        assert ps.show(env, as_json=False) == f"far: runs on gpu07 (`ssh gpu07 {DDPLAUNCH} ps`)"
         assert json.loads(ps.show(env, as_json=True))[0]["host"] == "gpu07"
         for named in (None, "far", "fa"):
             with pytest.raises(LaunchError) as raised:
                 find.choose(env, named, "stop")
             assert "far runs on gpu07" in raised.value.message
-            assert raised.value.hint == "`ssh gpu07 ddplaunch stop far`"
+            assert raised.value.hint == f"`ssh gpu07 {DDPLAUNCH} stop far`"
     assert ps.show(env, as_json=False) == "none of your jobs runs here"
     with pytest.raises(LaunchError, match="far has ended"):
         find.choose(env, "far", "stop")
     with pytest.raises(LaunchError, match="none of your jobs runs here"):
         find.choose(env, None, "stop")
+
+
+def test_what_to_type_for_a_run_on_another_host_starts_by_itself_there_with_the_options_that_were_typed(tmp_path, env):
+    path = folder(tmp_path, "far", "gpu07")
+    with (path / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for typed, over_ssh, in_slurm in (
+            (("stacks", "-r", "1"), "ssh gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07"),
+            (("attach", "-r", "1"), "ssh -t gpu07", "srun --overlap --jobid 84 -N1 -n1 -w gpu07 --pty"),
+        ):
+            for plan, before in (("{}", over_ssh), ('{"slurm_job": "84"}', in_slurm)):
+                (path / "plan.json").write_text(plan)
+                with pytest.raises(LaunchError) as raised:
+                    find.choose(env, None, *typed)
+                assert raised.value.hint == f"`{before} {DDPLAUNCH} {typed[0]} far -r 1`"
+
+
+@pytest.mark.parametrize("job", [7, "$(id)", None, [], "8\n9"])
+def test_an_id_in_slurm_that_is_none_goes_on_no_command_line(tmp_path, env, job):
+    path = folder(tmp_path, "far", "gpu07")
+    (path / "plan.json").write_text(json.dumps({"slurm_job": job}))
+    with (path / "events.jsonl").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [run.slurm_job for run in find.elsewhere(env, [])] == [""]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\n", b"[]\n", b"{}\n", b'{"host": "x"' + b" " * 100_000])
