@@ -24,7 +24,7 @@ from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.process import clock
 from ddplaunch.report.run_socket import uid_of
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.job import SELF_ID, Member
 
 if TYPE_CHECKING:
     from ddplaunch.agent.debuggers import Debuggers
@@ -87,7 +87,7 @@ class Clients:
         member = _member_of(rank, self._coordinator.state.taking_part)
         if member is None:
             client.refuse(f"it has no rank {rank}")
-        elif member.id != OWN:
+        elif member.id != SELF_ID:
             where = f"node {member.place} ({host_name(member.host)})"
             client.refuse(f"rank {rank} runs on {where}, and a debugger gets only to the ranks of node 0")
         else:

@@ -25,8 +25,8 @@ from ddplaunch.plan import Agreed, Seat, seat_runs
 from ddplaunch.plan.ranks import ranks_of_all
 from ddplaunch.process import clock
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import OWN, Member
-from ddplaunch.supervise.job.seating import why_refused as why_not_seated
+from ddplaunch.supervise.job import SELF_ID, Member
+from ddplaunch.supervise.job.rendezvous import why_refused as why_not_seated
 from ddplaunch.supervise.outcome import Why
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Agents:
 
     def join(self, hello: messages.Hello) -> Member:
         """Take the hello of the coordinator's own agent."""
-        self._hellos[OWN] = hello
-        return member_of(OWN, hello)
+        self._hellos[SELF_ID] = hello
+        return member_of(SELF_ID, hello)
 
     # --- what comes in
 

@@ -23,7 +23,7 @@ from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.deadline import soonest
-from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
@@ -129,7 +129,7 @@ class Coordinator:
                 self.state.policy.straggler_check,
                 ask=self.questions.ask,
                 ask_apart=self._ask_apart,
-                offset=lambda id: (0.0, 0.0) if id == OWN or self._agents is None else self._agents.offset(id),
+                offset=lambda id: (0.0, 0.0) if id == SELF_ID or self._agents is None else self._agents.offset(id),
                 report=self._reporter.straggler,
                 warn=self._reporter.print,
             )
@@ -272,7 +272,7 @@ class Coordinator:
         self._own.take(end)
 
     def _order(self, ids: Sequence[int], order: OrderToAll) -> None:
-        others = [id for id in ids if id != OWN]
+        others = [id for id in ids if id != SELF_ID]
         if self._agents is not None and others:
             self._agents.send(others, order)
         if len(others) < len(ids):

@@ -13,7 +13,7 @@ from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
-from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.job import SELF_ID, Member
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import LinkHandler, Report
@@ -30,7 +30,7 @@ class LocalLink(Link):
 
     def send(self, report: Report) -> None:
         """Report to the coordinator."""
-        self.coordinator.take(OWN, report)
+        self.coordinator.take(SELF_ID, report)
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
@@ -88,5 +88,5 @@ def coordinate_alone(
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
     coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), handler.ask_apart)
     link = LocalLink(handler, coordinator)
-    coordinator.join(link, Member(id=OWN, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
+    coordinator.join(link, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
     return link

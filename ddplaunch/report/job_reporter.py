@@ -25,7 +25,7 @@ from ddplaunch.report.reporter import Reporter
 from ddplaunch.report.words import count, duration
 from ddplaunch.spec import JobSpec
 from ddplaunch.supervise import job
-from ddplaunch.supervise.job import OWN, State
+from ddplaunch.supervise.job import SELF_ID, State
 from ddplaunch.supervise.job.step import OWN_END
 from ddplaunch.supervise.outcome import ClusterEnding, Traces, Why, WorkerExit
 
@@ -56,9 +56,9 @@ class JobReporter:
             return
         match event:
             case job.NodeStill() if after.why is Why.HUNG is not before.why:
-                emit("node_stopping", host=before.members[OWN].host, node_rank=0, why="hung")
+                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="hung")
             case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
-                emit("node_stopping", host=before.members[OWN].host, node_rank=0, why="timed_out")
+                emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")
             case job.Joined(member, _):
                 emit("node_joined", host=member.host, workers=member.workers, node_rank=member.wanted)
             case job.Left(id, reason, _) if id in before.members:

@@ -126,8 +126,8 @@ class Reporter:
                     assert self.plan is not None
                     running = self.plan.world_size - len(before.exits)
                     self.print(render_stopping(signum, before.policy.grace_period, running, self.plan.nnodes))
-            case node.Swept(left, _):
-                self.emit("swept", signal=int(before.swept_with), left=list(left))
+            case node.Swept(left) if before.last_sweep is not None:
+                self.emit("swept", signal=int(before.last_sweep.signum), left=list(left))
 
     def on_action(self, action: node.Action) -> None:
         """Report something that is being done."""

@@ -1,7 +1,7 @@
-"""DECIDE: which worker's end is the root cause. Pure; reads what the workers reported and when, never a log or a clock.
+"""DECIDE: which worker's end is the root cause, and whether a start would fail again. Pure; reads no log and no clock.
 
-A worker whose peer has ended fails too, often before that peer has been reaped. Such failures are recognized by their
-text, so that none is ever reported in place of its cause.
+A worker whose peer has ended fails too, often before the agent has seen the peer's end. Such failures are recognized by
+their text, so that none is ever reported in place of its cause.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
-# Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28. Plain "Connection reset by peer" is not among them: it may as
-# well be the script's own download that broke. Neither is "watchdog thread terminated with exception": the exception
-# may be an illegal memory access of this very worker. Repeats are bounded, so that no text can make the search slow.
-# Before each pattern stands what a text that it fits has in it: that is found in a tenth of the time, and thousands may fail.
+# Texts of torch 1.13 to 2.13 and of NCCL 2.14 to 2.28, each as words that it contains and a pattern that it fits ("": the words
+# are enough). The words are found in a tenth of the time, and thousands of workers may fail. Repeats in patterns are bounded, so
+# that no text can make the search slow. Two texts are not here because they may tell of the worker's own error: plain
+# "Connection reset by peer" (a download of the script?), and "watchdog thread terminated with exception" (an illegal access?).
 _FOLLOWING = (
     # gloo
     ("gloo/transport/", r"gloo/transport/\S{1,99}:\d+\] .{0,199}Connection (?:closed|reset|refused)"),
@@ -48,25 +48,32 @@ _FOLLOWING = (
 _SEARCHED = 8192  # characters at either end of a text
 _NOT_BY_A_STOP = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP)
 
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", *_SYNTAX_ERRORS)
+_RUNPY = ("runpy.py", "<frozen runpy>")  # the files of `python -m`, which fails there if the module cannot be run
+
 
 def first_failure(exits: Sequence[WorkerExit], raised: Mapping[int, WorkerError] | None = None) -> WorkerExit | None:
-    """Pick the worker that ended badly on its own before all others; None if none did.
+    """Return the worker that ended badly on its own before all others; None if none did.
 
-    `raised` has errors by rank that were recorded after the exit was written down, or are not in it for another
-    reason; the exit that is returned carries them. All times must be of one clock.
+    Failures that only follow from others come last, whatever their times. `raised` has errors by rank that `exits` lack; the
+    exit that is returned carries its error. All times must be of one clock.
     """
     errors = raised or {}
     complete = [
         replace(end, error=errors[end.rank]) if end.error is None and end.rank in errors else end for end in exits
     ]
     candidates = [end for end in complete if failed_itself(end) or ended_otherwise(end)]
-    least: dict[int, WorkerExit] = {}  # the first for each doubt
+    uncertain: WorkerExit | None = None  # the first that we had asked to end, but that ended otherwise
+    following: WorkerExit | None = None  # the first that failed by its peers
     for end in sorted(candidates, key=lambda end: (failed_at(end), end.rank)):
-        doubt = _doubt(end)
-        if doubt == 0:  # the texts of those behind it are not searched
-            return end
-        least.setdefault(doubt, end)
-    return least.get(1, least.get(2))
+        if follows(end):
+            following = following or end
+        elif failed_itself(end):
+            return end  # without searching the texts of all later failures
+        else:
+            uncertain = uncertain or end
+    return uncertain or following
 
 
 def failed_itself(end: WorkerExit) -> bool:
@@ -78,12 +85,21 @@ def failed_itself(end: WorkerExit) -> bool:
 
 
 def failed_at(end: WorkerExit) -> float:
-    """When a worker failed: when it raised, if that is known, else when it ended."""
+    """Return when a worker failed: when it raised, if that is known, else when it ended."""
     return end.error.at if end.error and end.error.at is not None else end.at
 
 
+def ended_otherwise(end: WorkerExit) -> bool:
+    """Whether a worker that we asked to end was ended by something else, such as the kernel's SIGKILL.
+
+    A killed process closes its connections before the agent can see its end, and with a GPU that takes a while: its peers may
+    have failed by then, and we have begun to stop all.
+    """
+    return end.stopped_with is not None and end.signal in _NOT_BY_A_STOP and end.signal != end.stopped_with
+
+
 def follows(failure: WorkerExit | WorkerError) -> bool:
-    """Whether a failure is one of those that a worker suffers because another one has ended or hangs."""
+    """Whether a worker failed because another one has ended or hangs, by the text of its failure."""
     if isinstance(failure, WorkerExit) and failure.error is None and failure.signal not in (None, SIGABRT):
         return False  # whatever it printed before, it did not end by an exception
     text = searchable(failure_text(failure))
@@ -91,11 +107,11 @@ def follows(failure: WorkerExit | WorkerError) -> bool:
 
 
 def failure_text(failure: WorkerExit | WorkerError) -> str:
-    """The text of a failure: the exception with all that led to it, else the end of the stderr output."""
+    """Return the text of a failure: the exception with its traceback, else the end of the stderr output."""
     error = failure.error if isinstance(failure, WorkerExit) else failure
     text = f"{error.type}: {error.message}\n{error.traceback}" if error else ""
     if isinstance(failure, WorkerExit) and (error is None or error.type == "SystemExit"):
-        # SystemExit explains little: the reason was printed before
+        # SystemExit explains little: the program printed the reason before
         text += failure.stderr_tail
     return text
 
@@ -112,17 +128,27 @@ def failure_status(first: WorkerExit) -> int:
     return first.code or 1
 
 
-def ended_otherwise(end: WorkerExit) -> bool:
-    """Whether a worker that we asked to end was ended by something else.
+def import_failure(error: WorkerError | None) -> str:
+    """Return the import that failed in the first lines of the program: "ModuleNotFoundError: No module named 'x'"; else "".
 
-    A process that was killed closes its connections before it can be waited for, and with a GPU that takes a while:
-    its peers may have failed, and we have begun to stop all, before it is known to be dead.
+    Such an import fails at the next start as well. Only the program's own first lines count: the outermost line of the traceback
+    is an import there, or cannot be compiled. An import in a function may fail after hours of training.
     """
-    return end.stopped_with is not None and end.signal in _NOT_BY_A_STOP and end.signal != end.stopped_with
+    if error is None or not error.frames:
+        return ""
+    outermost = error.frames[0]
+    file = outermost.file.rpartition("/")[2]
+    if error.type == "SystemExit" and file in _RUNPY:
+        return error.message
+    if error.type not in _IMPORT_ERRORS or outermost.function != "<module>":
+        return ""
+    # SyntaxError names the file that cannot be compiled; if that is the program itself, none of its lines has run
+    is_uncompiled = error.type in _SYNTAX_ERRORS and f"({file}, line {outermost.line})" in error.message
+    is_import = outermost.source.startswith(("import ", "from "))
+    return f"{error.type}: {error.message}" if is_uncompiled or is_import else ""
 
 
-def _doubt(end: WorkerExit) -> int:
-    """Rank a failure by how likely it is the cause of all; 0 is the most likely."""
-    if follows(end):
-        return 2
-    return 0 if failed_itself(end) else 1
+def all_failed_at_same_import(exits: Sequence[WorkerExit]) -> bool:
+    """Whether each worker failed by itself, all at the same import in their first lines."""
+    failures = {import_failure(end.error) if failed_itself(end) else "" for end in exits}
+    return len(failures) == 1 and "" not in failures

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from signal import SIGKILL
+from collections.abc import Iterable
+from signal import SIGKILL, SIGTERM
 
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.supervise.deadline import SHORT_LIFE, pause
-from ddplaunch.supervise.first_failure import failure_status, follows
+from ddplaunch.supervise.first_failure import (
+    all_failed_at_same_import,
+    ended_otherwise,
+    failed_itself,
+    failure_status,
+    follows,
+    import_failure,
+)
 from ddplaunch.supervise.job import actions
 from ddplaunch.supervise.job.state import Phase, State
 from ddplaunch.supervise.outcome import Why, WorkerExit
@@ -16,51 +24,58 @@ from ddplaunch.supervise.outcome import Why, WorkerExit
 Result = tuple[State, tuple[actions.Action, ...]]
 
 MAY_RESTART = (Why.FAILED, Why.HUNG, Why.NODE_LOST, Why.NODE_LEFT, Why.NODE_JOINED)
-NO_HARM = (Why.NODE_LEFT, Why.NODE_JOINED)  # said when all stop
+HARMLESS = (Why.NODE_LEFT, Why.NODE_JOINED)  # reasons of a restart that are no failure: the stop itself was printed
 
 
 def stop(state: State, why: Why, signum: int, at: float, *, but: int | None = None, by_cluster: bool = False) -> Result:
-    """Have the workers of all nodes stop, but for those of the node that does so already."""
-    ids = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != but)
-    stopping = replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None)
-    ended, then = all_ended(stopping, at)
-    return ended, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
+    """Order all nodes to stop their workers, except for the node `but`, which does so already."""
+    ids = tuple(id for id in state.running if id != but)
+    state, then = go_on_if_ended(replace(state, phase=Phase.STOPPING, why=why, signum=signum, notice_at=None), at)
+    return state, (actions.StopNodes(ids, signum, by_cluster), *then) if ids else then
 
 
-def all_ended(state: State, at: float) -> Result:
-    """Go on when nothing is left on any node."""
+def go_on_if_ended(state: State, at: float) -> Result:
+    """Decide what follows once no process of the generation is left on any node."""
     if not state.members.have_ended:
         return state, ()
     if state.phase is Phase.RUNNING:
         return end(replace(state, why=Why.FINISHED))
     if state.phase is not Phase.STOPPING:
         return state, ()
-    late = state.why in (Why.TIMED_OUT, Why.HUNG, *NO_HARM)
-    if late and state.exits and all(exit.stopped_with is None for exit in state.exits):
-        # the time was up, all waited, or a node came or left, while what finished workers had left behind was swept
+    no_failure = state.why in (Why.TIMED_OUT, Why.HUNG, *HARMLESS)
+    if no_failure and state.exits and all(exit.stopped_with is None for exit in state.exits):
+        # the reason to stop came when all workers had ended, while processes that they left behind were being swept
         return end(replace(state, why=Why.FAILED if state.failure else Why.FINISHED))
-    return restart_or_end(state, at)
+    return _restart_or_end(state, at)
 
 
-def restart_or_end(state: State, at: float) -> Result:
-    """Start another generation where one is left and may follow; else end the job."""
+def _restart_or_end(state: State, at: float) -> Result:
+    """Start another generation where that is allowed and may help; else end the job."""
     failure = state.failure
-    if _left_after(state):
+    if _exited_after_notice(state):
         return end(state)
-    if state.why is Why.FAILED and state.lost and state.start_failure is None and (not failure or follows(failure)):
+    only_follows = state.start_failure is None and (failure is None or follows(failure))
+    if state.why is Why.FAILED and state.lost and only_follows:
         state = replace(state, why=Why.NODE_LOST)
     if state.halted or state.start_failure is not None or state.why not in MAY_RESTART:
         return end(state)
-    policy, here = state.policy, len(state.members)
-    counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and here < policy.min_nodes)
-    if counts and (state.restarts == policy.max_restarts or (here < policy.min_nodes and not policy.replaceable)):
+    policy = state.policy
+    too_few = len(state.members) < policy.min_nodes
+    # of an elastic job that has nodes enough a lost one costs no restart
+    counts = state.why in (Why.FAILED, Why.HUNG) or (state.why is Why.NODE_LOST and too_few)
+    if counts and (state.restarts == policy.max_restarts or (too_few and not policy.replaceable)):
         return end(state)
     if failure is not None and (reason := _why_in_vain(state, failure)):
-        ended, then = end(state)
-        return ended, (actions.Print(f"not started again: {reason}"), *then)
+        state, then = end(state)
+        return state, (actions.Print(f"not started again: {reason}"), *then)
+    return _restart(state, failure, at, counts=counts)
+
+
+def _restart(state: State, failure: WorkerExit | None, at: float, *, counts: bool) -> Result:
+    """Pause before the next generation, the longer the more of them failed at once; report the failure of this one."""
     lives = state.short_lives + 1 if at - state.generation_at < SHORT_LIFE else 0
     wait = max(0.0 if state.why is Why.NODE_JOINED else pause(lives), state.regroup_at - at)
-    going_on = replace(
+    state = replace(
         state,
         phase=Phase.PAUSING,
         restarts=state.restarts + counts,
@@ -69,20 +84,18 @@ def restart_or_end(state: State, at: float) -> Result:
         port_deadline=None,
         import_failure=_import_failure(failure) if state.why is Why.FAILED else "",
     )
-    return going_on, () if state.why in NO_HARM else (actions.ReportFailure(wait),)
+    return state, () if state.why in HARMLESS else (actions.ReportFailure(wait),)
 
 
 def _why_in_vain(state: State, failure: WorkerExit) -> str:
     """Return why the next generation would fail as this one did, in a sentence; "" if nothing says so.
 
-    Where other ranks have been stopped before they came that far, one restart shows it: what one rank lacks, as a file that
-    another one was about to write, may be there then.
+    A failed import shows it if all ranks had it, or if it comes again after a restart. Other ranks may have been stopped before
+    they came that far: the file that one rank lacks, and another one was about to write, is there after a restart.
     """
     if state.why is not Why.FAILED or not (found := _import_failure(failure)):
         return ""
-    from ddplaunch.supervise.import_failure import shared_by_all
-
-    if shared_by_all(state.exits):
+    if all_failed_at_same_import(state.exits):
         ranks = "the only rank" if len(state.exits) == 1 else f"all {len(state.exits)} ranks"
         return f"{ranks} failed at the same import in the first lines of the program, as at any further start"
     if found == state.import_failure:
@@ -91,34 +104,21 @@ def _why_in_vain(state: State, failure: WorkerExit) -> str:
 
 
 def _import_failure(failure: WorkerExit | None) -> str:
-    """Return where a worker failed and at which import in its first lines; "" if it was not there."""
-    if failure is None or failure.error is None:
-        return ""
-    from ddplaunch.supervise.import_failure import import_failure  # most jobs do not fail
-
-    found = import_failure(failure.error)
-    return f"{failure.host}: {found}" if found else ""
+    """Return the host of a worker and the import at which it failed in its first lines; "" if it failed elsewhere."""
+    found = import_failure(failure.error) if failure is not None else ""
+    return f"{failure.host}: {found}" if failure is not None and found else ""
 
 
 def end(state: State, error: str = "") -> Result:
     """End the job; `error` says what was wrong, if it is not in the state."""
-    state = replace(state, requeue=_left_after(state))
+    state = replace(state, requeue=_exited_after_notice(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
     return ended, (actions.EndJob(status, error, state.requeue),)
 
 
-def _left_after(state: State) -> int:
-    """Return the notice after which all workers of all nodes have left; 0 if one failed, a node was lost, or none came."""
-    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
-        return 0
-    from ddplaunch.supervise.notice import all_left  # few jobs get a notice
-
-    ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
-    return state.notice if ended and all_left(state.exits, state.notice, state.signum) else 0
-
-
 def _status(state: State) -> int:
+    """Return the exit status of the job."""
     if state.requeue:
         return exitcodes.of_signal(state.requeue)
     match state.why:
@@ -139,3 +139,31 @@ def _status(state: State) -> int:
         case Why.FINISHED:
             return exitcodes.OK
     return exitcodes.NODE_LOST
+
+
+# --- a notice: a signal by which a scheduler or a user announces the end of the job, for which the workers save and exit
+
+
+def _exited_after_notice(state: State) -> int:
+    """Return the notice after which all workers of all nodes exited; 0 if one failed, a node was lost, or none came."""
+    if not state.notice or state.abandoned or state.lost or state.start_failure is not None:
+        return 0
+    has_ended = state.why in (Why.FINISHED, Why.FAILED, Why.SIGNALLED, Why.FRONT_LOST)
+    return state.notice if has_ended and all_exited_after(state.exits, state.notice, state.signum) else 0
+
+
+def all_exited_after(exits: Iterable[WorkerExit], *signals: int) -> bool:
+    """Whether all of these workers exited by one of these signals, SIGTERM or their own choice, and none failed by itself."""
+    noticed = {SIGTERM, *signals} - {0}
+    return not any(_failed_otherwise(end, noticed) for end in exits)
+
+
+def _failed_otherwise(end: WorkerExit, noticed: set[int]) -> bool:
+    """Whether a worker failed, and not by one of the signals `noticed`, nor because another worker had ended."""
+    if end.status == 0 or follows(end):
+        return False
+    # a signal ends a program without a handler; shells and many handlers exit with 128 + its number
+    by_signal = end.signal in noticed or end.code in {exitcodes.of_signal(signum) for signum in noticed}
+    if by_signal and (end.error is None or end.error.type in ("KeyboardInterrupt", "SystemExit")):
+        return False
+    return failed_itself(end) or ended_otherwise(end)

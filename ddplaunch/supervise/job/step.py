@@ -1,4 +1,8 @@
-"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself."""
+"""The decision about the job: a state and an event give the next state and the actions to carry out.
+
+`step` is the table of events. How a generation ends, and what follows, is in `ending`; who may join and what it is told, in
+`rendezvous`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,31 @@ from signal import SIGTERM
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.supervise.job import actions, events, hanging
-from ddplaunch.supervise.job.ending import NO_HARM, Result, all_ended, end, stop
-from ddplaunch.supervise.job.seating import disagreements, hint_to_refused, joined, missing, order, waiting, why_refused
-from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_STILL, OWN, Member, Members, Phase, Policy, State
+from ddplaunch.supervise.job import actions, events, rendezvous
+from ddplaunch.supervise.job.ending import HARMLESS, MAY_RESTART, Result, end, go_on_if_ended, stop
+from ddplaunch.supervise.job.members import SELF_ID, Member, Members
+from ddplaunch.supervise.job.state import NO_EXITS, NO_NODE_IDLE, Phase, Policy, State
 from ddplaunch.supervise.outcome import Why
 
-FIRST_NOTICE = 3.0  # seconds until it is first reported which nodes the job waits for
-NEXT_NOTICE = 30.0  # seconds from one such notice to the next
+FIRST_NOTICE = 3.0  # seconds until it is first printed which nodes the job waits for
+NEXT_NOTICE = 30.0  # seconds from one such line to the next
 PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 _PORT_AGAIN = 0.1  # seconds from one try to the next
+EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
+NOTICED = (
+    300.0  # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
+)
+
+# seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
+# once, and node 0, with which the job ends, may be the last
+REGROUP = 2.0
+
 OWN_END = "its ddplaunch has ended"
 _CUT_OFF = "cut off from the command that started it"  # by ssh or the like
-EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
 
 
 def begin(policy: Policy, at: float) -> Result:
-    """Wait for the agents."""
+    """Return the first state, in which the job waits for the agents."""
     state = State(
         policy=policy,
         rdzv_deadline=at + policy.rdzv_timeout,
@@ -34,47 +46,51 @@ def begin(policy: Policy, at: float) -> Result:
 
 
 def step(state: State, event: events.Event) -> Result:
-    """Return the state after `event` and what is to be done."""
+    """Return the state after `event`, and the actions to carry out."""
     if state.phase is Phase.ENDED:
-        return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),) if isinstance(
-            event, events.Joined
-        ) else ()
+        if isinstance(event, events.Joined):
+            return state, (actions.Refuse(event.member.id, "the job has ended", exitcodes.RENDEZVOUS),)
+        return state, ()
     match event:
+        # members
         case events.Joined(member, at):
-            return _joined(state, member, at)
-        case events.Left(who, reason, at):
-            return _left(state, who, reason, at) if who in state.members else (state, ())
+            return _on_joined(state, member, at)
+        case events.Left(id, reason, at):
+            return _on_left(state, id, reason, at) if id in state.members else (state, ())
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
-        case events.NodeStopping(who, why, signum):
-            return _stopping(_noted(state, signum, why), event) if who in state.members else (state, ())
-        case events.NodeNoticed(who, signum):
-            return (_noted(state, signum), ()) if _is_awaited(state, who) else (state, ())
-        case events.NodeStill(who):
-            return hanging.still(state, event) if _is_awaited(state, who) else (state, ())
-        case events.NodeEscalated(who, signum, _):
-            return _escalated(_noted(state, signum), who, signum)
-        case events.StopRequested(why, signum, at, by_cluster):
-            return _job_stopping(_noted(state, signum, why), why, signum, at, by_cluster=by_cluster)
-        case events.NodeEnded(who, _, _, at):
-            return _node_ended(state, event, at) if _is_awaited(state, who) else (state, ())
+        # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
         case events.PortTaken(at):
-            return _port_taken(state, at), ()
+            return _on_port_taken(state, at), ()
+        case events.NodeStopping(id, why, signum):
+            return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
+        case events.NodeEnded(id):
+            return _on_node_ended(state, event) if _runs(state, id) else (state, ())
+        case events.NodeStill(id):
+            return _on_node_idle(state, event) if _runs(state, id) else (state, ())
+        case events.TimeoutHeld(id, held):
+            return _on_held(state, id, held=held) if _runs(state, id) else (state, ())
+        # the user, or a scheduler
+        case events.NodeNoticed(id, signum):
+            return (_note(state, signum), ()) if _runs(state, id) else (state, ())
+        case events.NodeEscalated(id, signum):
+            return _on_escalated(_note(state, signum), id, signum)
+        case events.StopRequested(why, signum, at, by_cluster):
+            return _stop_job(_note(state, signum, why), why, signum, at, by_cluster=by_cluster)
         case events.JobSuspended(at):
-            return (replace(state, suspended_at=at), ()) if state.suspended_at is None else (state, ())
+            return (replace(state, suspended_at=at) if state.suspended_at is None else state), ()
         case events.JobResumed(at):
-            return _resumed(state, at), ()
-        case events.TimeoutHeld(who, held):
-            return _held(state, who, held=held) if _is_awaited(state, who) else (state, ())
+            return _on_resumed(state, at), ()
+        # time
         case events.DeadlineReached(at):
-            return _deadline(state, at)
+            return _on_deadline(state, at)
 
 
-def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
-    """Remember that the end was announced, or that the user requested it."""
+def _note(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
+    """Remember that a notice announced the end of the job, or that the user stopped it by another signal than SIGTERM."""
     if why is not Why.SIGNALLED:
         return state
     if signum in state.policy.notices:
@@ -82,115 +98,95 @@ def _noted(state: State, signum: int, why: Why = Why.SIGNALLED) -> State:
     return replace(state, abandoned=True) if signum not in (0, SIGTERM) else state
 
 
-def _held(state: State, who: int, *, held: bool) -> Result:
-    """Have the time limits wait for the debugger of a node, or no longer; say once of each other node that they do."""
-    if not held:
-        return replace(state, held=state.held - {who}), ()
-    policy = state.policy
-    limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
-    is_said = who == OWN or who in state.named_as_held or not limits
-    state = replace(state, held=state.held | {who}, named_as_held=state.named_as_held | {who})
-    verb = "wait" if len(limits) > 1 else "waits"
-    word = f"{state.members[who]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
-    return state, () if is_said else (actions.Print(word),)
-
-
-def _is_awaited(state: State, who: int) -> bool:
-    """Whether the end of this generation is yet to come from there."""
-    member = state.members.get(who)
-    return member is not None and member.place is not None and not member.has_ended
+def _runs(state: State, id: int) -> bool:
+    return id in state.members and state.members[id].runs
 
 
 # --- members
 
 
-def _joined(state: State, member: Member, at: float) -> Result:
-    if (reason := why_refused(state, member)) is not None:
-        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, hint_to_refused(state, member)),)
+def _on_joined(state: State, member: Member, at: float) -> Result:
+    """Refuse an agent that cannot take part; start when enough have joined; start again with one that comes later."""
+    if (reason := rendezvous.why_refused(state, member)) is not None:
+        return state, (actions.Refuse(member.id, reason, exitcodes.USAGE, rendezvous.hint_to_refused(state, member)),)
     state = replace(state, members=state.members.with_member(member))
     if state.phase is Phase.RENDEZVOUS:
-        return _start_if_complete(state, at, regrouping=state.generation >= 0)
+        return _start_if_enough(state, at, is_restart=state.generation >= 0)
     if state.phase is Phase.RUNNING and not any(other.has_ended for other in state.members.values()):
-        stopped, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
-        return stopped, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
+        state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
+        return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
 
 
-def _left(state: State, who: int, reason: str, at: float) -> Result:
-    member = state.members[who]
-    state = replace(state, members=state.members.without(who))
+def _on_left(state: State, id: int, reason: str, at: float) -> Result:
+    """Go on without this agent, if the job can: start with the others, or stop what runs and decide then."""
+    member = state.members[id]
+    state = replace(state, members=state.members.without(id))
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING) and state.needs_all:
         named = member if member.wanted is None else replace(member, place=member.wanted)
         return end(replace(state, why=Why.NODE_LOST, lost=(f"{named}: {reason}",), ended_idle=True))
     if state.phase is Phase.RENDEZVOUS:
-        met, then = _start_if_complete(state, at, regrouping=state.generation >= 0)
-        return met, (actions.Print(f"{member.host} has left: {reason}"), *then)
-    if member.place is None or member.has_ended:
-        return all_ended(state, at)
+        state, then = _start_if_enough(state, at, is_restart=state.generation >= 0)
+        return state, (actions.Print(f"{member.host} has left: {reason}"), *then)
+    if not member.runs:
+        return go_on_if_ended(state, at)
     state = replace(state, has_begun=True)  # perhaps: it has not reported whether it had started workers
     if member.is_leaving:
-        return all_ended(state, at)
+        return go_on_if_ended(state, at)
     state = replace(state, lost=(*state.lost, f"{member}: {reason}"))
-    loss = actions.Print(f"{member} is lost: {reason}")
     if state.phase is Phase.RUNNING:
-        stopped, then = stop(state, Why.NODE_LOST, SIGTERM, at)
-        return stopped, (loss, *then)
-    if state.why in NO_HARM:
-        state = replace(state, why=Why.NODE_LOST)
-    ended, then = all_ended(state, at)
-    return ended, (loss, *then)
+        state, then = stop(state, Why.NODE_LOST, SIGTERM, at)
+    else:
+        why = Why.NODE_LOST if state.why in HARMLESS else state.why
+        state, then = go_on_if_ended(replace(state, why=why), at)
+    return state, (actions.Print(f"{member} is lost: {reason}"), *then)
 
 
-def _start_if_complete(state: State, at: float, *, regrouping: bool) -> Result:
-    """Start if enough agents have joined; `regrouping` is no first start, and does not wait for more than these."""
-    number, policy = len(state.members), state.policy
-    if _is_complete(state) or (number >= policy.min_nodes and regrouping):
+def _start_if_enough(state: State, at: float, *, is_restart: bool) -> Result:
+    """Start if enough agents have joined. A first start waits some time for more than `min_nodes`, a restart does not."""
+    has_enough = len(state.members) >= state.policy.min_nodes
+    if _is_complete(state) or (has_enough and is_restart):
         return _start(state, at)
-    deadline = at + policy.last_call if number >= policy.min_nodes else None
-    return replace(state, phase_deadline=deadline), ()
+    return replace(state, phase_deadline=at + state.policy.last_call if has_enough else None), ()
 
 
 def _is_complete(state: State) -> bool:
+    """Whether no further node can join."""
     policy = state.policy
     return len(state.members) >= max(policy.min_nodes, policy.max_nodes - state.given_up)
 
 
 def _start(state: State, at: float) -> Result:
-    seated = order(state.members)
-    generation = state.generation + 1
-    newcomers = any(member.place is None for member in seated)
-    members = Members.of(
-        replace(member, place=place, has_ended=False)
-        for member, place in sorted(((m, p) for p, m in enumerate(seated)), key=lambda pair: pair[0].id)
-    )
+    """Begin the next generation with all members; warn of what differs between them where some are new."""
+    ordered = rendezvous.by_node_rank(state.members)
+    has_newcomers = any(member.place is None for member in ordered)
+    ranked = [replace(member, place=rank, has_ended=False) for rank, member in enumerate(ordered)]
     state = replace(
         state,
         phase=Phase.RUNNING,
-        members=members,
+        phase_deadline=None,
+        members=Members.of(sorted(ranked, key=lambda member: member.id)),
         why=None,
         signum=0,
         suspended_at=None,
-        notice=0,  # these workers have not received it
-        generation=generation,
-        generation_at=at,
-        node_exits=NO_EXITS,
-        still=NO_NODE_STILL,
-        held=frozenset(),
-        named_as_held=frozenset(),
-        lost=(),
-        phase_deadline=None,
         rdzv_deadline=None,
         notice_at=None,
+        generation=state.generation + 1,
+        generation_at=at,
+        node_exits=NO_EXITS,
+        lost=(),
+        notice=0,  # these workers have not received it
+        held=frozenset(),
+        named_as_held=frozenset(),
+        idle=NO_NODE_IDLE,
     )
-    warnings = tuple(map(actions.Print, disagreements(seated))) if newcomers else ()
-    return state, (
-        *warnings,
-        actions.BeginGeneration(generation, tuple(member.id for member in seated), state.restarts),
-    )
+    warnings = tuple(map(actions.Print, rendezvous.disagreements(ordered))) if has_newcomers else ()
+    ids = tuple(member.id for member in ordered)
+    return state, (*warnings, actions.BeginGeneration(state.generation, ids, state.restarts))
 
 
-def _port_taken(state: State, at: float) -> State:
-    """Take the generation back that was to begin, of which no agent knows yet; it is tried again after a pause."""
+def _on_port_taken(state: State, at: float) -> State:
+    """Take back the generation that was to begin, of which no agent knows yet; it begins again after a pause."""
     return replace(
         state,
         phase=Phase.PAUSING,
@@ -204,123 +200,204 @@ def _port_taken(state: State, at: float) -> State:
 # --- the end of a generation
 
 
-def _stopping(state: State, event: events.NodeStopping) -> Result:
-    who, why, signum, at = event.id, event.why, event.signum, event.at
-    leaves = why is Why.FRONT_LOST and who != OWN
-    may_come_back = state.members[who].place is None and who != OWN and not state.needs_all
-    if leaves or may_come_back:
-        # an agent that takes no part yet may come back with other options; one that has lost its front will not
-        left, then = _left(state, who, _CUT_OFF if state.policy.called else OWN_END, at)
-        return left, (*then, actions.Drop(who) if leaves else actions.Release(who, signum))
-    if who != OWN:
-        from ddplaunch.supervise.job import leaving  # one node needs none of it
-
-        if leaving.leaves(state, event):
-            return _leaving(leaving.marked(state, who, at), leaving.announced(state, who), event)
+def _on_node_stopping(state: State, event: events.NodeStopping) -> Result:
+    """Stop all other nodes too, unless the job goes on without this one."""
+    id, why, signum, at = event.id, event.why, event.signum, event.at
+    if id != SELF_ID:
+        takes_no_part = state.members[id].place is None
+        if why is Why.FRONT_LOST or (takes_no_part and not state.needs_all):
+            state, then = _on_left(state, id, _CUT_OFF if state.policy.called else OWN_END, at)
+            # an agent that takes no part yet may come back with other options; one that has lost its front will not
+            return state, (*then, actions.Drop(id) if why is Why.FRONT_LOST else actions.Release(id, signum))
+        if _leaves_job(state, event):
+            return _on_node_leaving(state, event)
     if state.phase is Phase.RUNNING:
-        return stop(state, why, signum or SIGTERM, at, but=who, by_cluster=event.by_cluster)
+        return stop(state, why, signum or SIGTERM, at, but=id, by_cluster=event.by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
     if state.why is Why.NODE_JOINED or (state.why is Why.NODE_LEFT and why is not Why.FAILED):
-        state = replace(state, why=why, signum=signum)  # the workers are being stopped for nothing worse
+        state = replace(state, why=why, signum=signum)  # the workers were being stopped for nothing worse
     return replace(state, halted=state.halted or why is not Why.FAILED), ()
 
 
-def _leaving(state: State, said: str, event: events.NodeStopping) -> Result:
-    """Go on without this node, of which the state knows that it leaves."""
-    who, at, announced = event.id, event.at, actions.Print(said)
-    if not _is_awaited(state, who):
-        left, then = _left(state, who, OWN_END, at)
-        if state.phase is Phase.PAUSING:
-            left = replace(left, phase_deadline=max(left.phase_deadline or at, left.regroup_at))
-        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
-        return left, (*((announced,) if starts_again else ()), *then, actions.Release(who, event.signum))
-    if state.phase is Phase.RUNNING:
-        stopped, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=who)
-        return stopped, (announced, *then)
-    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announced,)
-
-
-def _escalated(state: State, who: int, signum: int) -> Result:
+def _on_escalated(state: State, id: int, signum: int) -> Result:
     """Kill everywhere and end the job; a second SIGTERM to a node that leaves concerns that node alone."""
-    member = state.members.get(who)
+    member = state.members.get(id)
     if member is not None and member.is_leaving:
         if signum == SIGTERM:
             return state, ()
         state = replace(state, why=Why.SIGNALLED, signum=signum)
-    others = tuple(member.id for member in state.taking_part if not member.has_ended and member.id != who)
+    others = tuple(other for other in state.running if other != id)
     return replace(state, halted=True), (actions.KillNodes(others),) if others else ()
 
 
-def _job_stopping(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
+def _stop_job(state: State, why: Why, signum: int, at: float, *, by_cluster: bool = False) -> Result:
+    """Stop all nodes, and start nothing after it; end the job at once where no generation runs."""
     if state.phase is Phase.RUNNING:
         return stop(state, why, signum or SIGTERM, at, by_cluster=by_cluster)
     if state.phase in (Phase.RENDEZVOUS, Phase.PAUSING):
         return end(replace(state, why=why, signum=signum, ended_idle=True))
-    if state.why in NO_HARM:
+    if state.why in HARMLESS:
         state = replace(state, why=why, signum=signum)
     return replace(state, halted=True), ()
 
 
-def _node_ended(state: State, event: events.NodeEnded, at: float) -> Result:
+def _on_node_ended(state: State, event: events.NodeEnded) -> Result:
+    """Note how the workers of this node ended; decide what follows when it is the last."""
     member = state.members[event.id]
-    node_exits = state.node_exits.with_item(event.id, event.exits)
+    state = replace(
+        state,
+        node_exits=state.node_exits.with_item(event.id, event.exits),
+        has_begun=state.has_begun or bool(event.exits or event.left),
+    )
     if member.is_leaving:
-        rest = state.members.without(event.id)
-        has_begun = state.has_begun or bool(event.exits or event.left)
-        ended, then = all_ended(replace(state, members=rest, node_exits=node_exits, has_begun=has_begun), at)
-        return ended, (actions.Release(event.id, SIGTERM), *then)
+        state, then = go_on_if_ended(replace(state, members=state.members.without(event.id)), event.at)
+        return state, (actions.Release(event.id, SIGTERM), *then)
     state = replace(
         state,
         members=state.members.with_member(replace(member, has_ended=True)),
-        node_exits=node_exits,
-        has_begun=state.has_begun or bool(event.exits or event.left),
         start_failure=state.start_failure or event.start_failure,
         left=(*state.left, *event.left),
-        halted=state.halted or bool(event.left),  # the next generation would run beside it
+        halted=state.halted or bool(event.left),  # the next generation would run beside these processes
     )
     if state.phase is Phase.RUNNING and state.notice_at is None:
-        state = replace(state, notice_at=at + EARLY_EXIT_WARNING)
-    return all_ended(state, at)
+        state = replace(state, notice_at=event.at + EARLY_EXIT_WARNING)
+    return go_on_if_ended(state, event.at)
 
 
-# --- time
+# --- a node that leaves: SIGTERM came to one agent of an elastic job, as before a pod or spot machine is taken
 
 
-def _deadline(state: State, at: float) -> Result:
+def _leaves_job(state: State, event: events.NodeStopping) -> bool:
+    """Whether this node leaves a job that goes on without it, or waits for another in its place; else the job ends."""
+    policy = state.policy
+    has_sigterm = event.why is Why.SIGNALLED and event.signum == SIGTERM and not event.by_cluster
+    may_leave = policy.may_leave and policy.min_nodes < policy.max_nodes and SIGTERM not in policy.notices
+    is_ending = state.phase is Phase.STOPPING and (state.halted or state.why not in MAY_RESTART)
+    can_go_on = policy.replaceable or _staying(state, event.id) >= policy.min_nodes
+    return has_sigterm and may_leave and not is_ending and can_go_on
+
+
+def _staying(state: State, id: int) -> int:
+    """Return how many members stay when this one leaves."""
+    return sum(member.id != id and not member.is_leaving for member in state.members.values())
+
+
+def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
+    """Go on without this node: its agent ends once nothing of the generation is left there, and all others start again."""
+    id, at, member = event.id, event.at, state.members[event.id]
+    lacking = state.policy.min_nodes - _staying(state, id)
+    others = f"once {lacking} more {'has' if lacking == 1 else 'have'} joined" if lacking > 0 else "without it"
+    announces = actions.Print(f"{member} leaves (SIGTERM): all workers start again {others}")
+    members = state.members.with_member(replace(member, is_leaving=True))
+    state = replace(state, members=members, regroup_at=at + REGROUP)
+    if not member.runs:
+        starts_again = state.phase in (Phase.STOPPING, Phase.PAUSING)
+        state, then = _on_left(state, id, OWN_END, at)
+        if state.phase is Phase.PAUSING:
+            state = replace(state, phase_deadline=max(state.phase_deadline or at, state.regroup_at))
+        return state, (*((announces,) if starts_again else ()), *then, actions.Release(id, event.signum))
+    if state.phase is Phase.RUNNING:
+        state, then = stop(state, Why.NODE_LEFT, SIGTERM, at, but=id)
+        return state, (announces, *then)
+    return replace(state, why=Why.NODE_LEFT if state.why is Why.NODE_JOINED else state.why), (announces,)
+
+
+# --- limits: of time, and of time without progress
+
+
+def _on_node_idle(state: State, event: events.NodeStill) -> Result:
+    """Note for how long a node made no progress; if no node did, and for too long, stop all, or say so."""
+    if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
+        return state, ()
+    state = replace(
+        state,
+        idle=state.idle.with_item(event.id, (event.since, event.at)),
+        progress_at=max(state.progress_at, event.since),
+    )
+    limit = state.policy.hang_timeout or NOTICED
+    is_named = state.progress_at <= state.idle_named_at
+    # of thousands of nodes few get as far as to have all others looked at
+    if event.at - event.since < limit or is_named or _awaits_another(state, event.id):
+        return state, ()
+    running = state.running
+    if (missing_id := next((id for id in running if id not in state.idle), None)) is not None:
+        return replace(state, idle_awaits=missing_id), ()
+    spans = {id: state.idle[id] for id in running}
+    since, until = max(since for since, _ in spans.values()), min(until for _, until in spans.values())
+    if until - since < limit:
+        # each of these has to report once more; the one that did last is likely to be the last again
+        too_old = [id for id, (_, seen) in spans.items() if seen - since < limit]
+        return replace(state, idle_awaits=max(too_old, key=lambda id: spans[id][1])), ()
+    if state.policy.hang_timeout is not None:
+        return stop(state, Why.HUNG, SIGTERM, event.at)
+    state = replace(state, progress_at=since)
+    if since <= state.idle_named_at:
+        return state, ()  # no progress since it was printed
+    return replace(state, idle_named_at=event.at), (actions.NameStill(until - since),)
+
+
+def _awaits_another(state: State, id: int) -> bool:
+    """Whether the last look at all nodes found that another node than this must report again before all can be idle."""
+    return state.idle_awaits is not None and state.idle_awaits != id and _runs(state, state.idle_awaits)
+
+
+def _on_held(state: State, id: int, *, held: bool) -> Result:
+    """Have the time limits wait for the debugger of a node, or no longer; print it once for each other node."""
+    if not held:
+        return replace(state, held=state.held - {id}), ()
+    policy = state.policy
+    limits = [name for name, limit in (("--timeout", policy.timeout), ("--hang-timeout", policy.hang_timeout)) if limit]
+    is_named = id == SELF_ID or id in state.named_as_held or not limits
+    state = replace(state, held=state.held | {id}, named_as_held=state.named_as_held | {id})
+    verb = "wait" if len(limits) > 1 else "waits"
+    line = f"{state.members[id]} holds a worker in a debugger: {' and '.join(limits)} {verb} until it is left"
+    return state, () if is_named else (actions.Print(line),)
+
+
+def _on_deadline(state: State, at: float) -> Result:
+    """Do what is due at this time: stop the job, start, end a rendezvous in vain, or print what the job waits for."""
     if state.deadline is None or at < state.deadline:
         return state, ()
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
-        return _job_stopping(state, Why.TIMED_OUT, SIGTERM, at)
+        return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
         if state.phase is Phase.RENDEZVOUS:
             return _start(state, at)
-        return _rendezvous(replace(state, phase_deadline=None), at)
+        return _begin_rendezvous(state, at)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
-        return end(replace(state, why=why), f"the rendezvous timed out: {joined(state)}; missing: {missing(state)}")
+        return end(
+            replace(state, why=why),
+            f"the rendezvous timed out: {rendezvous.joined(state)}; missing: {rendezvous.missing(state)}",
+        )
     if state.phase is Phase.RENDEZVOUS:
-        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(waiting(state)),)
+        return replace(state, notice_at=at + NEXT_NOTICE), (actions.Print(rendezvous.waiting(state)),)
     finished = ", ".join(str(member) for member in state.taking_part if member.has_ended)
-    text = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
-    return replace(state, notice_at=None), (actions.Print(text),)
+    line = f"{finished} finished a minute ago while the others run on: a collective that waits for it never ends"
+    return replace(state, notice_at=None), (actions.Print(line),)
 
 
-def _resumed(state: State, at: float) -> State:
+def _begin_rendezvous(state: State, at: float) -> Result:
+    """Wait for the agents of the next generation, after the pause behind the last one."""
+    state = replace(
+        state,
+        phase=Phase.RENDEZVOUS,
+        phase_deadline=None,
+        rdzv_deadline=at + state.policy.rdzv_timeout,
+        notice_at=at + FIRST_NOTICE,
+    )
+    return _start_if_enough(state, at, is_restart=True)
+
+
+def _on_resumed(state: State, at: float) -> State:
     """Move the deadlines by the time that the job was suspended."""
     if state.suspended_at is None:
         return state
-    stood_still = at - state.suspended_at
+    pause = at - state.suspended_at
     deadline, job_deadline = state.phase_deadline, state.job_deadline
     if deadline is not None and state.phase is not Phase.RENDEZVOUS:
-        deadline += stood_still
+        deadline += pause
     if job_deadline is not None:
-        job_deadline += stood_still
+        job_deadline += pause
     return replace(state, suspended_at=None, phase_deadline=deadline, job_deadline=job_deadline)
-
-
-def _rendezvous(state: State, at: float) -> Result:
-    state = replace(
-        state, phase=Phase.RENDEZVOUS, rdzv_deadline=at + state.policy.rdzv_timeout, notice_at=at + FIRST_NOTICE
-    )
-    return _start_if_complete(state, at, regrouping=True)

@@ -7,60 +7,8 @@ from its end; what happens here is reported to it. A job of one node is no excep
 
 from __future__ import annotations
 
-from ddplaunch.supervise.node.actions import (
-    Action,
-    Escalate,
-    Exit,
-    ForwardSignal,
-    HoldTimeout,
-    HostStore,
-    KillWorkers,
-    LendTerminal,
-    LookForRaised,
-    LookForStuck,
-    NameRunning,
-    NameStuck,
-    Observe,
-    Print,
-    RefuseTerminal,
-    ReportEnded,
-    ReportNotice,
-    ReportStill,
-    ReportStopping,
-    RequestStore,
-    Resume,
-    ShowOutput,
-    StartWorkers,
-    StopWorkers,
-    Suspend,
-    Sweep,
-    TakeStacks,
-)
-from ddplaunch.supervise.node.events import (
-    DeadlineReached,
-    DebuggerAttached,
-    DebuggerDetached,
-    ErrorRecorded,
-    Event,
-    FrontLost,
-    GenerationBegun,
-    JobEnded,
-    KillOrdered,
-    Observed,
-    SignalReceived,
-    StacksTaken,
-    StartFailed,
-    StopOrdered,
-    StoreOrdered,
-    StoreWanted,
-    StuckFound,
-    Swept,
-    TerminalAsked,
-    TerminalReturned,
-    WorkerExited,
-    WorkerRaised,
-    WorkerStarted,
-)
+from ddplaunch.supervise.node.actions import *
+from ddplaunch.supervise.node.events import *
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.step import CAUSE_TIMEOUT, EARLY_EXIT_WARNING, END_TIMEOUT, begin, step
 from ddplaunch.supervise.node.teardown import HANG_GRACE, KILL_TIMEOUT, SWEEP_GRACE, TIDY_TIMEOUT, Result

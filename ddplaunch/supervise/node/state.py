@@ -1,4 +1,4 @@
-"""What the next step depends on: the user's policy, how far the job has come, and what it is waiting for."""
+"""What `step` decides from: the user's policy, how far the job has come on this node, and which deadlines run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,37 @@ from msgspec import Struct
 
 from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.first_failure import first_failure
+from ddplaunch.supervise.node.actions import Sweep
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerError, WorkerExit
 
 
 class Phase(Enum):
-    """What is being waited for."""
+    """What this node waits for. These are all changes of phase; the tests hold `step` to them.
 
-    RUNNING = auto()
-    SETTLING = auto()  # a failure that only follows another was seen; its cause is waited for
-    STOPPING = auto()  # stop was sent, the grace period runs
-    KILLING = auto()  # SIGKILL was sent
-    SWEEPING = auto()  # no worker lives; what they left behind is ended
+    phase     ends when                                                        then
+    WAITING   the coordinator begins a generation                              RUNNING
+    WAITING   the job has ended                                                ENDED
+    RUNNING   a worker failed, perhaps only because another one did            SETTLING
+    RUNNING   anything asks the workers to end                                 STOPPING
+    RUNNING   a stop finds no worker that lives                                SWEEPING
+    RUNNING   all workers ended with status 0                                  SWEEPING
+    SETTLING  the cause is known, or was waited for long enough                STOPPING
+    SETTLING  the same, and no worker lives                                    SWEEPING
+    STOPPING  the grace period is over, or the user does not want to wait      KILLING
+    STOPPING  the last worker has ended                                        SWEEPING
+    KILLING   the last worker has ended, or cannot even be killed              SWEEPING
+    SWEEPING  the workers left no process behind, or none that can be killed   WAITING
+    SWEEPING  the same, and the job has ended                                  ENDED
+    """
+
     WAITING = auto()  # for the coordinator: there are no workers
+    RUNNING = auto()
+    SETTLING = (
+        auto()
+    )  # a failure that only follows another one was seen, or a failed import; which others fail is waited for
+    STOPPING = auto()  # the workers were asked to end; the grace period runs
+    KILLING = auto()  # SIGKILL was sent
+    SWEEPING = auto()  # no worker lives; processes that workers left behind are being ended
     ENDED = auto()
 
 
@@ -30,10 +49,19 @@ class Policy(Struct, frozen=True, kw_only=True):
     stop_signals: frozenset[int]
     grace_period: float = 30.0  # seconds
     debug_rank: int | None = None
-    stacks_within: float = 0.0  # seconds to find out where workers are before they are stopped; 0: that is not done
-    look_every: float = 0.0  # seconds from one look whether the workers move to the next; 0: that is not done
-    look_at_rest: float = 0.0  # the same where a look may come late, and harms nobody who computes
-    notices: frozenset[int] = frozenset()  # signals after which a job whose workers have left is to be queued again
+    stacks_within: float = 0.0  # seconds to capture the workers' stacks before they are stopped; 0: that is not done
+    progress_interval: float = 0.0  # seconds from one check of progress to the next; 0: only the lazy ones below
+    lazy_progress_interval: float = 0.0  # the same for checks that may come late, and send the workers no signal
+    notices: frozenset[int] = frozenset()  # signals after which a job whose workers exited is to be queued again
+
+
+class DelayedStop(Struct, frozen=True, kw_only=True):
+    """A stop whose signal ddplaunch has not sent yet: the cluster sends it itself, or the workers' stacks come first."""
+
+    signum: int
+    until: float  # then ddplaunch sends the signal in any case
+    for_stacks: bool = False  # whether it waits for the workers' stacks, not for the cluster
+    job_hangs: bool = False  # whether the job is stopped because no worker made progress
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -41,100 +69,97 @@ class State(Struct, frozen=True, kw_only=True):
 
     policy: Policy
     phase: Phase = Phase.WAITING
-    why: Why | None = None
-    signum: int = 0  # that asked the job to stop
-    notice: int = 0  # the first of policy.notices that came in this generation
-    abandoned: bool = False  # the user has stopped the job
-    interrupted: bool = False  # Ctrl-C went to the worker in the debugger
-    at_terminal: int | None = None  # the rank that has failed and has the terminal for its debugger
-    was_debugged: bool = False  # that rank has left its debugger, and ends
-    queued: tuple[int, ...] = ()  # those that wait for it
-    attached: frozenset[int] = frozenset()  # those that a debugger is attached to
+    why: Why | None = None  # why the workers of this generation are to end
+
+    # from one generation to the next
+    signum: int = 0  # the signal that asked the job to stop
+    abandoned: bool = False  # the user has stopped a job that would be queued again after a notice
+    front_lost: bool = False  # while the workers were being stopped: no generation may begin after that
+    halted: bool = False  # the coordinator knows that no generation may begin
+    status: int | None = None  # of the job, once the coordinator has sent it or is lost
+
+    # of this generation
     generation: int = 0
-    alone: bool = False  # no other node takes part in this generation
-    pending: frozenset[int] = frozenset()  # not started yet
+    generation_at: float = 0.0  # when it began
+    alone: bool = False  # no other node takes part
+    pending: frozenset[int] = frozenset()  # ranks that have no process yet
     alive: frozenset[int] = frozenset()
-    exits: tuple[WorkerExit, ...] = ()  # of this generation, in order of death
-    raised: tuple[tuple[int, WorkerError], ...] = ()
-    causes: frozenset[int] = frozenset()  # ranks of those errors that do not merely follow another worker's end
+    exits: tuple[WorkerExit, ...] = ()  # in order of death
+    raised: tuple[tuple[int, WorkerError], ...] = ()  # exceptions that workers recorded before they ended, by rank
+    causes: frozenset[int] = frozenset()  # ranks in `raised` whose errors do not merely follow another worker's end
     start_failure: StartFailure | None = None
-    swept_with: int = 0  # the signal of the last sweep
-    sparing: bool = False  # whether it left some time to those that clean up after others
-    left: tuple[str, ...] = ()  # processes that the last sweep found
-    generation_at: float = 0.0  # when this generation began
-    expected: int = 0  # the signal to stop that the cluster is about to send the workers
-    expected_by: float | None = None  # when we send it, if the cluster has not
-    taking: bool = False  # the stop waits until it is known where the workers are
-    hangs: bool = False  # the stop ends a job that hangs
-    waiting: frozenset[int] = (
-        frozenset()
-    )  # of a job that hangs: those that waited in a collective when they were asked to end
-    stuck_deadline: float | None = None  # when it is looked whether these still do
-    phase_deadline: float | None = None  # when this phase has waited long enough
-    warning_deadline: float | None = None  # when those that ended with 0 are named; of a stop, those that still run
-    raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
-    look_at: float | None = None  # when to look again whether the workers move
-    still_since: float = 0.0  # when a worker has last moved
+    notice: int = 0  # the first of policy.notices that came
+    hosts_store: bool = False  # this node hosts torch's store, because a worker of another node waited for it
     suspended_at: float | None = None
-    hosts_store: bool = False  # torch's store, since a worker of another node has asked for it
-    front_lost: bool = False  # while the workers were being stopped: no generation is to begin after that
-    halted: bool = False  # the coordinator knows that nothing is to be started again
-    status: int | None = None  # of the job, once the coordinator gave it or is lost
+    phase_deadline: float | None = None  # when this phase has waited long enough
+    warning_deadline: float | None = None  # when to name the workers that exited early, or that still run in a stop
+
+    # while the workers run
+    raised_deadline: float | None = None  # when a worker that has recorded an exception should have ended
+    progress_check_at: float | None = None  # when to check again whether the workers make progress
+    idle_since: float = 0.0  # when a worker last made progress
+
+    # while debuggers hold workers
+    at_terminal: int | None = None  # the rank that failed and has the terminal for its debugger
+    was_debugged: bool = False  # that rank has left its debugger, and ends
+    queued: tuple[int, ...] = ()  # ranks that failed as well, and wait until that rank has left its debugger
+    attached: frozenset[int] = frozenset()  # ranks that `ddplaunch attach` holds, or a client of debugpy
+    interrupted: bool = False  # Ctrl-C went to the rank at the terminal
+
+    # while the workers are stopped
+    delayed_stop: DelayedStop | None = None
+    in_collective: frozenset[int] = frozenset()  # when a job that hangs was stopped: ranks that waited in a collective
+    stuck_deadline: float | None = None  # when to look whether these ranks still wait there
+    last_sweep: Sweep | None = None
+    left: tuple[str, ...] = ()  # processes that the last sweep found
 
     @property
     def deadline(self) -> float | None:
-        """When the agent should wake at the latest."""
+        """When the agent must wake at the latest."""
         if self.suspended_at is not None or self.phase is Phase.ENDED:
             return None
-        warns = self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.STOPPING) and not self.is_held
         return soonest(
             self.phase_deadline,
-            self.warning_deadline if warns else None,
+            None if self.is_held else self.warning_deadline,
             self.raised_deadline if self.is_going and not self.debugger else None,
-            self.expected_by if self.phase is Phase.STOPPING else None,
-            self.stuck_deadline if self.phase is Phase.STOPPING else None,
-            self.look_at if self.looks and self.policy.look_every else None,
+            self.delayed_stop.until if self.delayed_stop else None,
+            self.stuck_deadline,
+            self.progress_check_at if self.checks_progress and self.policy.progress_interval else None,
         )
 
     @property
     def rest_until(self) -> float | None:
-        """When the agent should wake, give or take."""
-        return self.look_at if self.looks and not self.policy.look_every else None
+        """When the agent should wake for a lazy check of progress; it may come late."""
+        return self.progress_check_at if self.checks_progress and not self.policy.progress_interval else None
 
     @property
     def is_going(self) -> bool:
         """Whether nothing has asked the workers to end yet."""
-        return self.phase in (Phase.RUNNING, Phase.SETTLING, Phase.WAITING)
+        return self.is_working or self.phase is Phase.WAITING
 
     @property
-    def looks(self) -> bool:
-        """Whether it matters just now that no worker moves."""
+    def is_working(self) -> bool:
+        """Whether there are workers, and nothing has asked them to end yet."""
+        return self.phase in (Phase.RUNNING, Phase.SETTLING)
+
+    @property
+    def checks_progress(self) -> bool:
+        """Whether it matters now that no worker makes progress."""
         return self.phase is Phase.RUNNING and self.suspended_at is None and not self.is_held
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether there are no workers, and the coordinator decides what is next."""
-        return self.phase is Phase.WAITING
-
-    @property
-    def has_finished_alone(self) -> bool:
-        """Whether the job's workers have finished, all of them here, and what they left behind is being ended."""
-        return self.phase is Phase.SWEEPING and self.why is Why.FINISHED and self.alone
-
-    @property
-    def is_done_here(self) -> bool:
-        """Whether the workers of this node have finished, what they left behind is ended, and other nodes may be at work."""
-        finished = self.phase is Phase.SWEEPING and self.why is Why.FINISHED
-        return finished and not self.alone and self.status is None
+    def is_sweeping_after_success(self) -> bool:
+        """Whether all workers of this node ended with status 0, and processes that they left behind are being ended."""
+        return self.phase is Phase.SWEEPING and self.why is Why.FINISHED
 
     @property
     def debugger(self) -> frozenset[int]:
-        """The rank that a debugger's terminal belongs to, while it lives."""
+        """The rank whose debugger has the terminal, while it lives: one or none."""
         return self.alive & {self.policy.debug_rank, None if self.was_debugged else self.at_terminal}
 
     @property
     def is_held(self) -> bool:
-        """Whether a debugger holds any worker, so that no time limit may run and the others may well wait."""
+        """Whether a debugger holds any worker. No time limit runs then: the other workers may wait for that one."""
         return bool(self.alive & {self.policy.debug_rank, self.at_terminal, *self.attached})
 
     @property

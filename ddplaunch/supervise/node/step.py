@@ -1,36 +1,41 @@
-"""The decision itself: a state and an event give the next state and what is to be done. It does nothing itself.
+"""The decision about a node's workers: a state and an event give the next state and the actions to carry out.
 
-What an event means is decided here; how workers are stopped, whatever the reason, in `teardown`.
+`step` is the table of events. How workers are stopped, whatever the reason, is in `teardown`.
 """
 
 from __future__ import annotations
 
-from signal import SIGCONT, SIGINT, SIGTERM, SIGTSTP
+from signal import SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP
 
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.supervise.first_failure import follows
-from ddplaunch.supervise.node import actions, events, looking
-from ddplaunch.supervise.node.deadlines import reached
+from ddplaunch.supervise.deadline import soonest
+from ddplaunch.supervise.first_failure import follows, import_failure
+from ddplaunch.supervise.node import actions, events
 from ddplaunch.supervise.node.state import Phase, Policy, State
 from ddplaunch.supervise.node.teardown import (
+    KILL_TIMEOUT,
     SILENCE,
+    SLOW_STOP,
     SWEEP_GRACE,
+    TIDY_TIMEOUT,
     Result,
     end,
     escalate,
-    expected,
+    kill,
     kill_stuck,
+    look_for_stuck,
     resume,
+    send_stop,
     stop,
-    stop_others,
+    stop_other_nodes,
+    stop_with_stacks,
     sweep,
-    sweep_if_ended,
+    sweep_if_all_ended,
     swept,
-    taken,
 )
-from ddplaunch.supervise.outcome import Why, WorkerError, WorkerExit
+from ddplaunch.supervise.outcome import Why, WorkerExit
 
 # seconds to wait for the end of the cause, which may have closed its connections long before, and for the others to fail likewise
 CAUSE_TIMEOUT = 3.0
@@ -41,218 +46,392 @@ _NO_FURTHER = (Why.SIGNALLED, Why.FRONT_LOST)  # once this was reported, no gene
 
 
 def begin(policy: Policy) -> State:
-    """Return the first state, in which the coordinator is waited for."""
+    """Return the first state, in which the node waits for the coordinator."""
     return State(policy=policy)
 
 
 def step(state: State, event: events.Event) -> Result:
-    """Return the state after `event` and what is to be done."""
+    """Return the state after `event`, and the actions to carry out."""
     match event:
-        case events.WorkerStarted(rank, at):
-            state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
-            held: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
-            looks = bool(state.policy.look_every) and not state.pending
-            if not looks and not state.pending and state.policy.look_at_rest:
-                state = replace(state, look_at=at + state.policy.look_at_rest)
-            return state, (*held, *((actions.Observe(),) if looks else ()))
-        case events.WorkerRaised(rank, error, at, lingers):
-            causes = state.causes if follows(error) else state.causes | {rank}
-            state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
-            return _lingering(state, rank, error, at) if lingers else (state, ())
-        case events.ErrorRecorded(at):
-            return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
-        case events.StoreWanted():
-            return state, (actions.RequestStore(),)
-        case events.StoreOrdered():
-            hosts = bool(state.alive) and not state.hosts_store
-            return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
-        case events.StartFailed(failure, at):
-            state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
-            if not state.is_going:
-                return sweep_if_ended(state, at)
-            return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, at)
-        case events.WorkerExited(exit, at):
-            before = state
-            state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), still_since=at)
-            released = (actions.HoldTimeout(False),) if before.is_held and not state.is_held else ()
-            state, then = _exited(state, exit, at)
-            return state, (*then, *released)
-        case events.SignalReceived(signum):
-            state, reported = _noted(state, signum)
-            had: tuple[actions.Action, ...] = ()
-            if event.by_cluster and state.phase is Phase.STOPPING and state.expected == signum:
-                state, had = expected(state, by_cluster=True)
-            state, then = _signalled(state, event)
-            return state, (*reported, *had, *then)
-        case events.FrontLost(at):
-            return _front_lost(state, at)
-        case events.GenerationBegun(generation, _, _) if state.why in _NO_FURTHER:
-            return replace(state, generation=generation), (actions.ReportEnded(),)  # this crossed our report
+        # the coordinator orders
+        case events.GenerationBegun(generation) if state.why in _NO_FURTHER:
+            return replace(state, generation=generation), (actions.ReportEnded(),)  # the order crossed our report
         case events.GenerationBegun():
-            return _start(state, event)
-        case events.StopOrdered(signum, at, time_is_up, by_cluster):
-            # a worker that failed because of what happened there may have been seen here first
-            working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-            why = Why.TIMED_OUT if time_is_up else Why.COORDINATOR
-            quiet = signum != SIGINT or event.silent >= SILENCE
-            return stop(state, why, signum, at, by_cluster=by_cluster, explained=quiet) if working else (state, ())
+            return _on_generation_begun(state, event)
+        case events.StopOrdered():
+            return _on_stop_ordered(state, event)
         case events.KillOrdered(at):
             return escalate(state, at)
         case events.JobEnded(status, at):
-            return _job_ended(replace(state, status=status), at)
-        case events.Swept(left, at):
+            return _on_job_ended(replace(state, status=status), at)
+        case events.StoreOrdered():
+            hosts = bool(state.alive) and not state.hosts_store
+            return (replace(state, hosts_store=True), (actions.HostStore(),)) if hosts else (state, ())
+        # the user, or a scheduler
+        case events.SignalReceived():
+            return _on_signal(state, event)
+        case events.FrontLost(at):
+            return _on_front_lost(state, at)
+        # workers
+        case events.WorkerStarted(rank, at):
+            return _on_worker_started(state, rank, at)
+        case events.StartFailed():
+            return _on_start_failed(state, event)
+        case events.ErrorRecorded(at):
+            return (replace(state, raised_deadline=at + END_TIMEOUT) if state.raised_deadline is None else state), ()
+        case events.WorkerRaised():
+            return _on_worker_raised(state, event)
+        case events.StoreWanted():
+            return state, (actions.RequestStore(),)
+        case events.WorkerExited(exit, at):
+            return _on_worker_exited(state, exit, at)
+        case events.Swept(left):
             state = replace(state, left=left)
             return (state, ()) if left or state.phase is not Phase.SWEEPING else swept(state)
-        case events.StacksTaken() if not state.taking or state.phase is not Phase.STOPPING:
-            return state, ()
-        case events.StacksTaken() if state.suspended_at is not None:
-            return replace(state, expected_by=state.suspended_at), ()  # asked to end now, they would go on
-        case events.StacksTaken(at, waiting):
-            return taken(state, at, waiting)
+        # answers to questions about workers
+        case events.Observed(moved, at):
+            return _on_progress_checked(state, at, moved=moved)
+        case events.StacksTaken():
+            return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
             goes_on = state.phase is Phase.STOPPING and state.suspended_at is None
             return kill_stuck(state, ranks) if goes_on else (state, ())
-        case events.TerminalAsked() | events.TerminalReturned() | events.DebuggerAttached() | events.DebuggerDetached():
-            from ddplaunch.supervise.node import debugging  # few jobs are debugged
-
-            return debugging.step(state, event)
-        case events.Observed(moved, at):
-            return looking.observed(state, at, moved=moved)
+        # debuggers
+        case events.TerminalAsked():
+            return _on_terminal_requested(state, event)
+        case events.TerminalReturned():
+            return _on_terminal_returned(state, event)
+        case events.DebuggerAttached(rank):
+            return _with_limits(state, replace(state, attached=state.attached | {rank}))
+        case events.DebuggerDetached(rank, at):
+            return _with_limits(state, replace(state, attached=state.attached - {rank}, idle_since=at))
+        # time
         case events.DeadlineReached(at):
-            return reached(state, at)
+            return _on_deadline(state, at)
 
 
-def _start(state: State, begun: events.GenerationBegun) -> Result:
-    begins = State(
+# --- orders
+
+
+def _on_generation_begun(state: State, begun: events.GenerationBegun) -> Result:
+    """Start the workers of a generation; of the last one, only the facts that concern the whole job stay."""
+    state = State(
         policy=replace(state.policy, ranks=begun.ranks),
         phase=Phase.RUNNING,
         generation=begun.generation,
         generation_at=begun.at,
-        still_since=begun.at,
+        idle_since=begun.at,
         alone=begun.alone,
         pending=begun.ranks,
-        # what is not of one generation alone
         abandoned=state.abandoned,
         signum=state.signum,
         front_lost=state.front_lost,
         halted=state.halted,
         status=state.status,
     )
-    return begins, (actions.StartWorkers(begun.generation),)
+    return state, (actions.StartWorkers(begun.generation),)
 
 
-def _lingering(state: State, rank: int, error: WorkerError, at: float) -> Result:
-    """Take the exception of a worker that does not end for its failure: others wait for it, and no message says why.
-
-    Without a time it was recorded by torch's `@record`, which sees exceptions that the program may handle.
-    """
-    working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-    held = {*state.debugger, *state.queued}
-    if not working or rank not in state.alive - held or error.at is None:
+def _on_stop_ordered(state: State, event: events.StopOrdered) -> Result:
+    """Stop for something that happened on another node. A worker here that failed because of it may have been seen first."""
+    if not state.is_working:
         return state, ()
-    word = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
-    state, then = stop(state, Why.FAILED, SIGTERM, at)
-    return state, (actions.Print(word), *then)
+    why = Why.TIMED_OUT if event.time_is_up else Why.COORDINATOR
+    explained = event.signum != SIGINT or event.silent >= SILENCE
+    return stop(state, why, event.signum, event.at, by_cluster=event.by_cluster, explained=explained)
 
 
-def _exited(state: State, exit: WorkerExit, at: float) -> Result:
-    all_gone = not state.alive and not state.pending
-    had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
-    if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
-        # there was no prompt to take it
-        return stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
-    match state.phase:
-        case Phase.RUNNING | Phase.SETTLING if exit.status != 0:
-            # those before it follow, or the workers would have been asked to end
-            cause_unknown = follows(exit) and not state.causes & state.alive
-            # on other nodes there may be one even when all are gone here
-            settles = cause_unknown and not (all_gone and state.alone)
-            # whether the others fail at the same import says whether a restart helps
-            if settles or (state.alive and _failed_at_import(exit)):
-                deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
-                return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
-            return stop(state, Why.FAILED, SIGTERM, at)
-        case Phase.RUNNING | Phase.SETTLING if all_gone:
-            if state.phase is Phase.SETTLING:
-                return stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
-            return sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
-        case Phase.RUNNING if state.warning_deadline is None:
-            return replace(state, warning_deadline=at + EARLY_EXIT_WARNING), ()
-    return sweep_if_ended(state, at)
+def _on_job_ended(state: State, at: float) -> Result:
+    if state.phase is Phase.WAITING:
+        return end(state)
+    return stop(state, Why.JOB_ENDED, SIGTERM, at) if state.is_working else (state, ())
 
 
-def _failed_at_import(exit: WorkerExit) -> bool:
-    if exit.error is None:
-        return False
-    from ddplaunch.supervise.import_failure import import_failure  # most jobs do not fail
-
-    return bool(import_failure(exit.error))
+# --- signals
 
 
-def _noted(state: State, signum: int) -> Result:
-    """Report a notice, or that the user has stopped a job that gets notices. What it does to the workers is decided elsewhere."""
+def _on_signal(state: State, event: events.SignalReceived) -> Result:
+    """Suspend, resume, forward or stop, by the signal; report it first where it decides whether the job is queued again."""
+    signum, at = event.signum, event.at
+    state, then = _report_notice(state, signum)
+    if event.by_cluster and state.delayed_stop and state.delayed_stop.signum == signum:
+        state, stops = send_stop(state, by_cluster=True)  # the workers have had it
+        then = (*then, *stops)
+    if signum == SIGTSTP:
+        state, more = (state, ()) if state.suspended_at is not None else _suspend(state, at)
+    elif signum == SIGCONT and state.suspended_at is not None:
+        state, more = resume(state, at)
+    elif signum == SIGINT and state.debugger:
+        state, more = replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
+    elif signum in state.policy.stop_signals:
+        state, more = _on_stop_signal(state, event)
+    else:
+        forwards = state.alive and not event.is_copy and not event.by_cluster  # else the workers have had it
+        more = (actions.ForwardSignal(signum, state.alive),) if forwards else ()
+    return state, (*then, *more)
+
+
+def _report_notice(state: State, signum: int) -> Result:
+    """Report a notice, or that the user has stopped a job that gets notices; what follows for workers is decided elsewhere."""
     policy = state.policy
     if policy.notices and signum in policy.stop_signals - policy.notices - {SIGTERM} and not state.abandoned:
         return replace(state, abandoned=True), (actions.ReportNotice(signum),)
-    finished = state.phase is Phase.ENDED or (state.phase is Phase.SWEEPING and state.why is Why.FINISHED)
-    if signum not in policy.notices or state.notice or finished:
+    is_over = state.phase is Phase.ENDED or state.is_sweeping_after_success
+    if signum not in policy.notices or state.notice or is_over:
         return state, ()
     return replace(state, notice=signum), (actions.ReportNotice(signum),)
 
 
-def _signalled(state: State, event: events.SignalReceived) -> Result:
+def _suspend(state: State, at: float) -> Result:
+    return replace(state, suspended_at=at), (actions.Suspend(),)
+
+
+def _on_stop_signal(state: State, event: events.SignalReceived) -> Result:
+    """Stop the job for the first such signal, and kill for the second, unless that is only a copy of the first."""
     signum, at = event.signum, event.at
-    if signum == SIGTSTP:
-        return (replace(state, suspended_at=at), (actions.Suspend(),)) if state.suspended_at is None else (state, ())
-    if signum == SIGCONT and state.suspended_at is not None:
-        return resume(state, at)
-    if signum == SIGINT and state.debugger:
-        return replace(state, interrupted=True), (actions.ForwardSignal(signum, state.debugger),)
-    if signum not in state.policy.stop_signals:
-        have_had_it = event.is_copy or event.by_cluster
-        return state, (actions.ForwardSignal(signum, state.alive),) if state.alive and not have_had_it else ()
+    if state.phase is Phase.WAITING and state.why is Why.SIGNALLED:
+        return _on_second_signal_without_workers(state, event)
     if state.is_going:
-        if state.is_waiting and state.why is Why.SIGNALLED:
-            if not event.escalates:
-                return state, ()
-            if 0 in state.policy.ranks:
-                return state, (actions.Escalate(signum),)
-            # the coordinator is elsewhere, and may not answer any more
-            ended, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
-            return ended, (actions.Escalate(signum), *then)
-        quiet = signum == SIGINT and event.silent >= SILENCE
-        signalled = replace(state, signum=signum)
-        return stop(signalled, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=quiet)
-    if state.is_done_here:
-        return stop_others(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
-    if state.has_finished_alone:
+        silent = signum == SIGINT and event.silent >= SILENCE
+        state = replace(state, signum=signum)
+        return stop(state, Why.SIGNALLED, signum, at, by_cluster=event.by_cluster, explained=silent)
+    if _may_others_run(state):
+        return stop_other_nodes(replace(state, signum=signum), Why.SIGNALLED, signum, by_cluster=event.by_cluster)
+    if state.is_sweeping_after_success and state.alone:
         return escalate(state, at) if event.escalates else (state, ())
     if state.why is Why.COORDINATOR and not state.signum:
-        # a scheduler sends it to all nodes, and the report of another node came first
+        # a scheduler signals all nodes: another node reported the first signal, and this is the same one, not a second
         return replace(state, signum=signum, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    if event.escalates:
+        state, then = escalate(state, at)
+        return state, (*then, actions.Escalate(signum))
+    if state.halted or state.why in _NO_FURTHER:
+        return state, ()
+    # the stop goes on, whatever its reason is, and no generation begins after it
+    return replace(state, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+
+
+def _on_second_signal_without_workers(state: State, event: events.SignalReceived) -> Result:
+    """Pass a second signal on; end at once where the coordinator is on another node, and may not answer any more."""
     if not event.escalates:
-        return _start_no_more(state, signum)
-    state, then = escalate(state, at)
-    return state, (*then, actions.Escalate(signum))
+        return state, ()
+    escalates = actions.Escalate(event.signum)
+    if 0 in state.policy.ranks:
+        return state, (escalates,)
+    state, then = end(replace(state, status=exitcodes.of_signal(state.signum)))
+    return state, (escalates, *then)
 
 
-def _front_lost(state: State, at: float) -> Result:
-    if state.is_done_here:
-        return stop_others(state, Why.FRONT_LOST, SIGTERM)
+def _on_front_lost(state: State, at: float) -> Result:
+    if _may_others_run(state):
+        return stop_other_nodes(state, Why.FRONT_LOST, SIGTERM)
     if state.is_going:
         return stop(state, Why.FRONT_LOST, SIGTERM, at)
     return resume(replace(state, front_lost=True), at)
 
 
-def _start_no_more(state: State, signum: int) -> Result:
-    """Go on with the stop that is under way, whatever its reason is, and begin nothing after it."""
-    if state.halted or state.why in _NO_FURTHER:
+def _may_others_run(state: State) -> bool:
+    """Whether the workers of this node have finished while those of other nodes may still run."""
+    return state.is_sweeping_after_success and not state.alone and state.status is None
+
+
+# --- workers
+
+
+def _on_worker_started(state: State, rank: int, at: float) -> Result:
+    """Note its process; with the last one, checks of progress begin."""
+    state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
+    then: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
+    if state.pending:
+        return state, then
+    if state.policy.progress_interval:
+        return state, (*then, actions.Observe())
+    if state.policy.lazy_progress_interval:
+        state = replace(state, progress_check_at=at + state.policy.lazy_progress_interval)
+    return state, then
+
+
+def _on_start_failed(state: State, event: events.StartFailed) -> Result:
+    failure = event.failure
+    state = replace(state, pending=frozenset(), alive=state.alive - {failure.rank})
+    if not state.is_going:
+        return sweep_if_all_ended(state, event.at)
+    return stop(replace(state, start_failure=failure), Why.FAILED, SIGTERM, event.at)
+
+
+def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
+    """Note the exception; stop all if the worker does not end by it, since others wait for it, and no message says why."""
+    rank, error = event.rank, event.error
+    causes = state.causes if follows(error) else state.causes | {rank}
+    state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
+    runs = state.is_working and rank in state.alive - {*state.debugger, *state.queued}
+    # without a time torch's `@record` wrote it, which also sees exceptions that the program handles
+    if not event.lingers or not runs or error.at is None:
         return state, ()
-    return replace(state, halted=True), (actions.ReportStopping(Why.SIGNALLED, signum),)
+    line = f"rank {rank} has raised {error.type} and does not end: a thread of it, or an exit handler, still runs"
+    state, then = stop(state, Why.FAILED, SIGTERM, event.at)
+    return state, (actions.Print(line), *then)
 
 
-def _job_ended(state: State, at: float) -> Result:
-    if state.is_waiting:
-        return end(state)
-    working = state.phase in (Phase.RUNNING, Phase.SETTLING)
-    return stop(state, Why.JOB_ENDED, SIGTERM, at) if working else (state, ())
+def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
+    """Decide what its end means for the others; time limits go on if no other worker is held in a debugger."""
+    was_held = state.is_held
+    state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
+    releases = (actions.HoldTimeout(False),) if was_held and not state.is_held else ()
+    had_terminal = exit.rank in (state.policy.debug_rank, state.at_terminal)
+    if state.interrupted and state.is_going and had_terminal and exit.signal == SIGINT:
+        # the program ran, and no prompt was there to take Ctrl-C: it was meant for the job
+        state, then = stop(replace(state, signum=SIGINT), Why.SIGNALLED, SIGINT, at, explained=False)
+    elif not state.is_working:
+        state, then = sweep_if_all_ended(state, at)
+    elif exit.status != 0:
+        state, then = _on_failure(state, exit, at)
+    else:
+        state, then = _on_success(state, at)
+    return state, (*then, *releases)
+
+
+def _on_failure(state: State, exit: WorkerExit, at: float) -> Result:
+    """Stop all, or first wait for the cause where this failure only follows another one, or for others with the same import."""
+    all_ended = not state.alive and not state.pending
+    cause_unknown = follows(exit) and not state.causes & state.alive
+    # where all have ended here, the cause may still be on another node
+    waits_for_cause = cause_unknown and not (all_ended and state.alone)
+    # if the others fail at the same import, a restart does not help
+    if waits_for_cause or (state.alive and import_failure(exit.error)):
+        deadline = state.phase_deadline if state.phase is Phase.SETTLING else at + CAUSE_TIMEOUT
+        return replace(state, phase=Phase.SETTLING, phase_deadline=deadline), ()
+    return stop(state, Why.FAILED, SIGTERM, at)
+
+
+def _on_success(state: State, at: float) -> Result:
+    """Sweep when all workers have ended; warn some time after the first of them, which the others may wait for in vain."""
+    if state.alive or state.pending:
+        warns = state.phase is Phase.RUNNING and state.warning_deadline is None
+        return (replace(state, warning_deadline=at + EARLY_EXIT_WARNING) if warns else state), ()
+    if state.phase is Phase.SETTLING:
+        return stop(state, Why.FAILED, SIGTERM, at) if state.alone else (state, ())
+    return sweep(replace(state, why=Why.FINISHED), SIGTERM, at + SWEEP_GRACE)
+
+
+# --- progress and stacks
+
+
+def _check_progress(state: State, at: float) -> Result:
+    """Make the check that is due. If it comes late, all was paused meanwhile: that time does not count as idle."""
+    late = at - (state.progress_check_at or at)
+    state = replace(state, progress_check_at=None, idle_since=state.idle_since + late)
+    return state, (actions.Observe(asks=bool(state.policy.progress_interval)),)
+
+
+def _on_progress_checked(state: State, at: float, *, moved: bool) -> Result:
+    """Report for how long no worker has made progress; plan the next check. The first one cannot compare, and says `moved`."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    interval = state.policy.progress_interval or state.policy.lazy_progress_interval
+    state = replace(state, progress_check_at=at + interval)
+    if moved or not state.checks_progress:
+        return replace(state, idle_since=at), ()
+    return state, (actions.ReportStill(at - state.idle_since),)
+
+
+def _on_stacks_captured(state: State, event: events.StacksTaken) -> Result:
+    if state.delayed_stop is None or not state.delayed_stop.for_stacks:
+        return state, ()
+    if state.suspended_at is not None:
+        # a stop now would let the workers go on: it is due as soon as they are resumed
+        return replace(state, delayed_stop=replace(state.delayed_stop, until=state.suspended_at)), ()
+    return stop_with_stacks(state, event.at, event.waiting)
+
+
+# --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to
+
+
+def _on_terminal_requested(state: State, event: events.TerminalAsked) -> Result:
+    """Lend the terminal to the first worker that has failed; hold the next ones; refuse it when the job is about to end."""
+    rank = event.rank
+    if not state.is_going or state.was_debugged or rank not in state.alive:
+        return state, (actions.RefuseTerminal(rank),)
+    if state.debugger:
+        (holder,) = state.debugger
+        line = f"rank {rank} failed, too ({event.what}), and is held while rank {holder} is in the debugger"
+        return replace(state, queued=(*state.queued, rank)), (actions.Print(line),)
+    line = f"rank {rank} failed ({event.what}): its debugger has the terminal, the others are held"
+    state, holds = _with_limits(state, replace(state, at_terminal=rank))
+    return state, (actions.Print(line), *holds, actions.LendTerminal(rank))
+
+
+def _on_terminal_returned(state: State, event: events.TerminalReturned) -> Result:
+    """Have the workers that failed end, once the user has left the debugger of the first of them."""
+    queued = tuple(rank for rank in state.queued if rank != event.rank)
+    if state.at_terminal != event.rank:
+        return replace(state, queued=queued), ()
+    end_by = None if state.raised_deadline is None else event.at + END_TIMEOUT
+    refusals = tuple(actions.RefuseTerminal(rank) for rank in queued)
+    return replace(state, was_debugged=True, queued=(), raised_deadline=end_by), (actions.ShowOutput(), *refusals)
+
+
+def _with_limits(before: State, after: State) -> Result:
+    """Return the state `after`; time limits stop when the first worker is held in a debugger, and go on after the last."""
+    return after, () if before.is_held == after.is_held else (actions.HoldTimeout(after.is_held),)
+
+
+# --- time
+
+
+def _on_deadline(state: State, at: float) -> Result:
+    """Do what is due at this time; each deadline is set where the time that it limits begins."""
+    due = soonest(state.deadline, state.rest_until)
+    if due is None or at < due:
+        return state, ()
+    warns = _is_due(state.warning_deadline, at) and not state.is_held
+    match state.phase:
+        case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
+            return replace(state, raised_deadline=None), (actions.LookForRaised(),)
+        case Phase.RUNNING | Phase.SETTLING if warns:
+            return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
+        case Phase.RUNNING if _is_due(state.progress_check_at, at):
+            return _check_progress(state, at)
+        case Phase.SETTLING:
+            return stop(state, Why.FAILED, SIGTERM, at)
+        case Phase.STOPPING if state.delayed_stop and at >= state.delayed_stop.until:
+            return stop_with_stacks(state, at) if state.delayed_stop.for_stacks else send_stop(state)
+        case Phase.STOPPING if _is_due(state.stuck_deadline, at):
+            return look_for_stuck(state, at)
+        case Phase.STOPPING if warns and at < (state.phase_deadline or at):
+            until_kill = (state.phase_deadline or at) - at
+            return replace(state, warning_deadline=at + SLOW_STOP), (actions.NameRunning(state.alive, until_kill),)
+        case Phase.STOPPING if state.debugger and state.why is Why.FAILED:
+            return replace(state, phase_deadline=None), (actions.KillWorkers(state.policy.ranks - state.debugger),)
+        case Phase.STOPPING:
+            return kill(state, at)
+        case Phase.KILLING:
+            return sweep(replace(state, alive=frozenset()), SIGKILL, at, sparing=False)
+        case Phase.SWEEPING:
+            return _on_sweep_timeout(state, at)
+    return state, ()
+
+
+def _on_sweep_timeout(state: State, at: float) -> Result:
+    """Sweep again, harder: with SIGKILL, then without sparing any; then name the processes that nothing can end."""
+    last = state.last_sweep
+    if last is None or last.signum != SIGKILL:
+        return sweep(state, SIGKILL, at + TIDY_TIMEOUT)
+    if last.sparing:
+        return sweep(state, SIGKILL, at + KILL_TIMEOUT - TIDY_TIMEOUT, sparing=False)
+    state, then = swept(state)  # they are in uninterruptible sleep
+    return state, (actions.Print(f"could not be ended: {', '.join(state.left)}"), *then)
+
+
+def _is_due(deadline: float | None, at: float) -> bool:
+    return deadline is not None and at >= deadline
+
+
+def _early_exit_warning(state: State) -> str:
+    """Name the workers that ended with 0 long before the others."""
+    gone = ", ".join(str(exit.rank) for exit in sorted(state.exits, key=lambda exit: exit.rank))
+    others = "another worker runs" if len(state.alive) == 1 else f"{len(state.alive)} workers run"
+    ranks = "rank" if len(state.exits) == 1 else "ranks"
+    return (
+        f"{ranks} {gone} ended with status 0 a minute ago while {others} on: a collective that waits for it never ends"
+    )

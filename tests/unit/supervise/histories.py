@@ -6,10 +6,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.job import OWN, Member
+from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.node import Policy, SignalReceived, Swept, WorkerExited, WorkerStarted
 from ddplaunch.supervise.outcome import Why, WorkerError
 from tests.unit.builders import worker_exit
+from tests.unit.supervise.phases import job_step, node_step
 
 ALL = frozenset(range(3))
 POLICY = Policy(ranks=ALL, stop_signals=frozenset({SIGINT, SIGTERM, SIGHUP, SIGQUIT}), grace_period=10.0)
@@ -43,7 +44,7 @@ class OneNode:
         self.job, _ = job.begin(job.Policy(min_nodes=1, max_nodes=max_nodes, last_call=0.0, **of_job), 0.0)
         self._ranks = policy.ranks
         self._asked: list[node.Action | job.Action] = []
-        self._decide(job.Joined(Member(id=OWN, host="here", workers=len(policy.ranks), wanted=0), 0.0), 0.0)
+        self._decide(job.Joined(Member(id=SELF_ID, host="here", workers=len(policy.ranks), wanted=0), 0.0), 0.0)
         if max_nodes > 1:
             self._decide(job.DeadlineReached(0.0), 0.0)  # nobody else comes
 
@@ -65,14 +66,14 @@ class OneNode:
         return getattr(self.node, name)
 
     def _decide(self, event: job.Event, at: float) -> None:
-        self.job, actions = job.step(self.job, event)
+        self.job, actions = job_step(self.job, event)
         for action in actions:
             match action:
                 case job.BeginGeneration(number):
                     self._act(node.GenerationBegun(number, self._ranks, at, alone=True), at)
-                case job.StopNodes(ids, signum) if OWN in ids:
+                case job.StopNodes(ids, signum) if SELF_ID in ids:
                     self._act(node.StopOrdered(signum, at, self.job.why is Why.TIMED_OUT), at)
-                case job.KillNodes(ids) if OWN in ids:
+                case job.KillNodes(ids) if SELF_ID in ids:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):
                     self._act(node.JobEnded(status, at), at)
@@ -82,23 +83,23 @@ class OneNode:
     def _act(self, event: node.Event, at: float) -> None:
         if self.node.phase is node.Phase.ENDED:
             return
-        self.node, actions = node.step(self.node, event)
+        self.node, actions = node_step(self.node, event)
         for action in actions:
             match action:
                 case node.ReportStopping(why, signum):
-                    self._decide(job.NodeStopping(OWN, why, signum, at), at)
+                    self._decide(job.NodeStopping(SELF_ID, why, signum, at), at)
                 case node.ReportNotice(signum):
-                    self._decide(job.NodeNoticed(OWN, signum), at)
+                    self._decide(job.NodeNoticed(SELF_ID, signum), at)
                 case node.ReportStill(seconds):
-                    self._decide(job.NodeStill(OWN, at - seconds, at), at)
+                    self._decide(job.NodeStill(SELF_ID, at - seconds, at), at)
                 case node.Escalate(signum):
-                    self._decide(job.NodeEscalated(OWN, signum, at), at)
+                    self._decide(job.NodeEscalated(SELF_ID, signum, at), at)
                 case node.ReportEnded():
                     raised = dict(self.node.raised)
                     exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self.node.exits)
-                    self._decide(job.NodeEnded(OWN, exits, self.node.start_failure, at, self.node.left), at)
+                    self._decide(job.NodeEnded(SELF_ID, exits, self.node.start_failure, at, self.node.left), at)
                 case node.HoldTimeout(held):
-                    self._decide(job.TimeoutHeld(OWN, held), at)
+                    self._decide(job.TimeoutHeld(SELF_ID, held), at)
                 case node.Suspend():
                     self._asked.append(action)
                     self._decide(job.JobSuspended(at), at)

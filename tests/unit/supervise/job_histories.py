@@ -8,6 +8,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import Action, Event, Joined, Member, NodeEnded, NodeStopping, Policy, Print, State
 from ddplaunch.supervise.outcome import StartFailure, Why, WorkerExit
 from tests.unit.builders import worker_exit
+from tests.unit.supervise.phases import job_step
 
 THREE = Policy(min_nodes=3, max_nodes=3)
 ELASTIC = Policy(min_nodes=2, max_nodes=3, last_call=30.0)
@@ -42,7 +43,7 @@ def history(policy: Policy, events: Iterable[Event]) -> tuple[State, list[Action
     state, actions = job.begin(policy, 0.0)
     done = list(actions)
     for event in events:
-        state, actions = job.step(state, event)
+        state, actions = job_step(state, event)
         done += actions
     return state, done
 

@@ -22,6 +22,7 @@ from ddplaunch.supervise.node import (
 from ddplaunch.supervise.node.teardown import EXPECTED_WITHIN, SLOW_STOP
 from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended
+from tests.unit.supervise.phases import job_step, node_step
 
 STARTS: tuple[node.Event, ...] = (GenerationBegun(0, ALL, 0.05), *STARTED)
 TERM = SignalReceived(SIGTERM, 1.0, escalates=False, by_cluster=True)
@@ -36,9 +37,9 @@ def follows(*events: node.Event, policy: node.Policy = POLICY) -> list[node.Acti
     state = node.begin(policy)
     asked: list[node.Action] = []
     for event in STARTS:
-        state, _ = node.step(state, event)
+        state, _ = node_step(state, event)
     for event in events:
-        state, actions = node.step(state, event)
+        state, actions = node_step(state, event)
         asked += actions
     return asked
 
@@ -98,10 +99,10 @@ def stopped(*, by_cluster: bool, watched: bool) -> tuple[job.Action, ...]:
     """What a stop of a job of two nodes asks for; `watched`: it comes from the command that has started the agents."""
     state, _ = job.begin(job.Policy(min_nodes=2, max_nodes=2), 0.0)
     for id in (0, 1):
-        state, _ = job.step(state, job.Joined(Member(id=id, host=f"node{id}", workers=2, wanted=id), 0.1))
+        state, _ = job_step(state, job.Joined(Member(id=id, host=f"node{id}", workers=2, wanted=id), 0.1))
     if watched:
-        return job.step(state, job.StopRequested(Why.SIGNALLED, SIGTERM, 1.0, by_cluster))[1]
-    return job.step(state, job.NodeStopping(1, Why.SIGNALLED, SIGTERM, 1.0, by_cluster))[1]
+        return job_step(state, job.StopRequested(Why.SIGNALLED, SIGTERM, 1.0, by_cluster))[1]
+    return job_step(state, job.NodeStopping(1, Why.SIGNALLED, SIGTERM, 1.0, by_cluster))[1]
 
 
 @pytest.mark.parametrize("by_cluster", [False, True])

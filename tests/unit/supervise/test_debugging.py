@@ -85,7 +85,7 @@ def test_a_rank_that_has_left_its_debugger_and_does_not_end_is_looked_at_again()
 
 
 def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
-    looking = replace(POLICY, look_every=1.0)
+    looking = replace(POLICY, progress_interval=1.0)
     started = tuple(WorkerStarted(rank, 0.1) for rank in ALL)
     attached = (
         *started,
@@ -100,7 +100,7 @@ def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
     assert one.deadline is None
     last = (*attached, DebuggerDetached(0, 60.0), DebuggerDetached(1, 61.0))
     state, _ = one_node(*last, policy=looking, timeout=99.0)
-    assert state.still_since == 61.0
+    assert state.idle_since == 61.0
     assert one_node(*last, DeadlineReached(61.5), policy=looking)[1] == [Observe()]
 
 

@@ -19,7 +19,7 @@ from ddplaunch.supervise.job import (
     StopNodes,
     TimeoutHeld,
 )
-from ddplaunch.supervise.job.state import Members
+from ddplaunch.supervise.job.members import Members
 from ddplaunch.supervise.node import (
     DeadlineReached,
     KillWorkers,
@@ -42,8 +42,9 @@ from ddplaunch.supervise.outcome import Why
 from tests.unit.supervise.histories import ALL, NOTHING_LEFT, POLICY, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import THREE, history, met, stopping
 from tests.unit.supervise.job_histories import ended as node_ended
+from tests.unit.supervise.phases import job_step, node_step
 
-LOOKING = replace(POLICY, look_every=1.0, stacks_within=2.0)
+LOOKING = replace(POLICY, progress_interval=1.0, stacks_within=2.0)
 HUNG = {"policy": LOOKING, "hang_timeout": 4.0}
 
 
@@ -127,8 +128,8 @@ def test_what_is_found_of_a_stop_that_is_suspended_kills_nobody_and_the_time_to_
 def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
     state = node.begin(LOOKING)
     for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, moved=True), *looks(4)):
-        state, _ = node.step(state, event)
-    assert TakeStacks(2.0) in node.step(state, node.StopOrdered(SIGTERM, 5.0))[1]
+        state, _ = node_step(state, event)
+    assert TakeStacks(2.0) in node_step(state, node.StopOrdered(SIGTERM, 5.0))[1]
 
 
 def test_a_hang_is_a_failure_after_which_all_start_again():
@@ -139,7 +140,7 @@ def test_a_hang_is_a_failure_after_which_all_start_again():
     assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
     state, actions = one_node(*hung, DeadlineReached(26.0), *STARTED, max_restarts=1, **HUNG)
     assert actions == [Observe()]
-    assert state.job.still == {}
+    assert state.job.idle == {}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_a_suspended_job_does_not_hang():
     assert one_node(*suspended, **HUNG)[0].node.deadline is None
     resumed = (*suspended, SignalReceived(SIGCONT, 103.5))
     state, _ = one_node(*resumed, **HUNG)
-    assert (state.node.deadline, state.node.still_since) == (104.0, 101.0)
+    assert (state.node.deadline, state.node.idle_since) == (104.0, 101.0)
     assert one_node(*resumed, *looks(104), **HUNG)[0].node.phase is Phase.RUNNING
     assert one_node(*resumed, *looks(104, 105), **HUNG)[0].node.phase is Phase.STOPPING
 
@@ -170,12 +171,12 @@ def test_what_was_seen_of_a_job_that_was_suspended_meanwhile_does_not_count():
     asked = (*FIRST, *looks(2), DeadlineReached(3.0), SignalReceived(SIGTSTP, 3.1), Observed(False, 3.2))
     state, actions = one_node(*asked, **HUNG)
     assert actions == []
-    assert state.node.still_since == 3.2
+    assert state.node.idle_since == 3.2
 
 
 def test_a_look_that_comes_late_counts_no_more_than_one_that_comes_in_time():
     late = (*FIRST, *looks(2, 9))  # the machine was slow, or everything was paused for less than the clock notices
-    assert one_node(*late, **HUNG)[0].node.still_since == 7.0
+    assert one_node(*late, **HUNG)[0].node.idle_since == 7.0
     assert one_node(*late, *looks(10), **HUNG)[0].node.phase is Phase.RUNNING
 
 
@@ -210,7 +211,7 @@ def test_a_node_reports_each_look_that_has_found_no_movement():
     said = []
     events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, moved=True), *looks(5))
     for event in events:
-        state, actions = node.step(state, event)
+        state, actions = node_step(state, event)
         said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportStill)]
     assert said == [(2, 1.0), (3, 2.0), (5, 1.0)]
 
@@ -257,12 +258,12 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
     policy = replace(POLICY_OF_THREE, max_restarts=1)
     hung = [*met(), *STILL, *(stopping(id, 21.0) for id in range(3))]
     state, _ = history(policy, [*hung, job.DeadlineReached(21.0)])
-    assert (state.generation, state.still) == (1, {})
+    assert (state.generation, state.idle) == (1, {})
 
 
 # --- without --hang-timeout
 
-AT_REST = {"policy": replace(POLICY, look_at_rest=101.0)}
+AT_REST = {"policy": replace(POLICY, lazy_progress_interval=101.0)}
 
 
 def rested(*seconds: float, moved: bool = False) -> tuple[node.Event, ...]:
@@ -340,7 +341,7 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
             id, at = turn_of_node * stride % nodes, (turn + turn_of_node / nodes) * period
             if turn == 7 and id == 3:
                 began[id] = at - 20.0
-            state, then = job.step(state, NodeStill(id, began[id], at))
+            state, then = job_step(state, NodeStill(id, began[id], at))
             said += [action for action in then if isinstance(action, NameStill)]
     assert len(said) == 2
     assert counted.scans < 30

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddplaunch.supervise.import_failure import import_failure
+from ddplaunch.supervise.first_failure import import_failure
 from ddplaunch.supervise.job import DeadlineReached, EndJob, NodeEnded, NodeStopping, Print, ReportFailure
 from ddplaunch.supervise.node import CAUSE_TIMEOUT, Exit, Phase, StopWorkers
 from ddplaunch.supervise.node import DeadlineReached as NodeDeadline

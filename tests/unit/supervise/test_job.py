@@ -7,7 +7,7 @@ from msgspec.structs import asdict, replace
 
 from ddplaunch.supervise import job
 from ddplaunch.supervise.job import (
-    OWN,
+    SELF_ID,
     Action,
     BeginFailed,
     BeginGeneration,
@@ -51,6 +51,7 @@ from tests.unit.supervise.job_histories import (
     stopped,
     stopping,
 )
+from tests.unit.supervise.phases import job_step
 
 FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:1234"
 
@@ -411,19 +412,19 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
     )
     state, _ = job.begin(policy, 0.0)
     clock = 0.0
-    state, _ = job.step(state, Joined(member(OWN), clock))
+    state, _ = job_step(state, Joined(member(SELF_ID), clock))
     for event in happened:
         clock += 10.0
         fresh = isinstance(event, Joined) and event.member.id in state.members
         if fresh or (isinstance(event, NodeEnded) and not _runs(state, event.id)):
             continue
-        state, actions = job.step(state, _at(event, clock))
+        state, actions = job_step(state, _at(event, clock))
         for action in actions:
             if isinstance(action, (StopNodes, KillNodes)):
                 assert all(_runs(state, id) for id in action.ids)
             if isinstance(action, BeginGeneration):
                 assert policy.min_nodes <= len(action.order) <= policy.max_nodes
-                assert action.order[0] == OWN
+                assert action.order[0] == SELF_ID
                 assert [state.members[id].place for id in action.order] == list(range(len(action.order)))
         if state.phase is Phase.ENDED:
             assert state.status is not None
@@ -432,9 +433,9 @@ def test_whatever_happens_the_job_can_always_end_and_nobody_is_forgotten(happene
         for id in list(state.members):
             if _runs(state, id):
                 clock += 1
-                state, _ = job.step(state, ended(id, clock, end(id, "abcdef"[id], clock)))
+                state, _ = job_step(state, ended(id, clock, end(id, "abcdef"[id], clock)))
         clock += 1000
-        state, _ = job.step(state, DeadlineReached(clock))
+        state, _ = job_step(state, DeadlineReached(clock))
     assert state.phase is Phase.ENDED
 
 

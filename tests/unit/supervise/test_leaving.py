@@ -24,7 +24,7 @@ from ddplaunch.supervise.job import (
     ReportFailure,
     StopNodes,
 )
-from ddplaunch.supervise.job.leaving import REGROUP
+from ddplaunch.supervise.job.step import REGROUP
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import ELASTIC, end, ended, failing, history, member, met, silent, stopping
 

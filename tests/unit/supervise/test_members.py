@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddplaunch.supervise.frozen_map import FrozenMap
-from ddplaunch.supervise.job.state import Member, Members
+from ddplaunch.supervise.job.members import FrozenMap, Member, Members
 
 KEYS = st.one_of(st.integers(0, 3), st.integers(120, 135), st.integers(0, 20_000))  # within a part, at its border, far
 
@@ -48,4 +47,4 @@ def test_members_know_who_has_which_place_and_whether_all_have_ended(steps: list
         assert members.have_ended == Members.of(plain.values()).have_ended
         for place in (0, 1, 2, 3, 127, 128):
             has_place = place == 0 or place % 3
-            assert members.at(place) == (plain.get(place) if has_place else None)
+            assert members.with_fixed_rank(place) == (plain.get(place) if has_place else None)

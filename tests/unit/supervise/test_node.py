@@ -35,6 +35,7 @@ from ddplaunch.supervise.node import (
 )
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
+from tests.unit.supervise.phases import node_step
 
 
 def after(*events: node.Event, policy: Policy = POLICY) -> tuple[State, list[node.Action]]:
@@ -42,7 +43,7 @@ def after(*events: node.Event, policy: Policy = POLICY) -> tuple[State, list[nod
     state: State = node.begin(policy)
     actions: tuple[node.Action, ...] = ()
     for event in events:
-        state, actions = node.step(state, event)
+        state, actions = node_step(state, event)
     return state, list(actions)
 
 

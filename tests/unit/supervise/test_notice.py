@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.supervise.notice import all_left
+from ddplaunch.supervise.job.ending import all_exited_after
 from ddplaunch.supervise.outcome import WorkerError
 from tests.unit.builders import worker_exit
 
@@ -42,13 +42,13 @@ FAILED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", LEFT)
 def test_a_worker_has_left_if(what: str) -> None:
-    assert all_left([end(code=0), end(**LEFT[what])], SIGUSR1, 0)
+    assert all_exited_after([end(code=0), end(**LEFT[what])], SIGUSR1, 0)
 
 
 @pytest.mark.parametrize("what", FAILED)
 def test_a_worker_has_failed_if(what: str) -> None:
-    assert not all_left([end(code=0), end(**FAILED[what])], SIGUSR1, 0)
+    assert not all_exited_after([end(code=0), end(**FAILED[what])], SIGUSR1, 0)
 
 
 def test_the_signal_that_stopped_the_job_counts_as_the_notice_does() -> None:
-    assert all_left([end(signal=SIGINT)], SIGUSR1, SIGINT)
+    assert all_exited_after([end(signal=SIGINT)], SIGUSR1, SIGINT)

@@ -1,18 +1,19 @@
-"""Which agent has which place, whether one may take part, and what they should have in common. Pure."""
+"""Which node rank each agent gets, whether one may take part, and what all should have in common. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.supervise.job.state import OWN, Member, State
+from ddplaunch.supervise.job.members import Member
+from ddplaunch.supervise.job.state import State
 
 
 def why_refused(state: State, member: Member) -> str | None:
-    """Say why an agent cannot take part; None if it can."""
+    """Return why an agent cannot take part; None if it can."""
     max_nodes, wanted = state.policy.max_nodes, member.wanted
     if wanted is not None and wanted >= max_nodes:
         return f"node rank {wanted}: the job has {_nodes(max_nodes)}, node ranks 0 to {max_nodes - 1}"
-    if wanted is not None and (other := state.members.at(wanted)) is not None:
+    if wanted is not None and (other := state.members.with_fixed_rank(wanted)) is not None:
         return f"node rank {wanted} is taken by {other.host}"
     if len(state.members) == max_nodes:
         hosts = ", ".join(other.host for other in list(state.members.values())[:8])
@@ -25,36 +26,37 @@ def hint_to_refused(state: State, member: Member) -> str:
     if len(state.members) == state.policy.max_nodes:
         hint = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
     else:
-        free = next(place for place in range(1, state.policy.max_nodes) if state.members.at(place) is None)
+        free = next(rank for rank in range(1, state.policy.max_nodes) if state.members.with_fixed_rank(rank) is None)
         hint = f"give each node a rank of its own: `--node-rank {free}` is free"
-    other = None if member.wanted is None else state.members.at(member.wanted)
+    other = None if member.wanted is None else state.members.with_fixed_rank(member.wanted)
     if other is not None and other.host == member.host:
         hint += "; or, if the agent with that rank has just ended, try again once the job has noticed"
     return hint
 
 
-def order(members: Mapping[int, Member]) -> tuple[Member, ...]:
-    """Return the agents by place: the coordinator's own first, each at its wanted place, the others in between.
+def by_node_rank(members: Mapping[int, Member]) -> tuple[Member, ...]:
+    """Return the agents of the next generation by node rank.
 
-    Agents that had a place before come before new ones, so that ranks change as little as they can.
+    The coordinator's own agent is node 0; others have the rank that their user gave them, if the job is large enough for it.
+    Of the rest, agents of the last generation come before new ones, so that ranks change as little as they can.
     """
     number = len(members)
-    places: dict[int, Member] = {0: members[OWN]}
+    ranked: dict[int, Member] = {}
     rest = []
     for member in members.values():
-        if member.id != OWN:
-            if member.wanted is not None and member.wanted < number:
-                places[member.wanted] = member
-            else:
-                rest.append(member)
+        rank = member.fixed_rank
+        if rank is not None and rank < number:
+            ranked[rank] = member
+        else:
+            rest.append(member)
     rest.sort(key=lambda member: (_or_last(member.wanted), _or_last(member.place), member.id))
-    free = (place for place in range(number) if place not in places)
-    places.update(zip(free, rest, strict=True))
-    return tuple(places[place] for place in range(number))
+    free = (rank for rank in range(number) if rank not in ranked)
+    ranked.update(zip(free, rest, strict=True))
+    return tuple(ranked[rank] for rank in range(number))
 
 
 def waiting(state: State) -> str:
-    """Describe how many nodes have joined, and which the rendezvous waits for."""
+    """Return a line on how many nodes have joined, and which the rendezvous waits for."""
     here, policy = len(state.members), state.policy
     if here >= policy.min_nodes:
         enough = f"{here} of {policy.min_nodes} to {policy.max_nodes} nodes joined"
@@ -65,41 +67,40 @@ def waiting(state: State) -> str:
 
 
 def _command_of_a_missing_node(state: State) -> str:
-    """Where to type what, for the first node that has not joined, and which others there are."""
+    """Return where to type what, for the first node that has not joined, and which other nodes are missing."""
     command = state.policy.command
     if "--node-rank=" not in command:
         absent = state.policy.min_nodes - len(state.members)
         return f"{_nodes(absent).replace(' ', ' more ')} run: {' '.join(command)}"
     taken = {0, *(member.wanted for member in state.members.values())}
-    first, *others = (place for place in range(state.policy.max_nodes) if place not in taken)
+    first, *others = (rank for rank in range(state.policy.max_nodes) if rank not in taken)
     text = " ".join(f"{word}{first}" if word == "--node-rank=" else word for word in command)
-    more = ", ".join(str(place) for place in others[:8]) + (", ..." if others[8:] else "")
+    more = ", ".join(map(str, others[:8])) + (", ..." if others[8:] else "")
     return f"node {first} run: {text}" + (f"; likewise on node {more}" if others else "")
 
 
 def joined(state: State) -> str:
-    """Describe how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
+    """Return how many nodes have joined: "2 of 3 nodes joined (a, b)"."""
     hosts = [member.host for member in state.members.values()]
     return f"{len(hosts)} of {_nodes(state.policy.min_nodes)} joined ({', '.join(hosts[:8])}{', ...' if hosts[8:] else ''})"
 
 
 def missing(state: State) -> str:
-    """Name the nodes that have not joined yet, as far as they are known: "node 1 (b), node 2 (c)", "2 more"."""
+    """Return the nodes that have not joined yet, as far as they are known: "node 1 (b), node 2 (c)", "2 more"."""
     here, policy = state.members.values(), state.policy
     taken = {0, *(member.wanted for member in here)}
-    by_rank = policy.min_nodes == policy.max_nodes and all(
-        member.wanted is not None or member.id == OWN for member in here
-    )
-    if not by_rank or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):
+    all_have_ranks = policy.min_nodes == policy.max_nodes and all(member.fixed_rank is not None for member in here)
+    # the coordinator's own agent alone, which is always node 0, does not show whether users give ranks to the others
+    if not all_have_ranks or (len(here) == 1 and not policy.names and "--node-rank=" not in policy.command):
         return f"{policy.min_nodes - len(here)} more"
-    absent = [place for place in range(policy.max_nodes) if place not in taken]
+    absent = [rank for rank in range(policy.max_nodes) if rank not in taken]
     names = dict(enumerate(policy.names))
-    shown = ", ".join(f"node {place} ({names[place]})" if place in names else f"node {place}" for place in absent[:8])
+    shown = ", ".join(f"node {rank} ({names[rank]})" if rank in names else f"node {rank}" for rank in absent[:8])
     return f"{shown}{', ...' if len(absent) > 8 else ''}"
 
 
 def disagreements(members: Sequence[Member]) -> list[str]:
-    """Say what differs between the nodes and should not, one sentence each."""
+    """Return what differs between the nodes and should not, one sentence each."""
     sentences = []
     for what in dict.fromkeys(name for member in members for name, _ in member.agreed):
         holders: dict[str, str] = {}
@@ -112,8 +113,8 @@ def disagreements(members: Sequence[Member]) -> list[str]:
     return sentences
 
 
-def _or_last(place: int | None) -> float:
-    return float("inf") if place is None else place
+def _or_last(node_rank: int | None) -> float:
+    return float("inf") if node_rank is None else node_rank
 
 
 def _nodes(number: int) -> str:
