@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.control.questions import AskStatus, NodeStatus, WorkerStatus
+from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
+from ddplaunch.plan.ranks import compress
 from ddplaunch.process.regular_file import read_json
 from ddplaunch.report import old_runs, other_host, run_socket
 from ddplaunch.report.state_folder import runs_folder
@@ -22,7 +23,7 @@ from ddplaunch.report.words import these_ranks
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
-_SHOWN = 5  # runs that an error names
+_SHOWN = 5  # runs that an error names, nodes that have a line each
 
 
 class Elsewhere(Struct, frozen=True):
@@ -121,6 +122,28 @@ def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
     for node in replies.nodes:
         if isinstance(node.answer, NodeStatus):
             yield from ((node, worker) for worker in node.answer.workers)
+
+
+def silent(nodes: Iterable[NodeReply]) -> list[str]:
+    """Say which nodes have not answered, and why: each in a line of its own, or more than a few for one reason together."""
+    by_reason: dict[str, list[NodeReply]] = {}
+    for node in nodes:
+        if isinstance(node.answer, NoAnswer):
+            by_reason.setdefault(node.answer.reason, []).append(node)
+    lines = []
+    for reason, those in by_reason.items():
+        ranks = [node.node_rank for node in those if node.node_rank is not None]
+        if len(those) <= _SHOWN:
+            lines += [f"{_node(node)} {reason}" for node in those]
+        elif len(ranks) == len(those):
+            lines.append(f"each of nodes {compress(ranks)} {reason}")
+        else:
+            lines.append(f"each of {some(map(_node, those), _SHOWN)} {reason}")
+    return lines
+
+
+def _node(node: NodeReply) -> str:
+    return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
 
 
 def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> RunReplies:

@@ -62,8 +62,7 @@ def render(replies: RunReplies) -> Block:
     if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
         shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
         parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
-    problems = [f"{_name(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
-    problems += [below(replies.problem)] if replies.problem else []
+    problems = [*find.silent(replies.nodes), *([below(replies.problem)] if replies.problem else [])]
     parts += [line(f"  {below(run.straggler)}")] if run.straggler else []
     return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
 
@@ -130,10 +129,6 @@ def _by_rank(nodes: Sequence[NodeReply]) -> list[NodeReply]:
 
 def _workers(node: NodeReply) -> tuple[WorkerStatus, ...]:
     return node.answer.workers if isinstance(node.answer, NodeStatus) else ()
-
-
-def _name(node: NodeReply) -> str:
-    return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
 
 
 def _pace(steps_per_second: float) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddplaunch.control.questions import AskStacks, NoAnswer, NodeStacks
-from ddplaunch.control.requests import NodeReply
+from ddplaunch.control.questions import AskStacks, NodeStacks
 from ddplaunch.errors import LaunchError, below
 from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory
@@ -65,7 +64,7 @@ def show(
     # the program's paths are shown as its own report shows them, where both have the same working directory
     cwd = working_directory() or ""
     waits = explain(samples, cwd)
-    silent = [f"{_node(node)} {node.answer.reason}" for node in replies.nodes if isinstance(node.answer, NoAnswer)]
+    silent = find.silent(replies.nodes)
     if replies.problem:
         silent.append(f"run {name} {below(replies.problem)}")
     if as_json:
@@ -87,10 +86,6 @@ def _line(shown: Line) -> Block:
     if shown.who:
         return line((shown.who, NAME), ": ", shown.text)
     return line((shown.text, NOTE if shown.is_library else ""))
-
-
-def _node(node: NodeReply) -> str:
-    return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
 
 
 def _plain(value: Any) -> Any:

@@ -60,7 +60,7 @@ def show(env: Mapping[str, str], *, stop: bool) -> str:
         except OSError:
             sentences.append(_silent(name, stop=stop))
     lines = [section(*map(line, sentences))] if sentences else []
-    blocks = [*([table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1])] if rows else []), *lines]
+    blocks = [*([table(rows, header=_COLUMNS, styles=(NAME,), right=_COLUMNS[:1], wraps=True)] if rows else []), *lines]
     return written(blocks, Look.of_stdout(env)) if blocks else "no interpreter is kept warm"
 
 

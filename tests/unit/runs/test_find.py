@@ -123,6 +123,21 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
 
 
 @pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ((1, 2), ["node 1 (host1) is lost", "node 2 (host2) is lost"]),
+        (range(1, 1001), ["each of nodes 1-1000 is lost"]),
+        ((None,) * 7, ["each of hostNone, hostNone, hostNone, hostNone, hostNone and 2 more is lost"]),
+    ],
+    ids=["few", "many", "before all have met"],
+)
+def test_many_nodes_that_have_not_answered_for_one_reason_are_named_in_one_line(ranks, said):
+    nodes = [NodeReply(node_rank=rank, host=f"host{rank}", answer=NoAnswer("is lost")) for rank in ranks]
+    other = NodeReply(node_rank=2000, host="far", answer=NoAnswer("does not know"))
+    assert find.silent([*nodes, other]) == [*said, "node 2000 (far) does not know"]
+
+
+@pytest.mark.parametrize(
     ("place", "name"),
     [(SocketPlace("/runs/a.b", "socket"), "a.b"), (SocketPlace("/tmp/ddplaunch-0", "a.b.0123abcd"), "a.b")],
 )
