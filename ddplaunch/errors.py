@@ -132,7 +132,7 @@ def some(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def expendable(call: Callable[[], None], failed: Callable[[str], None]) -> None:
+def expendable(call: Callable[[], object], failed: Callable[[str], None]) -> None:
     """Call what a job can do without: what fails in it, such as files of another version, goes to `failed` and ends no job."""
     try:
         call()

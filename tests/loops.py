@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -14,11 +15,14 @@ from ddplaunch.process.clock import Clock
 class _Sleepless(selectors.DefaultSelector):
     """Sleeps by moving the time."""
 
-    time = 1000.0
+    time = 0.0
     slept = 0  # times
+    patience = 0.0  # real seconds to wait for descriptors
+    ready = 0  # descriptors, the last time
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
+        ready = super().select(self.patience)
+        self.ready = len(ready)
         if not ready and timeout != 0:
             assert timeout is not None, "the loop would sleep for ever"
             self.slept += 1
@@ -49,12 +53,13 @@ class FakeAsked:
 class FakeLoop(Loop):
     """See above; `events` are those that no handler has taken."""
 
-    def __init__(self, handle: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, at: float = 1000.0) -> None:
         self._sleepless = _Sleepless()
+        self._sleepless.time = at
         super().__init__(Clock(lambda: self._sleepless.time), self._sleepless)
         self.events: list[Any] = []
+        self.handle = self.events.append
         self.questions: list[FakeAsked] = []
-        self._handle = handle or self.events.append
 
     def ask(
         self,
@@ -70,6 +75,11 @@ class FakeLoop(Loop):
         return asked
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is watched and no timer is set."""
+        return not self._watched and self.deadline is None
+
+    @property
     def slept(self) -> int:
         """How often the loop has slept."""
         return self._sleepless.slept
@@ -79,10 +89,6 @@ class FakeLoop(Loop):
         """When the first timer is due."""
         first = min((timer.at for timer in self._timers), default=inf)
         return None if first == inf else first
-
-    def run_once(self, handle: Callable[[Any], object] | None = None) -> None:
-        """Serve what is due; without anything, move the time."""
-        super().run_once(handle or self._handle)
 
     def serve(self) -> None:
         """Serve what is due now, until nothing is."""
@@ -96,6 +102,28 @@ class FakeLoop(Loop):
             ends = self.timer(until, lambda: reached.append(True))
             self.run_once()
             ends.cancel()
+
+    def turn(self, patience: float = 0.005) -> int:
+        """Serve what has come, after at most so many real seconds, while the time of the loop stands; return how much that is."""
+        self._sleepless.patience = patience
+        try:
+            self.timer(self.now(), lambda: None)
+            self.run_once()
+        finally:
+            self._sleepless.patience = 0
+        return self._sleepless.ready
+
+    def until(self, condition: Callable[[], object], what: Callable[[], object] = lambda: None) -> None:
+        """Serve what comes until this is true, while the time of the loop stands."""
+        give_up = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < give_up, what()
+            self.turn()
+
+    def advance(self, seconds: float) -> None:
+        """Let the time pass at once; what has become due is served by what comes next."""
+        self._sleepless.time += seconds
+        self.clock._seen += seconds  # it was asleep, and not paused
 
     def pause(self, seconds: float) -> None:
         """Let the time pass without this process."""

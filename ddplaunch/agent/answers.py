@@ -34,7 +34,7 @@ from ddplaunch.stacks import Sample
 from ddplaunch.stacks.sent import sent
 
 if TYPE_CHECKING:
-    from ddplaunch.process.ask import Asked
+    from ddplaunch.loop.loop import Asked
 
 _ROOM = 4096  # bytes of a frame for what is around an answer
 _NO_ROOM = NoAnswer("could not create the process that asks the workers")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ddplaunch import __version__
+from ddplaunch.agent.events import ClientAsked, ClientGone, ClientsFailed
 from ddplaunch.control import requests
 from ddplaunch.control.frames import Decoder, FrameError, pack
 from ddplaunch.coordinator.questions import Asker
+from ddplaunch.errors import expendable
 from ddplaunch.fields import Malformed, line
-from ddplaunch.process import clock
-
-if TYPE_CHECKING:
-    from ddplaunch.agent.debuggers import Visitor
+from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.loop import READ, WRITE, Loop
 
 REQUEST_TIMEOUT = 5.0  # seconds in which a client has to send its request
 READ_TIMEOUT = 10.0  # seconds, beyond those that the nodes have, in which it has to read the replies
@@ -25,32 +22,26 @@ _CHUNK = 1 << 16  # bytes
 class Client:
     """One connection: a request comes, replies go as far as they are read."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        selector: selectors.BaseSelector,
-        guard: Callable[[Callable[[], None]], None],
-        *,
-        asked: Callable[[Client, requests.Request], None],
-        gone: Callable[[Client], None],
-    ) -> None:
-        self.until: float | None = clock.now() + REQUEST_TIMEOUT  # by the clock of deadlines
+    def __init__(self, loop: Loop, sock: socket.socket, number: int) -> None:
+        self.number = number
         self.awaits_end = False
         self.asker: Asker | None = None
-        self.visitor: Visitor | None = None
+        self._loop = loop
         self._sock = sock
-        self._selector = selector
-        self._asked = asked
-        self._gone = gone
         self._decoder = Decoder()
-        self._queue = bytearray()
+        self._buffer = SendBuffer(sock.sendmsg)
         self._has_asked = False
         self._is_last = False  # nothing follows what waits
-        self._ready = lambda: guard(self._served)
-        selector.register(sock, selectors.EVENT_READ, self._ready)
+        self._time_is_up = loop.timer(loop.now() + REQUEST_TIMEOUT, self.close)
+        loop.watch(sock, self._ready)
+
+    def _ready(self) -> None:
+        expendable(self._served, lambda why: self._loop.post(ClientsFailed(why)))
 
     def _served(self) -> None:
         self._flush()
+        if self._sock.fileno() < 0:
+            return
         try:
             data = self._sock.recv(_CHUNK)
         except BlockingIOError:
@@ -75,8 +66,13 @@ class Client:
         except (FrameError, Malformed) as error:
             self.refuse(f"ddplaunch {__version__}, which runs it, does not know this request: {error}")
             return
-        self._has_asked, self.until = True, None
-        self._asked(self, request)
+        self._has_asked = True
+        self._time_is_up.cancel()
+        self._loop.post(ClientAsked(self.number, request))
+
+    def limit(self, seconds: float) -> None:
+        """Drop the connection in so many seconds, and in those that the client has to read the replies."""
+        self._time_is_up.set(self._loop.now() + seconds + READ_TIMEOUT)
 
     def refuse(self, reason: str) -> None:
         """Return no answer, and say why."""
@@ -86,53 +82,61 @@ class Client:
     def finish(self, reply: requests.Reply) -> None:
         """Send the last reply."""
         self._is_last = True
-        if self.until is None:
-            self.until = clock.now() + READ_TIMEOUT
+        if not self._time_is_up.is_set:
+            self.limit(0.0)
         self.send(reply)
 
     def send(self, reply: requests.Reply) -> None:
         """Send a reply, or keep it until there is room; nothing once the connection is closed."""
         if self._sock.fileno() < 0:
             return
-        self._queue += pack(requests.encode(reply))
-        self._flush()
+        try:
+            self._buffer.put(pack(requests.encode(reply)))
+        except OSError:
+            self.close()
+            return
+        self._watch()
+
+    def refuse_debugger(self) -> None:
+        """Send that the worker has not come by."""
+        self.finish(requests.Unreached())
 
     def hand_over(self) -> socket.socket | None:
         """Return the connection away, unless it is lost."""
         self.send(requests.Attached())
         if self._sock.fileno() < 0:
             return None
-        self._selector.unregister(self._sock)
+        self._loop.unwatch(self._sock)
+        self._time_is_up.cancel()
         given, self._sock = self._sock, socket.socket()
         self._sock.close()
-        self._gone(self)
+        self._loop.post(ClientGone(self.number))
         return given
 
     @property
     def queued(self) -> int:
         """How many bytes it has not read."""
-        return len(self._queue)
+        return self._buffer.size
 
     def _flush(self) -> None:
         try:
-            while self._queue:
-                del self._queue[: self._sock.send(memoryview(self._queue)[:_CHUNK].tobytes())]
-        except BlockingIOError:
-            pass
+            self._buffer.flush()
         except OSError:
             self.close()
             return
-        if self._queue or not self._is_last:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._queue else 0)
-            if self._sock.fileno() >= 0:
-                self._selector.modify(self._sock, events, self._ready)
-        else:
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._is_last and not self._buffer.size:
             self.close()
+        elif self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, self._ready, READ | WRITE if self._buffer.size else READ)
 
     def close(self) -> None:
         """Drop the connection."""
         if self._sock.fileno() >= 0:
-            self._selector.unregister(self._sock)
+            self._time_is_up.cancel()
+            self._loop.unwatch(self._sock)
             self._sock.close()
-            self._queue.clear()
-            self._gone(self)
+            self._buffer.take()
+            self._loop.post(ClientGone(self.number))

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import os
 import select
-import selectors
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ddplaunch.agent.setup import AgentSetup
-from ddplaunch.agent.workers import Workers
+from ddplaunch.agent.context import AgentContext
+from ddplaunch.agent.workers import CurrentWorkers
 from ddplaunch.errors import below
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
-from ddplaunch.process import clock
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks.kernel import read_status
 from ddplaunch.stacks.take import has_file
 from ddplaunch.supervise import node
-from ddplaunch.supervise.deadline import soonest
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.client import Client
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _BACKLOG = 1024
@@ -40,49 +42,35 @@ class CannotAttach(Exception):
     """No debugger can get into a worker: why, as a sentence."""
 
 
-class Visitor(Struct, frozen=True):
-    """Who wants to attach: `attached` gives the connection away, which from then on is the worker's."""
-
-    attached: Callable[[], socket.socket | None]
-    unreached: Callable[[], None]
-
-
 class _Pending(Struct, frozen=True):
-    visitor: Visitor
+    visitor: Client
     until: float
 
 
 class Debuggers:
     """Takes what workers ask from the moment that it is made."""
 
-    def __init__(
-        self,
-        setup: AgentSetup,
-        selector: selectors.BaseSelector,
-        workers: Callable[[], Workers | None],
-        feed: Callable[[node.Event], None],
-        write: Callable[[str], None],
-    ) -> None:
-        """`workers` gives those of the generation that there is, `write` writes lines for the user.
+    def __init__(self, loop: Loop, context: AgentContext, current: CurrentWorkers) -> None:
+        """Make ready to listen.
 
         Raises:
             OSError: there are too many open files.
-        """
-        self._selector = selector
-        self._generation = workers
-        self._feed = feed
-        self._debugpy_ranks = setup.inputs.spec.debugpy_ranks or frozenset()
-        self._write = write
+        """  # fmt: skip
+        self._loop = loop
+        self._context = context
+        self._current = current
+        self._debugpy_ranks = context.inputs.spec.debugpy_ranks or frozenset()
         self._ports: dict[int, tuple[socket.socket, int]] = {}  # of debugpy, with the connection of the worker
         self._asking: dict[int, socket.socket] = {}  # for the terminal, by rank
         self._pending: dict[int, _Pending] = {}  # those that a worker is to come for
+        self._gives_up = loop.timer(None, self._give_up_pending)
         self._attached: dict[int, tuple[socket.socket, socket.socket]] = {}  # the connections of worker and visitor
         self._hang_ups = select.epoll()  # of visitors; what they send is the worker's, and not looked at
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
-        self._listener.bind("\0" + setup.debug_address)
-        self._acceptor = Acceptor(self._listener, selector, self._accepted, clock=clock.now)
-        selector.register(self._hang_ups, selectors.EVENT_READ, self._hung_up)
+        self._listener.bind("\0" + context.debug_address)
+        self._acceptor = Acceptor(loop, self._listener, self._accepted)
+        loop.watch(self._hang_ups, self._hung_up)
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -100,7 +88,7 @@ class Debuggers:
         if rank is None or uid != os.getuid():
             sock.close()
             return
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._readable, sock, rank))
+        self._loop.watch(sock, partial(self._readable, sock, rank))
 
     def _readable(self, sock: socket.socket, rank: int) -> None:
         try:
@@ -111,20 +99,20 @@ class Debuggers:
             packet = b""
         if packet[:1] == b"E" and rank not in self._asking:
             self._asking[rank] = sock
-            self._feed(node.TerminalAsked(rank, below(packet[1:].decode(errors="replace")), clock.now()))
+            self._loop.post(node.TerminalAsked(rank, below(packet[1:].decode(errors="replace")), self._loop.now()))
         elif (
             packet[:1] == b"A"
             and (pending := self._pending.pop(rank, None)) is not None
-            and (visitor := pending.visitor.attached()) is not None
+            and (visitor := pending.visitor.hand_over()) is not None
         ):
             self._attached[rank] = sock, visitor
             self._hang_ups.register(visitor, select.EPOLLRDHUP | select.EPOLLONESHOT)
             with suppress(OSError):  # it has ended, which is read
                 socket.send_fds(sock, [b"A"], [visitor.fileno()])
-            self._feed(node.DebuggerAttached(rank, clock.now()))
+            self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
         elif packet[:1] == b"P" and packet[1:].isdigit() and rank not in self._ports:
             self._ports[rank] = sock, int(packet[1:])
-            self._feed(node.DebuggerAttached(rank, clock.now()))
+            self._loop.post(node.DebuggerAttached(rank, self._loop.now()))
             self._announce()
         else:
             self._drop(sock, rank)
@@ -144,34 +132,34 @@ class Debuggers:
 
     def _announce(self) -> None:
         """Print how to connect to the workers that wait for a client of debugpy, once all of this node do."""
-        generation = self._generation()
-        here = {plan.rank for plan in generation.plans} if generation is not None else set()
+        workers = self._current.workers
+        here = {plan.rank for plan in workers.plans} if workers is not None else set()
         if self._ports.keys() >= here & self._debugpy_ranks:
             from ddplaunch.report.launch_json import announcement  # few jobs have one
 
-            self._write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
+            self._context.reporter.write(announcement({rank: port for rank, (_, port) in sorted(self._ports.items())}))
 
     @property
     def _workers(self) -> Mapping[int, RunningWorker]:
-        generation = self._generation()
-        return generation.running if generation is not None else {}
+        workers = self._current.workers
+        return workers.running if workers is not None else {}
 
     def _drop(self, sock: socket.socket, rank: int) -> None:
         if sock.fileno() < 0:
             return
-        self._selector.unregister(sock)
+        self._loop.unwatch(sock)
         sock.close()
         if self._asking.get(rank) is sock:
             del self._asking[rank]
-            self._feed(node.TerminalReturned(rank, clock.now()))
+            self._loop.post(node.TerminalReturned(rank, self._loop.now()))
         if rank in self._ports and self._ports[rank][0] is sock:
             del self._ports[rank]
-            self._feed(node.DebuggerDetached(rank, clock.now()))
+            self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
         if rank in self._attached and self._attached[rank][0] is sock:
             _, visitor = self._attached.pop(rank)
             self._hang_ups.unregister(visitor)  # else it stays there as long as anybody has a copy
             visitor.close()
-            self._feed(node.DebuggerDetached(rank, clock.now()))
+            self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
 
     def lend_terminal(self, rank: int) -> None:
         """Return the terminal to a worker that has asked for it."""
@@ -184,8 +172,8 @@ class Debuggers:
         if (sock := self._asking.get(rank)) is not None:
             self._drop(sock, rank)
 
-    def attach(self, rank: int, visitor: Visitor) -> None:
-        """Have a worker open a debugger for a visitor; `unreached` is called if it does not come by.
+    def attach(self, rank: int, visitor: Client) -> None:
+        """Have a worker open a debugger for a client, which is told if the worker does not come by.
 
         Raises:
             CannotAttach: it cannot.
@@ -200,27 +188,24 @@ class Debuggers:
         if why := _why_not(worker):
             raise CannotAttach(f"rank {rank} {why}")
         self.listen()
-        self._pending[rank] = _Pending(visitor, clock.now() + _WITHIN)
+        self._pending[rank] = _Pending(visitor, self._loop.now() + _WITHIN)
+        self._gives_up.set_by(self._loop.now() + _WITHIN)
         worker.signal(ATTACH_SIGNAL)
 
-    def forget(self, visitor: Visitor) -> None:
-        """Have no worker come for this one any more."""
+    def forget(self, client: int) -> None:
+        """Have no worker come for the client of this number any more."""
         for rank, pending in list(self._pending.items()):
-            if pending.visitor is visitor:
+            if pending.visitor.number == client:
                 del self._pending[rank]
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return soonest(self._acceptor.deadline, *(pending.until for pending in self._pending.values()))
-
-    def expire(self, now: float) -> None:
-        """Return up workers that have not come by; accept again after a pause."""
-        self._acceptor.expire(now)
+    def _give_up_pending(self) -> None:
+        """Give up workers that have not come by."""
+        now = self._loop.now()
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:
                 del self._pending[rank]
-                pending.visitor.unreached()
+                pending.visitor.refuse_debugger()
+        self._gives_up.set(min((pending.until for pending in self._pending.values()), default=None))
 
     def detach_all(self) -> None:
         """Have workers that are asked to end go on with that: their visitors are gone."""
@@ -234,7 +219,8 @@ class Debuggers:
         held = [*self._attached.items(), *self._ports.items()]
         for rank, sock in [*self._asking.items(), *((rank, pair[0]) for rank, pair in held)]:
             self._drop(sock, rank)
-        self._selector.unregister(self._hang_ups)
+        self._gives_up.cancel()
+        self._loop.unwatch(self._hang_ups)
         self._hang_ups.close()
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import selectors
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.context import AgentContext
+from ddplaunch.agent.events import ChildEnded
+from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Plan
 from ddplaunch.plan.variables import of_fork_server
-from ddplaunch.process import clock
 from ddplaunch.process.fork_requests import Fork, ServerLost
 from ddplaunch.process.fork_server import ForkServer
 from ddplaunch.process.start import StartError
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ddplaunch.process.child import Child
     from ddplaunch.process.guard import Guard, GuardedChild
     from ddplaunch.process.tree import Process
-    from ddplaunch.warm.find import Place
 
 SLOW = 10.0  # seconds of imports that are worth a word
 
@@ -26,30 +26,18 @@ SLOW = 10.0  # seconds of imports that are worth a word
 class Forker:
     """A fork server, or the guard of an interpreter that is kept warm; lives on, for the next generation, until `close`."""
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        note: Callable[[str], None],
-        child_ended: Callable[[], None],
-        warm: Place | None,
-        output: int,
-    ) -> None:
-        """`warm` is the interpreter that is kept warm; a guard keeps `output` open; `note` prints a sentence for the user.
-
-        `child_ended` is called when nothing is left any more of what a guard that was killed has left.
-        """
-        self._selector = selector
-        self._note = note
-        self._child_ended = child_ended
-        self._warm = warm  # until it is not to be used any more
-        self._output = output
+    def __init__(self, loop: Loop, context: AgentContext) -> None:
+        self._loop = loop
+        self._note = context.reporter.print
+        self._warm = context.inputs.warm  # until it is not to be used any more
+        self._output = context.queue.fileno()  # which a guard keeps open
         self._is_asked = True
         self._server: ForkServer | Guard | None = None
         self._guard: Guard | None = None  # the parent of workers, even where it forks no more
         self._wanted: tuple[object, ...] | None = None  # what the server was started for, or failed to be
         self._start_server: Callable[[], ForkServer]
         self._why_lost = ""  # while no worker has had to do without it
-        self.deadline: float | None = None  # when `expire` is to be called at the latest
+        self._is_late = loop.timer(None, self._say_that_it_takes_long)
 
     def prepare(self, plan: Plan, caller: Mapping[str, str], handled: Collection[int]) -> None:
         """Make ready for a generation: start the fork server, if this plan needs one, and none that fits is there already.
@@ -83,23 +71,19 @@ class Forker:
                 within = SLOW if self._warm.is_new else find.ANSWER_WITHIN
         except (StartError, ServerLost) as error:
             return self._lose(str(error))
-        self._selector.register(self._server, selectors.EVENT_READ, partial(self._readable, self._server))
-        self.deadline = clock.now() + within
+        self._loop.watch(self._server, partial(self._readable, self._server))
+        self._is_late.set(self._loop.now() + within)
         return None
 
-    def expire(self, now: float) -> None:
+    def _say_that_it_takes_long(self) -> None:
         """Say, once, that the imports take long: without them no worker is started. What is warm already has them."""
-        if self.deadline is not None and now >= self.deadline:
-            self.deadline = None
-            if self._server is None or self._server.is_ready:
-                return
-            if self._warm is not None and not self._warm.is_new:
-                self._lose("it does not answer")
-                return
-            imports = (
-                f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
-            )
-            self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
+        if self._server is None or self._server.is_ready:
+            return
+        if self._warm is not None and not self._warm.is_new:
+            self._lose("it does not answer")
+            return
+        imports = f"the fork server (pid {self._server.pid})" if self._server.pid else "the interpreter to be kept warm"
+        self._note(f"{imports} is still importing after {SLOW:g} s; --start-method spawn does without it")
 
     @property
     def is_there(self) -> bool:
@@ -141,15 +125,15 @@ class Forker:
             server.read()
         except ServerLost as error:
             if server is self._guard:
-                self._selector.unregister(server)
+                self._loop.unwatch(server)
                 self._guard.is_over = True
                 self._give_up(str(error))
-                self._child_ended()
+                self._loop.post(ChildEnded())
             else:
                 self._lose(str(error))
             return
         if server.is_ready:
-            self.deadline = None
+            self._is_late.cancel()
             if self._warm is not None:
                 self._guard = server  # type: ignore[assignment]  # what is warm has no other
         while server.notes and self._is_asked:
@@ -180,11 +164,12 @@ class Forker:
         guard, self._guard = self._guard, None
         if guard is not None:
             if not guard.is_over:
-                self._selector.unregister(guard)
+                self._loop.unwatch(guard)
             guard.close()
 
     def _end(self) -> None:
-        server, self._server, self.deadline = self._server, None, None
+        server, self._server = self._server, None
+        self._is_late.cancel()
         if server is not None and server is not self._guard:
-            self._selector.unregister(server)
+            self._loop.unwatch(server)
             server.close()

@@ -5,46 +5,42 @@ It is made when it is first needed; it decides nothing, and what it finds become
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.setup import AgentSetup
+from ddplaunch.agent.context import AgentContext
+from ddplaunch.agent.events import QuestionAnswered
 from ddplaunch.agent.stack_taker import StackTaker
-from ddplaunch.agent.workers import Workers
+from ddplaunch.agent.workers import CurrentWorkers, Workers
 from ddplaunch.errors import visible
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
 from ddplaunch.stacks import Sample
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.client import Client
     from ddplaunch.agent.debuggers import Debuggers
     from ddplaunch.agent.observer import Observer
     from ddplaunch.control.questions import Answer, Question
+    from ddplaunch.loop.loop import Asked
     from ddplaunch.plan import Plan
-    from ddplaunch.process.ask import Asked
+
+
+MAX_QUESTIONS = 8  # that children answer at once
 
 
 class Inspection:
-    """Of one generation after another; `workers` gives those that there are."""
+    """Of one generation after another: what was asked about the workers of one is not told of those of the next."""
 
-    def __init__(
-        self,
-        setup: AgentSetup,
-        selector: selectors.BaseSelector,
-        workers: Callable[[], Workers | None],
-        feed: Callable[[node.Event], None],
-        write: Callable[[str], None],
-    ) -> None:
-        self._setup = setup
-        self._selector = selector
-        self._workers = workers
-        self._feed = feed
-        self._write = write
-        self._taker = StackTaker(selector, setup.draft.workers[0].host)
+    def __init__(self, loop: Loop, context: AgentContext, current: CurrentWorkers) -> None:
+        self._loop = loop
+        self._context = context
+        self._current = current
+        self._taker = StackTaker(loop, context.draft.workers[0].host)
         self._observer: Observer | None = None
         self._debuggers: Debuggers | None = None
+        self._asked: dict[int, Asked[Any]] = {}  # the children that answer, by the number of the question
         self.samples: tuple[Sample, ...] = ()  # where the workers were when they had to end
 
     def begin(self) -> None:
@@ -56,10 +52,10 @@ class Inspection:
         self._taker.take(workers.running.values(), within, partial(self._stacks_taken, workers), made=tuple, ras=ras)
 
     def _stacks_taken(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
-        if workers is self._workers():  # those of the generation before have ended by themselves
+        if workers is self._current.workers:  # those of the generation before have ended by themselves
             self.samples = tuple(samples or ())
             waiting = frozenset(self._standing()) if self.samples else frozenset[int]()
-            self._feed(node.StacksTaken(clock.now(), waiting))
+            self._loop.post(node.StacksTaken(self._loop.now(), waiting))
 
     def _standing(self, samples: Sequence[Sample] | None = None) -> dict[int, object]:
         """Where each worker stands that waits in a collective, by rank; without samples, by those that were taken for its end."""
@@ -74,10 +70,10 @@ class Inspection:
         self._taker.take(running, within, partial(self._stuck_found, workers), made=tuple)
 
     def _stuck_found(self, workers: Workers, samples: Sequence[Sample] | None) -> None:
-        if workers is self._workers():
+        if workers is self._current.workers:
             before = self._standing()
             stuck = (rank for rank, at in self._standing(samples or ()).items() if before.get(rank) == at)
-            self._feed(node.StuckFound(frozenset(stuck), clock.now()))
+            self._loop.post(node.StuckFound(frozenset(stuck), self._loop.now()))
 
     def keep_stacks(self, workers: Workers) -> None:
         """Write where these workers were to the folder of the run, if that is known."""
@@ -92,22 +88,42 @@ class Inspection:
         if self._observer is None:
             from ddplaunch.agent.observer import Observer  # most jobs need none
 
-            self._observer = Observer(self._taker)
+            self._observer = Observer(self._loop, self._taker)
         self._observer.look(workers, partial(self._observed, workers), asks=asks)
 
     def _observed(self, workers: Workers, moved: bool) -> None:
-        if workers is self._workers():
-            self._feed(node.Observed(moved, clock.now()))
+        if workers is self._current.workers:
+            self._loop.post(node.Observed(moved, self._loop.now()))
 
-    def answer(self, question: Question, plan: Plan, reply: Callable[[Answer], None]) -> Asked[Any] | None:
-        """Answer a question about the workers, now or later, by a call of `reply`; `plan` tells of them while there are none.
+    def answer(self, number: int, question: Question, plan: Plan) -> None:
+        """Answer a question about the workers, now or later, unless too many are being answered.
 
-        Return the child that answers later, if one does.
+        `plan` tells of the workers while there are none.
         """
         from ddplaunch.agent.answers import answer  # only a job that is looked into needs it
+        from ddplaunch.control.questions import NoAnswer
 
+        if number in self._asked:
+            return  # it was asked before
+        if len(self._asked) >= MAX_QUESTIONS:
+            self._answered(number, NoAnswer(f"answers {MAX_QUESTIONS} questions just now, and no more at once"))
+            return
         debugged = self._debuggers.ranks if self._debuggers is not None else frozenset[int]()
-        return answer(question, self._workers(), plan, debugged, self._taker, reply)
+        reply = partial(self._answered, number)
+        asked = answer(question, self._current.workers, plan, debugged, self._taker, reply)
+        if asked is not None and asked.pid:
+            self._asked[number] = asked
+
+    def _answered(self, number: int, answer: Answer) -> None:
+        from ddplaunch.control.questions import Answered
+
+        self._asked.pop(number, None)
+        self._loop.post(QuestionAnswered(Answered(number, answer)))
+
+    def forget(self, number: int) -> None:
+        """Have the child that would answer this question end."""
+        if (asked := self._asked.get(number)) is not None:
+            asked.give_up()
 
     @property
     def debuggers(self) -> Debuggers:
@@ -115,7 +131,7 @@ class Inspection:
         if self._debuggers is None:
             from ddplaunch.agent.debuggers import Debuggers  # few jobs are debugged
 
-            self._debuggers = Debuggers(self._setup, self._selector, self._workers, self._feed, self._write)
+            self._debuggers = Debuggers(self._loop, self._context, self._current)
         return self._debuggers
 
     def detach_debuggers(self) -> None:
@@ -123,23 +139,21 @@ class Inspection:
         if self._debuggers is not None:
             self._debuggers.detach_all()
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return self._debuggers.deadline if self._debuggers is not None else None
+    def attach(self, rank: int, client: Client) -> None:
+        """Have a worker open a debugger for a client, which is told if that cannot be."""
+        from ddplaunch.agent.debuggers import CannotAttach  # few jobs are debugged
 
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
+        try:
+            self.debuggers.attach(rank, client)
+        except CannotAttach as error:
+            client.refuse(str(error))
+
+    def forget_client(self, number: int) -> None:
+        """Have no worker come for a client that has gone."""
         if self._debuggers is not None:
-            self._debuggers.expire(now)
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The processes that take stacks just now."""
-        return self._taker.pids
+            self._debuggers.forget(number)
 
     def close(self) -> None:
         """Release all."""
-        self._taker.close()
         if self._debuggers is not None:
             self._debuggers.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.agent.stack_taker import StackTaker
 from ddplaunch.agent.workers import Workers
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.usage import Footprint, footprint
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
@@ -26,7 +26,8 @@ _WITHIN = 2.0  # seconds to take stacks
 class Observer:
     """What was seen of one generation at the last look."""
 
-    def __init__(self, taker: StackTaker) -> None:
+    def __init__(self, loop: Loop, taker: StackTaker) -> None:
+        self._loop = loop
         self._taker = taker
         self._at = 0.0
         self._seen: dict[int, Footprint] = {}
@@ -39,7 +40,7 @@ class Observer:
         """
         running = {rank: worker for rank, worker in workers.running.items() if worker.look() is None}
         before, since = self._seen, self._at
-        self._at, self._seen = clock.now(), _footprints(running)
+        self._at, self._seen = self._loop.now(), _footprints(running)
         busy = []
         for rank, worker in running.items():
             least = 1 if workers.has_terminal(rank) else _LEAST_BYTES

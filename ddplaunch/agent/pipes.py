@@ -9,18 +9,14 @@ import os
 import selectors
 import signal
 import socket
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.loop import WRITE, Loop
 from ddplaunch.process import clock
 from ddplaunch.process.tree import Process
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
 
 STDOUT = b"o"
 STDERR = b"e"
@@ -156,16 +152,26 @@ class Replies:
 class OutputQueue:
     """Output on its way to the front. Never blocks, never grows without end if its owner respects `full`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket) -> None:
+        self._loop = loop
         self._sock = sock
-        self._queue: deque[tuple[bytes, memoryview | bytearray]] = deque()
-        self.size = 0  # bytes waiting
-        self.sent = 0  # bytes that the front has taken, ever
+        self._buffer = SendBuffer(sock.sendmsg)
+        self._last = b""  # the stream of the message that waits last
         self.broken = False  # the front has ended: everything is dropped
 
     def fileno(self) -> int:
-        """The descriptor to watch for writability while anything waits."""
+        """The descriptor that leads to the front."""
         return self._sock.fileno()
+
+    @property
+    def size(self) -> int:
+        """The bytes that wait."""
+        return self._buffer.size
+
+    @property
+    def sent(self) -> int:
+        """The bytes that the front has taken, ever."""
+        return self._buffer.sent
 
     @property
     def full(self) -> bool:
@@ -176,59 +182,51 @@ class OutputQueue:
         """Queue data for STDOUT, STDERR, OURS, BARS or CONTROL, and send what can be sent at once."""
         if self.broken:
             return
-        self.size += len(data)
-        if self._joins_last(stream, data):
+        # a message that waits takes more memory than a line, and a turn of the front
+        if stream == self._last and stream in (STDOUT, STDERR) and self._buffer.extend(data, most=MESSAGE + 1):
             return
+        try:
+            self._put_messages(stream, data)
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _put_messages(self, stream: bytes, data: bytes) -> None:
+        self._last = stream
         view = memoryview(data)
         start = 0
         while start < len(data):
             end = start + MESSAGE
             if end < len(data):  # whole lines, since those of other hosts may come between two messages
                 end = data.rfind(b"\n", start, end) + 1 or end
-            self._queue.append((stream, view[start:end]))
+            self._buffer.put(stream, view[start:end], joins=False)
             start = end
-        self.flush()
-
-    def _joins_last(self, stream: bytes, data: bytes) -> bool:
-        """Append to the message that waits last, if it has room: each takes more memory than a line, and a turn of the front."""
-        if not self._queue or stream not in (STDOUT, STDERR):
-            return False
-        last, waiting = self._queue[-1]
-        if last != stream or len(waiting) + len(data) > MESSAGE:
-            return False
-        if not isinstance(waiting, bytearray):
-            waiting = bytearray(waiting)
-            self._queue[-1] = (stream, waiting)
-        waiting += data
-        return True
 
     def put_bars(self, message: bytes) -> bool:
         """Queue the state of progress bars if nothing waits, or there are none any more; return whether it was taken."""
-        if self._queue and message:
+        if self.size and message:
             return False
         self.put(BARS, message or b"\n")  # what waits is counted in bytes
         return True
 
-    def flush(self) -> None:
-        """Send until the front has no room left."""
-        while self._queue:
-            stream, data = self._queue[0]
-            try:
-                self._sock.sendmsg((stream, data))
-            except BlockingIOError:
-                return
-            except OSError:
-                self.abandon()
-                return
-            self._queue.popleft()
-            self.size -= len(data)
-            self.sent += len(data)
+    def _flush(self) -> None:
+        try:
+            self._buffer.flush()
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.size:
+            self._loop.watch(self._sock, self._flush, WRITE)
+        else:
+            self._loop.unwatch(self._sock)
 
     def abandon(self) -> None:
         """Drop what waits and whatever comes."""
         self.broken = True
-        self._queue.clear()
-        self.size = 0
+        self._buffer.take()
+        self._loop.unwatch(self._sock)
 
 
 READER_TIMEOUT = 5.0  # seconds without progress after which the reader of our stdout no longer blocks the workers
@@ -241,57 +239,35 @@ class Backpressure:
     reader taking a byte: the workers go on, and what they write goes to the logs only, until the queue has room.
     """
 
-    def __init__(self, queue: OutputQueue, selector: selectors.BaseSelector) -> None:
+    def __init__(self, loop: Loop, queue: OutputQueue) -> None:
         self._queue = queue
-        self._selector = selector
-        self._held = False
-        self._muted = False
+        self._loop = loop
         self._sent = 0
-        self.deadline: float | None = None  # when to look again, by the clock of deadlines
+        self._wakes = loop.timer(None, self._time_is_up)
+        self._is_unread = False  # no byte was taken in time
+        self.holds = False  # the workers' pipes are to be left alone
+        self.mutes = False  # output is to be dropped from view
 
-    def update(self, pause: Callable[[bool], None], logged: bool, now: float, hold: bool = False) -> bool:
-        """Adapt to how full the queue is; return whether output is now to be dropped from view.
-
-        `pause` stops the reading of the workers' pipes, or lets it go on. `logged` says whether all output is in logs too;
-        if it is not, nothing is ever dropped. `hold` stops the reading for another reason.
-        """
-        watch(self._selector, self._queue, selectors.EVENT_WRITE, self._queue.flush, wanted=bool(self._queue.size))
+    def update(self, *, logged: bool) -> None:
+        """Adapt to how full the queue is; `logged` says whether all output is in logs too: else nothing is ever dropped."""
         if self._queue.size < FULL // 2:
-            self._held = self._muted = False
-            self.deadline = None
-        elif self._queue.full and not self._held and not self._muted:
-            self._held = True
-            self._expect_progress(now)
-        elif self._muted and not logged:
-            # a log could not be written any more: from here on waiting is better than losing
-            self._held, self._muted = True, False
-            self._expect_progress(now)
-        elif self._held and self.deadline is not None and now >= self.deadline:
+            self.holds = self.mutes = False
+            self._wakes.cancel()
+        elif self._queue.full and not self.holds and not self.mutes:
+            self._hold()
+        elif self.mutes and not logged:
+            self._hold()  # a log could not be written any more: from here on waiting is better than losing
+        elif self.holds and self._is_unread:
             if logged and self._sent == self._queue.sent:
-                self._held, self._muted = False, True
-                self.deadline = None
+                self.holds, self.mutes = False, True
             else:
-                self._expect_progress(now)
-        pause(self._held or hold)
-        return self._muted
+                self._hold()
+        self._is_unread = False
 
-    def _expect_progress(self, now: float) -> None:
+    def _hold(self) -> None:
+        self.holds, self.mutes = True, False
         self._sent = self._queue.sent
-        self.deadline = now + READER_TIMEOUT
+        self._wakes.set(self._loop.now() + READER_TIMEOUT)
 
-
-def watch(
-    selector: selectors.BaseSelector,
-    file: FileDescriptorLike,
-    events: int,
-    ready: Callable[[], object],
-    *,
-    wanted: bool,
-) -> None:
-    """Have the loop watch a file, or watch it no more, whatever it did before."""
-    if wanted is (file in selector.get_map()):
-        return
-    if wanted:
-        selector.register(file, events, ready)
-    else:
-        selector.unregister(file)
+    def _time_is_up(self) -> None:
+        self._is_unread = True

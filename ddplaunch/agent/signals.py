@@ -7,9 +7,8 @@ come, and which escalates a stop. What follows from one is decided by each of th
 from __future__ import annotations
 
 import os
-import selectors
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
 from math import inf
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
+from ddplaunch.agent.events import ChildEnded, FrontWaits, OneFewer
 from ddplaunch.agent.pipes import (
     ASKS,
     GOES_ON,
@@ -31,11 +31,11 @@ from ddplaunch.agent.pipes import (
     STOPPED,
     FrontPipes,
 )
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise import node
 
 if TYPE_CHECKING:  # few jobs need it
-    from ddplaunch.process.ask import Asked
+    from ddplaunch.loop.loop import Asked
 
 T = TypeVar("T")
 
@@ -96,27 +96,21 @@ class SignalSource:
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         pipes: FrontPipes,
         *,
         stops: frozenset[int],
         sent_again: frozenset[int] = frozenset(),
-        feed: Callable[[node.Event], None],
-        child_ended: Callable[[], None],
-        front_lost: Callable[[], None],
-        one_fewer: Callable[[], None] = lambda: None,
-        has_stopped: Callable[[], bool] = lambda: True,
         end_within: float,
         signals_all: bool = False,
     ) -> None:
         """Prepare to take signals; `stops` are those that ask for the end, `sent_again` those that may come twice.
 
-        `front_lost` is called once, when the front has ended, `one_fewer` for each node that, as the front knows, will not
-        come, `has_stopped` after SIGTSTP until all that is to stop has. `end_within` are the seconds in which this process
-        ends after the front, or is killed. `signals_all`: where a cluster signals not the front alone but this process too,
-        which has a session of its own, it signals all processes of the job (Slurm's proctrack/linuxproc).
+        `end_within` are the seconds in which this process ends after the front, or is killed. `signals_all`: where a cluster
+        signals not the front alone but this process too, which has a session of its own, it signals all processes of the job
+        (Slurm's proctrack/linuxproc).
         """
-        self._selector = selector
+        self._loop = loop
         self._from_front = pipes.signals[0]
         self._requests = pipes.requests[0]
         self._replies = pipes.replies[1]
@@ -124,11 +118,6 @@ class SignalSource:
         self._end_within = end_within
         self._stops = stops
         self._deduplicator = SignalDeduplicator(stops, sent_again)
-        self._feed = feed
-        self._child_ended = child_ended
-        self._front_lost = front_lost
-        self._one_fewer = one_fewer
-        self._has_stopped = has_stopped
         self._signals_all = signals_all
         self.end_asked = False  # whether a signal to stop has come
         self.urged = 0  # how many of them the user has sent
@@ -148,21 +137,21 @@ class SignalSource:
         signal.signal(ASKS, lambda _signum, _frame: self._reply(LIVES))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._direct = ours
-        self._selector.register(ours, selectors.EVENT_READ, self._signalled)
-        self._selector.register(self._from_front, selectors.EVENT_READ, self._passed_on)
-        self._selector.register(self._requests, selectors.EVENT_READ, self._requested)
+        self._loop.watch(ours, self._signalled)
+        self._loop.watch(self._from_front, self._passed_on)
+        self._loop.watch(self._requests, self._requested)
 
     def wait(self, seconds: float) -> None:
         """Wait so long, whatever comes meanwhile."""
-        until = clock.now() + seconds
-        while clock.now() < until:
-            clock.dispatch(self._selector, until)
+        timer = self._loop.timer(self._loop.now() + seconds, lambda: None)
+        while timer.is_set:
+            self._loop.run_once()
 
     def wait_for(self, asked: Asked[T]) -> T:
         """Return the answer when it has come, or what stands for it as soon as the user does not want to wait."""
         urged = self.urged
         while asked.pid:
-            clock.dispatch(self._selector, None)
+            self._loop.run_once()
             if self.urged != urged:
                 asked.give_up()
         return asked.answer
@@ -170,9 +159,9 @@ class SignalSource:
     def received(self, signum: int, source: SignalOrigin, *, by_cluster: bool = False, plain: bool = False) -> None:
         """Take a signal that came from there."""
         self.end_asked = self.end_asked or signum in self._stops
-        event = self._deduplicator.take(signum, clock.now(), source, plain=plain)
+        event = self._deduplicator.take(signum, self._loop.now(), source, plain=plain)
         self.urged += event.escalates and signum in self._stops
-        self._feed(replace(event, by_cluster=by_cluster))
+        self._loop.post(replace(event, by_cluster=by_cluster))
 
     def _signalled(self) -> None:
         try:
@@ -181,12 +170,12 @@ class SignalSource:
             return
         for signum in numbers:
             if signum == signal.SIGCHLD:
-                self._child_ended()
+                self._loop.post(ChildEnded())
             elif signum == signal.SIGCONT and os.getppid() != self._front:
                 pass  # the kernel's word of the front's end
             elif signum != ASKS:
                 self.received(signum, SignalOrigin.PROCESS, by_cluster=self._signals_all)
-        self._let_front_stop()
+        self._post_if_front_waits()
 
     def _passed_on(self) -> None:
         numbers = self._read_front()
@@ -195,14 +184,13 @@ class SignalSource:
         if numbers is None:
             return
         if not numbers:
-            self._selector.unregister(self._from_front)
-            self._front_lost()
-            self._feed(node.FrontLost(clock.now()))
+            self._loop.unwatch(self._from_front)
+            self._loop.post(node.FrontLost(self._loop.now()))
         for signum in numbers:
             if signum not in _OF_FRONT:
                 self.received(signum, SignalOrigin.FRONT)
         self._note_pause(numbers)
-        self._let_front_stop()
+        self._post_if_front_waits()
 
     def _read_front(self) -> bytes | None:
         """Take the signals that the front has passed on: none at its end, None if a request that came with them took them."""
@@ -221,7 +209,7 @@ class SignalSource:
     def _requested(self) -> None:
         requests = os.read(self._requests, 256 * REQUEST)
         if not requests:
-            self._selector.unregister(self._requests)
+            self._loop.unwatch(self._requests)
         for at in range(0, len(requests), REQUEST):
             request = requests[at : at + 1]
             if request == PLAIN_SIGNAL:
@@ -229,17 +217,22 @@ class SignalSource:
             elif request == HOST_SIGNAL:
                 self.received(requests[at + 1], SignalOrigin.HOST)
             elif request == ONE_FEWER:
-                self._one_fewer()
+                self._loop.post(OneFewer())
             elif request == MAY_STOP:
-                if (signals := self._selector.get_map().get(self._from_front)) is not None:
-                    signals.data()  # its SIGTSTP is in the other pipe
+                if self._loop.watches(self._from_front):
+                    self._passed_on()  # its SIGTSTP is in the other pipe
                 self._front_waits = True
             elif request == IS_RUNNING:
                 self._reply(RUNS)
-        self._let_front_stop()
+        self._post_if_front_waits()
 
-    def _let_front_stop(self) -> None:
-        if self._front_waits and (self._goes_on or self._has_stopped()):
+    def _post_if_front_waits(self) -> None:
+        if self._front_waits:
+            self._loop.post(FrontWaits())
+
+    def let_front_stop(self, *, all_stopped: bool) -> None:
+        """Answer a front that waits to stop, if all that is to stop before it has, or goes on again."""
+        if self._front_waits and (self._goes_on or all_stopped):
             self._front_waits = False
             self._reply(GOES_ON if self._goes_on else STOPPED)
 

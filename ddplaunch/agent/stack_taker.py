@@ -5,19 +5,18 @@ Waits for nothing; knows no reason why.
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ddplaunch.process.apart import AskApart
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.ask import FIRST
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.stacks import Sample
 
 if TYPE_CHECKING:
     from ddplaunch.control.questions import NodeArrivals
-    from ddplaunch.process.ask import Asked
+    from ddplaunch.loop.loop import Asked
 
 T = TypeVar("T")
 _LATE = 5.0  # seconds that a child may take longer than it has, on a busy machine, before it is killed
@@ -26,14 +25,9 @@ _LATE = 5.0  # seconds that a child may take longer than it has, on a busy machi
 class StackTaker:
     """One taking after another, or several at once; each is answered by a call of its `reply`."""
 
-    def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
+    def __init__(self, loop: Loop, host: str) -> None:
+        self._loop = loop
         self._host = host
-        self._ask_apart = AskApart(selector)
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """The processes that take stacks just now."""
-        return self._ask_apart.pids
 
     def take(
         self,
@@ -98,8 +92,4 @@ class StackTaker:
             except Exception:  # noqa: BLE001 - whatever it is, it is no reason to end a job
                 return None
 
-        return self._ask_apart(guarded, None, reply, descriptors, within + _LATE)
-
-    def close(self) -> None:
-        """Return up what is not answered yet."""
-        self._ask_apart.give_up()
+        return self._loop.ask(guarded, None, reply, descriptors, within + _LATE)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.setup import WorkerSetup
+from ddplaunch.agent.context import AgentContext, WorkerSetup
 from ddplaunch.agent.worker_pipes import WorkerPipes, close
+from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.plan import Plan, WorkerPlan
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ddplaunch.process.child import Child
     from ddplaunch.process.guard import GuardedChild
     from ddplaunch.process.tree import Process
-    from ddplaunch.warm.find import Place
 
 STACKS_SIZE = 1 << 20  # bytes, of a worker's stacks as faulthandler writes them: at most 100 threads of 100 frames
 _LEAST_STACKS_SIZE = 1 << 16  # bytes, below which they are not worth it
@@ -63,24 +62,15 @@ def stacks_size() -> tuple[int, str]:
 
 
 class Starter:
-    """Starts workers; `note` prints a sentence for the user. What forks them lives on, for the next generation, until `close`."""
+    """Starts workers. What forks them lives on, for the next generation, until `close`."""
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        note: Callable[[str], None],
-        child_ended: Callable[[], None] = lambda: None,
-        warm: Place | None = None,
-        why_cold: str = "",
-        output: int = -1,
-    ) -> None:
-        """`why_cold` is a sentence about an interpreter that is kept warm; for the others see `Forker`."""
-        if why_cold:
-            note(why_cold)
+    def __init__(self, loop: Loop, context: AgentContext) -> None:
+        if context.inputs.why_cold:
+            context.reporter.print(context.inputs.why_cold)
         self._stacks_size, why = stacks_size()
         if why:
-            note(f"warning: where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
-        self._given = (selector, note, child_ended, warm, output)
+            context.reporter.print(f"warning: where workers are cannot be shown, as by `ddplaunch stacks`: {why}")
+        self._given = (loop, context)
         self._handled: tuple[int, ...] = ()
         self._forker: Forker | None = None
 
@@ -93,16 +83,6 @@ class Starter:
             self._forker = Forker(*self._given)
         if self._forker is not None:
             self._forker.prepare(plan, caller, self._handled)
-
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return self._forker.deadline if self._forker is not None else None
-
-    def expire(self, now: float) -> None:
-        """Say what has taken long."""
-        if self._forker is not None:
-            self._forker.expire(now)
 
     @property
     def is_ready(self) -> bool:

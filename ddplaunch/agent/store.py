@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ddplaunch.agent.setup import WorkerSetup
+from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.plan.variables import environment
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.process.pump import Pump, room
@@ -14,12 +14,9 @@ from ddplaunch.process.pump import Pump, room
 class WorkerPipes:
     """Stdout and stderr of each worker, on their way to `output`."""
 
-    def __init__(
-        self, output: Output, selector: selectors.BaseSelector, clock: Callable[[], float], *, workers: int
-    ) -> None:
+    def __init__(self, loop: Loop, output: Output, *, workers: int) -> None:
+        self._loop = loop
         self._output = output
-        self._selector = selector
-        self._clock = clock
         self._room = room(2 * workers)
         self._pumps: dict[int, dict[Stream, Pump]] = {}
         self._paused = False
@@ -49,28 +46,28 @@ class WorkerPipes:
                 self._register(rank, stream, pump)
 
     def _received(self, rank: int, stream: Stream, data: bytes) -> None:
-        self._output.received(rank, stream, data, self._clock())
+        self._output.received(rank, stream, data, self._loop.now())
 
     def _register(self, rank: int, stream: Stream, pump: Pump) -> None:
         def readable() -> None:
             if not pump.read() and not pump.open:
-                self._selector.unregister(pump.fd)
-                self._output.ended(rank, stream, self._clock())
+                self._loop.unwatch(pump.fd)
+                self._output.ended(rank, stream, self._loop.now())
 
-        self._selector.register(pump.fd, selectors.EVENT_READ, readable)
+        self._loop.watch(pump.fd, readable)
 
     def pause(self, paused: bool) -> None:
         """Stop reading, or go on."""
         if paused is self._paused:
             return
         self._paused = paused
-        self._paused_until = self._clock()
+        self._paused_until = self._loop.now()
         for rank, pumps in self._pumps.items():
             for stream, pump in pumps.items():
                 if not pump.open:
                     continue
                 if paused:
-                    self._selector.unregister(pump.fd)
+                    self._loop.unwatch(pump.fd)
                 else:
                     self._register(rank, stream, pump)
 
@@ -87,8 +84,7 @@ class WorkerPipes:
         """Take in the rest, and close all."""
         for rank, pumps in self._pumps.items():
             for stream, pump in pumps.items():
-                if pump.open and not self._paused:
-                    self._selector.unregister(pump.fd)
+                self._loop.unwatch(pump.fd)
                 pump.drain()
                 self._output.ended(rank, stream, at)
             close(pumps)

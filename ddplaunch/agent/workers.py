@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import selectors
 import signal
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -14,51 +13,54 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch import exitcodes
-from ddplaunch.agent.setup import WorkerSetup
+from ddplaunch.agent.context import WorkerSetup
+from ddplaunch.agent.events import WorkerEnded
 from ddplaunch.agent.starter import CannotStart, Starter
 from ddplaunch.agent.worker_pipes import WorkerPipes
+from ddplaunch.loop.loop import Loop
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import Stream
 from ddplaunch.plan import WorkerPlan
 from ddplaunch.plan.variables import init_file
-from ddplaunch.process import clock
 from ddplaunch.process.start import StartError
 from ddplaunch.process.worker import RunningWorker
 from ddplaunch.report import error_file
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
 
 if TYPE_CHECKING:
-    from ddplaunch.process.apart import AskApart
-    from ddplaunch.process.mps import Mps
+    from ddplaunch.agent.mps import Mps
 
 # seconds that Slurm may take from its list of a step's processes to the signal for the last of them
 LISTED_WITHIN = 0.1
 
 
+class CurrentWorkers:
+    """Holds the workers of the generation that there is, for all parts that look at them."""
+
+    def __init__(self) -> None:
+        self.workers: Workers | None = None  # between two generations
+
+
 class Workers:
-    """The workers of one generation. `ended` is called with the rank of each whose process has ended."""
+    """The workers of one generation; the end of each is posted."""
 
     def __init__(
         self,
+        loop: Loop,
         setup: WorkerSetup,
         starter: Starter,
         output: Output,
-        selector: selectors.BaseSelector,
-        ended: Callable[[int], None],
-        clock: Callable[[], float],
-        ask_apart: AskApart,
     ) -> None:
+        self._loop = loop
         self._setup = setup
         self._starter = starter
         self._output = output
-        self._selector = selector
-        self._ended = ended
         self._plans = {worker.rank: worker for worker in setup.plan.workers}
         self.running: dict[int, RunningWorker] = {}  # by rank, dead ones included until they are reaped
-        self._pipes = WorkerPipes(output, selector, clock, workers=len(self._plans))
+        self._pipes = WorkerPipes(loop, output, workers=len(self._plans))
         self._raised: set[int] = set()
         self._ends: set[int] = set()
-        self._mps = _mps(setup, ask_apart)
+        self._mps = _mps(loop, setup)
         self.waiting = deque(self._plans)
         if any(setup.duplicated.values()):
             logs = setup.folder.open_logs(setup.folder.filtered_names(setup.generation), None)
@@ -80,7 +82,7 @@ class Workers:
     @property
     def quiet(self) -> Mapping[int, float]:
         """How many seconds ago each has last written to its pipes, by rank, as far as any has."""
-        now = clock.now()
+        now = self._loop.now()
         return {rank: max(0.0, now - at) for rank, at in self._output.written_at.items()}
 
     def has_written(self, rank: int, since: float) -> bool:
@@ -138,7 +140,7 @@ class Workers:
         for running in started:
             self.waiting.popleft()
             self.running[running.rank] = running
-            self._selector.register(running.ended, selectors.EVENT_READ, partial(self._ended, running.rank))
+            self._loop.watch(running.ended, partial(self._loop.post, WorkerEnded(running.rank)))
         return [(running.rank, running.pid) for running in started]
 
     def pause_output(self, paused: bool) -> None:
@@ -168,7 +170,7 @@ class Workers:
         end = running.look()
         if end is None:
             return None
-        self._selector.unregister(running.ended)
+        self._loop.unwatch(running.ended)
         self._ends.add(rank)
         if (never := running.why_not_started(plan.argv[0])) is not None:
             raise CannotStart.of(never, rank)
@@ -260,8 +262,7 @@ class Workers:
         ends = {exit.rank: exit for exit in exits}
         self._pipes.close(at)
         for rank, running in self.running.items():
-            if running.ended in self._selector.get_map():
-                self._selector.unregister(running.ended)  # it could not be killed
+            self._loop.unwatch(running.ended)  # of one that could not be killed
             usage = running.reap()
             if rank in ends:
                 ends[rank] = replace(ends[rank], peak_rss=usage.peak_rss, cpu_seconds=usage.cpu_seconds)
@@ -276,11 +277,11 @@ class Workers:
         return list(ends.values())
 
 
-def _mps(setup: WorkerSetup, ask_apart: AskApart) -> Mps | None:
+def _mps(loop: Loop, setup: WorkerSetup) -> Mps | None:
     if setup.mps_control is None:
         return None
-    from ddplaunch.process.mps import Mps  # few jobs need it
+    from ddplaunch.agent.mps import Mps  # few jobs need it
 
     # removed with that folder when this process is killed
     folder = f"{setup.error_files.folder}/mps-{setup.generation}"
-    return Mps(setup.mps_control, setup.env, folder, ask_apart)
+    return Mps(loop, setup.mps_control, setup.env, folder)

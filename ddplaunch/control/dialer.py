@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-import time
 from collections.abc import Callable, Sequence
-from math import inf
 
 from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Client, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import Sockaddr, describe, endpoint_of, error_of, prepare
+from ddplaunch.loop.loop import WRITE, Loop
 
 CONNECT_TIMEOUT = 2.0  # seconds for a target to send its first bytes, at first
 # seconds at most, doubled each time that a target has accepted the connection and sent nothing: before a coordinator that
@@ -31,39 +29,31 @@ class Dialer:
     """Attempts to reach one coordinator, in the loop.
 
     `opened` gets the first peer that is authenticated; all other attempts are dropped then, until `set_targets` is called again.
-    `refused` gets each endpoint that failed, and why. Both are called from the loop and from `expire` only.
+    `refused` gets each endpoint that failed, and why. Both are called from the loop only.
     """
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         key: Key,
         *,
         source: str | None,
         opened: Callable[[Peer], None],
         refused: Callable[[str, str], None],
         user_timeout: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._selector = selector
+        self._loop = loop
         self._key = key
         self._source = source
         self._opened = opened
         self._refused = refused
         self._user_timeout = user_timeout
-        self._clock = clock
         self._targets: tuple[Target, ...] = ()
         self._untried: list[Target] = []  # of this round, last first
         self._timeouts: dict[Target, float] = {}  # with those that were silent, seconds
         self._attempts: set[_Attempt] = set()
-        self._next = inf  # when to try one more target, or to begin a new round
+        self._next = loop.timer(None, self._go_on)  # to try one more target, or to begin a new round
         self._pause = SHORTEST_PAUSE
-
-    @property
-    def deadline(self) -> float | None:
-        """When to call `expire` at the latest."""
-        soonest = min((attempt.deadline for attempt in self._attempts), default=inf)
-        return None if (found := min(soonest, self._next)) == inf else found
 
     @property
     def is_accepted(self) -> bool:
@@ -71,21 +61,11 @@ class Dialer:
         return bool(self._timeouts) or any(attempt.is_accepted for attempt in self._attempts)
 
     def set_targets(self, targets: Sequence[Target]) -> None:
-        """Try these targets, in this order, until one answers, in place of any before; `deadline` is at once."""
+        """Try these targets, in this order, until one answers, in place of any before."""
         self.stop()
         self._targets = tuple(targets)
         if targets:
-            self._next = self._clock()
-
-    def expire(self, now: float) -> None:
-        """Return up attempts that take too long, and begin what is due."""
-        for attempt in [attempt for attempt in self._attempts if now >= attempt.deadline]:
-            if attempt in self._attempts:  # `refused` may have stopped all
-                if attempt.is_waiting:
-                    self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
-                attempt.time_out()
-        if now >= self._next:
-            self._go_on(now)
+            self._next.set(self._loop.now())
 
     def stop(self) -> None:
         """Drop all attempts, and try no more."""
@@ -93,10 +73,10 @@ class Dialer:
             attempt.discard()
         self._attempts.clear()
         self._untried.clear()
-        self._next = inf
+        self._next.cancel()
         self._pause = SHORTEST_PAUSE
 
-    def _go_on(self, now: float) -> None:
+    def _go_on(self) -> None:
         """Begin the next attempt that can be begun; with none left in this round, a new one."""
         failed: list[tuple[str, str]] = []
         if not self._untried:
@@ -111,12 +91,10 @@ class Dialer:
                 failed.append((endpoint_of(address), describe(error)))
             else:
                 timeout = self._timeouts.get(target, CONNECT_TIMEOUT)
-                attempt = _Attempt(
-                    sock, target, self._selector, now, timeout, won=self._won, lost=self._lost, key=self._key
-                )
+                attempt = _Attempt(self._loop, sock, target, timeout, won=self._won, lost=self._lost, key=self._key)
                 self._attempts.add(attempt)
                 break
-        self._plan(now, STAGGER)
+        self._plan(STAGGER)
         for endpoint, reason in failed:
             self._refused(endpoint, reason)
 
@@ -134,14 +112,15 @@ class Dialer:
             raise
         return sock
 
-    def _plan(self, now: float, stagger: float) -> None:
+    def _plan(self, stagger: float) -> None:
         """Set the time of the next attempt."""
+        now = self._loop.now()
         if self._untried:
-            self._next = now + stagger
+            self._next.set(now + stagger)
         elif len(self._attempts) >= len(self._targets):
-            self._next = inf
+            self._next.cancel()
         else:
-            self._next = now + self._pause
+            self._next.set(now + self._pause)
             self._pause = min(GROWTH * self._pause, LONGEST_PAUSE)
 
     def _won(self, attempt: _Attempt, peer: Peer) -> None:
@@ -150,8 +129,10 @@ class Dialer:
         self._opened(peer)
 
     def _lost(self, attempt: _Attempt, reason: str) -> None:
+        if attempt.was_silent:
+            self._timeouts[attempt.target] = min(2 * attempt.timeout, MAX_TIMEOUT)
         self._attempts.remove(attempt)
-        self._plan(self._clock(), 0.0)
+        self._plan(0.0)
         self._refused(attempt.endpoint, reason)
 
 
@@ -160,10 +141,9 @@ class _Attempt:
 
     def __init__(
         self,
+        loop: Loop,
         sock: socket.socket,
         target: Target,
-        selector: selectors.BaseSelector,
-        began: float,
         timeout: float,
         *,
         key: Key,
@@ -173,50 +153,43 @@ class _Attempt:
         self.target = target
         self.endpoint = endpoint_of(target[1])
         self.timeout = timeout  # seconds for the first bytes, once it is connected
+        self.was_silent = False  # the other side has accepted the connection, and sent nothing in time
         self._sock = sock
-        self._selector = selector
-        self._began = began
+        self._loop = loop
+        self._began = loop.now()
+        self._timer = loop.timer(self._began + CONNECT_TIMEOUT, self._time_out)
         self._key = key
         self._won = won
         self._lost = lost
         self._greeting: Greeting | None = None
-        selector.register(sock, selectors.EVENT_WRITE, self._connected)
-
-    @property
-    def deadline(self) -> float:
-        """A peer that answers has the whole handshake timeout; one that sends nothing is given up earlier, at first."""
-        if self._greeting is None:
-            return self._began + CONNECT_TIMEOUT
-        return self._began + (self._handshake_timeout if self._greeting.received_any else self.timeout)
-
-    @property
-    def _handshake_timeout(self) -> float:
-        return max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
+        loop.watch(sock, self._connected, WRITE)
 
     @property
     def is_accepted(self) -> bool:
         """Whether the other side has accepted the connection."""
         return self._greeting is not None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the other side has accepted the connection, and sent nothing yet."""
-        return self._greeting is not None and not self._greeting.received_any
-
-    def time_out(self) -> None:
-        """Return up."""
-        self.discard()
-        if self._greeting is None:
-            self._lost(self, f"no answer in {CONNECT_TIMEOUT:g} s")
-        elif self._greeting.received_any:
-            self._lost(self, f"handshake not completed in {self._handshake_timeout:g} s")
+    def _time_out(self) -> None:
+        """Give up; a peer that has sent something has the whole handshake timeout for the rest."""
+        handshake_timeout = max(HANDSHAKE_TIMEOUT, 2 * self.timeout)
+        if self._greeting is not None and self._greeting.received_any:
+            if self._loop.now() < (end := self._began + handshake_timeout):
+                self._timer.set(end)
+                return
+            reason = f"handshake not completed in {handshake_timeout:g} s"
+        elif self._greeting is None:
+            reason = f"no answer in {CONNECT_TIMEOUT:g} s"
         else:
+            self.was_silent = True
             silent = f"accepted the connection, but sent nothing in {self.timeout:g} s"
-            self._lost(self, f"{silent}; it may still be starting, or another program holds the port")
+            reason = f"{silent}; it may still be starting, or another program holds the port"
+        self.discard()
+        self._lost(self, reason)
 
     def discard(self) -> None:
         """Close, without calling back."""
-        self._selector.unregister(self._sock)
+        self._timer.cancel()
+        self._loop.unwatch(self._sock)
         self._sock.close()
 
     def _connected(self) -> None:
@@ -224,33 +197,39 @@ class _Attempt:
             self.discard()
             self._lost(self, describe(error))
             return
-        self._selector.unregister(self._sock)
+        self._loop.unwatch(self._sock)
+        self._timer.set(self._began + self.timeout)
         self._greeting = Greeting(
+            self._loop,
             self._sock,
             self.target[1],
-            self._selector,
             Client(self._key),
-            opened=lambda peer: self._won(self, peer),
-            failed=lambda reason: self._lost(self, reason),
+            opened=self._opened,
+            failed=self._failed,
         )
+
+    def _opened(self, peer: Peer) -> None:
+        self._timer.cancel()
+        self._won(self, peer)
+
+    def _failed(self, reason: str) -> None:
+        self._timer.cancel()
+        self._lost(self, reason)
 
 
 def answers(key: Key, targets: Sequence[Target]) -> bool:
     """Whether a coordinator of this job answers at one of these addresses: soon, or later where a connection is accepted."""
     found: list[Peer] = []
-    with selectors.DefaultSelector() as selector:
-        dialer = Dialer(selector, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
-        dialer.set_targets(targets)
-        began = time.monotonic()
-        while not found:
-            deadline = began + (_PATIENCE if dialer.is_accepted else _LOOK)
-            if (now := time.monotonic()) >= deadline:
-                break
-            dialer.expire(now)
-            until = min(dialer.deadline or deadline, deadline)
-            for ready, _ in selector.select(max(0.0, until - time.monotonic())):
-                ready.data()
-        dialer.stop()
-        for peer in found:
-            peer.close()
+    loop = Loop()
+    dialer = Dialer(loop, key, source=None, opened=found.append, refused=lambda *_: None, user_timeout=1.0)
+    dialer.set_targets(targets)
+    began = loop.now()
+    while not found and loop.now() < (deadline := began + (_PATIENCE if dialer.is_accepted else _LOOK)):
+        end = loop.timer(deadline, lambda: None)
+        loop.run_once()
+        end.cancel()
+    dialer.stop()
+    for peer in found:
+        peer.close()
+    loop.close()
     return bool(found)

@@ -5,7 +5,6 @@ Sends no more than the handshake's payloads, which an empty socket always takes,
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, LIMIT_UNKNOWN
 from ddplaunch.control.handshake import NOT_DDPLAUNCH, Handshake, Refused, Server, Session
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, Sockaddr, describe, host_of
+from ddplaunch.loop.loop import Loop
 
 HANDSHAKE_TIMEOUT = 5.0  # seconds from accept to the end of the handshake
 
@@ -22,9 +22,9 @@ class Greeting:
 
     def __init__(
         self,
+        loop: Loop,
         sock: socket.socket,
         address: Sockaddr,
-        selector: selectors.BaseSelector,
         handshake: Handshake,
         *,
         opened: Callable[[Peer], None],
@@ -33,18 +33,18 @@ class Greeting:
         self.address = host_of(address)
         self.received_any = False  # whether the other side has sent anything
         self._sock = sock
-        self._selector = selector
+        self._loop = loop
         self._handshake = handshake
         self._decoder = Decoder()
         self._opened = opened
         self._failed = failed
-        selector.register(sock, selectors.EVENT_READ, self._ready)
+        loop.watch(sock, self._ready)
         if handshake.opening:
             self._send(handshake.opening)
 
     def discard(self) -> None:
         """Close, without calling back."""
-        self._selector.unregister(self._sock)
+        self._loop.unwatch(self._sock)
         self._sock.close()
 
     def _ready(self) -> None:
@@ -79,10 +79,10 @@ class Greeting:
         return None
 
     def _open(self, session: Session) -> None:
-        self._selector.unregister(self._sock)
+        self._loop.unwatch(self._sock)
         # who connects to us may be one of many, and each frame is kept until it is whole
         self._decoder.trust(LIMIT_UNKNOWN if isinstance(self._handshake, Server) else LIMIT)
-        peer = Peer(self._sock, self.address, self._selector, session, self._decoder)
+        peer = Peer(self._loop, self._sock, self.address, session, self._decoder)
         self._opened(peer)
         peer.deliver()  # frames that were received together with the end of the handshake
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import takewhile
@@ -13,10 +11,10 @@ from ddplaunch.control.greeting import HANDSHAKE_TIMEOUT, Greeting
 from ddplaunch.control.handshake import Key, Server
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, RESET, Sockaddr, describe, prepare
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.net.addresses import is_own
 from ddplaunch.net.listen import listen
-from ddplaunch.supervise.deadline import soonest
 
 MAX_REFUSALS = 20  # that are reported; a port scanner does not fill a log
 
@@ -26,7 +24,7 @@ class Listener:
 
     `opened` gets each authenticated peer, which is its owner's from then on; it may close at once, if the other side connected
     to two addresses and took the other. `refused` gets an address and a reason, each pair once. Both are called from the
-    loop and from `expire` only.
+    loop only.
 
     Raises:
         LaunchError: no port is free, or the address is not of this node.
@@ -34,7 +32,7 @@ class Listener:
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         key: Key,
         *,
         address: str | None,
@@ -44,26 +42,24 @@ class Listener:
         user_timeout: float,
         max_half_open: int = 256,
         listening: socket.socket | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._selector = selector
+        self._loop = loop
         self._key = key
         self._opened = opened
         self._refused = refused
         self._user_timeout = user_timeout
         self._max_half_open = max_half_open
-        self._clock = clock
         self._half_open: dict[Greeting, float] = {}  # deadlines, in order of arrival and therefore sorted
+        self._timer = loop.timer(None, self._drop_late)
         self._origins = _Origins()
         self._closed = False
         self._reported: set[tuple[str, str]] = set()
         sock = listen(address, ports) if listening is None else listening
         self.port: int = sock.getsockname()[1]
         self._acceptor = Acceptor(
+            loop,
             sock,
-            selector,
             self._accepted,
-            clock=clock,
             # before all others who wait outside are let in, those inside are served; but where thousands come at once, to be
             # accepted late would be to be given up
             most=max(1, max_half_open // 4),
@@ -74,19 +70,12 @@ class Listener:
     def __repr__(self) -> str:
         return f"<listener on port {self.port}, {len(self._half_open)} half-open>"
 
-    @property
-    def deadline(self) -> float | None:
-        """When to call `expire` at the latest."""
-        first = next(iter(self._half_open.values()), None)
-        return soonest(first, self._acceptor.deadline)
-
-    def expire(self, now: float) -> None:
-        """Drop connections whose handshake takes too long; accept again after a pause."""
-        due = list(takewhile(lambda entry: now >= entry[1], self._half_open.items()))
-        for greeting, _ in due:
+    def _drop_late(self) -> None:
+        """Drop connections whose handshake takes too long."""
+        now = self._loop.now()
+        for greeting, _ in list(takewhile(lambda entry: now >= entry[1], self._half_open.items())):
             if greeting in self._half_open:  # `refused` may have closed all
                 self._drop(greeting, f"handshake not completed in {HANDSHAKE_TIMEOUT:g} s")
-        self._acceptor.expire(now)
 
     def close(self) -> None:
         """Stop listening, and drop unauthenticated connections. Peers stay open."""
@@ -97,6 +86,7 @@ class Listener:
         for greeting in self._half_open:
             greeting.discard()
         self._half_open.clear()
+        self._timer.cancel()
 
     def _accepted(self, sock: socket.socket, address: Sockaddr) -> None:
         try:
@@ -108,26 +98,31 @@ class Listener:
 
     def _greet(self, sock: socket.socket, address: Sockaddr) -> None:
         def opened(peer: Peer) -> None:
-            del self._half_open[greeting]
+            self._forget(greeting)
             self._opened(peer)
 
         def failed(reason: str) -> None:
-            del self._half_open[greeting]
+            self._forget(greeting)
             # a port probe, or a peer that took another address, was not refused
             if greeting.received_any or reason not in (CLOSED, RESET):
                 self.report_refusal(greeting.address, reason)
 
-        greeting = Greeting(sock, address, self._selector, Server(self._key), opened=opened, failed=failed)
-        self._half_open[greeting] = self._clock() + HANDSHAKE_TIMEOUT
+        greeting = Greeting(self._loop, sock, address, Server(self._key), opened=opened, failed=failed)
+        self._half_open[greeting] = self._loop.now() + HANDSHAKE_TIMEOUT
+        self._timer.set_by(self._half_open[greeting])
         if len(self._half_open) > self._max_half_open:
             greetings = list(self._half_open)
             at = crowding([self._origins[greeting.address] for greeting in greetings])
             self._drop(greetings[at], "too many unauthenticated connections")
 
     def _drop(self, greeting: Greeting, reason: str) -> None:
-        del self._half_open[greeting]
+        self._forget(greeting)
         greeting.discard()
         self.report_refusal(greeting.address, reason)
+
+    def _forget(self, greeting: Greeting) -> None:
+        del self._half_open[greeting]
+        self._timer.set(next(iter(self._half_open.values()), None))
 
     def report_refusal(self, address: str, reason: str) -> None:
         """Report to `refused`, each pair once and at most MAX_REFUSALS of them."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Callable
 
 from ddplaunch.control.frames import Decoder, FrameError
 from ddplaunch.control.handshake import Session
 from ddplaunch.control.tcp import CLOSED, describe, host_of
+from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.loop import READ, WRITE, Loop
 
 MAX_QUEUED = 8 << 20  # bytes waiting for a peer above which it is given up
 CHUNK = 1 << 16  # bytes read or sent at once, so that a busy peer leaves time for the others
@@ -25,21 +26,19 @@ class Peer:
     broke is still received, even if sending already fails.
     """
 
-    def __init__(
-        self, sock: socket.socket, address: str, selector: selectors.BaseSelector, session: Session, decoder: Decoder
-    ) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, address: str, session: Session, decoder: Decoder) -> None:
         self.address = address  # of the other side, numeric
         self.local_address = host_of(sock.getsockname())
         self.received: Callable[[bytes], None] = lambda payload: None  # until the owner sets it
         self.closed: Callable[[str], None] = lambda reason: None
         self._sock = sock
-        self._selector = selector
+        self._loop = loop
         self._session = session
         self._decoder = decoder
-        self._queue = bytearray()
+        self._buffer = SendBuffer(sock.sendmsg)
         self._broken = ""  # why nothing can be sent any more
         self._open = True
-        selector.register(sock, selectors.EVENT_READ, self._ready)
+        loop.watch(sock, self._ready)
 
     def __repr__(self) -> str:
         return f"<peer {self.address}, {'open' if self._open else 'closed'}>"
@@ -52,22 +51,14 @@ class Peer:
         """Send a payload of at most `frames.LIMIT` bytes; drop it if the connection is broken or closed."""
         if self._broken or not self._open:
             return
-        frame = self._session.seal(payload)
-        if self._queue:
-            self._queue += frame
-            if len(self._queue) > MAX_QUEUED:
-                self._break(DOES_NOT_READ)
-            return
         try:
-            sent = self._sock.send(frame)
-        except BlockingIOError:
-            sent = 0
+            self._buffer.put(self._session.seal(payload))
         except OSError as error:
             self._break(describe(error))
             return
-        if sent < len(frame):
-            self._queue += frame[sent:]
-            self._selector.modify(self._sock, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
+        if self._buffer.size > MAX_QUEUED:
+            self._break(DOES_NOT_READ)
+        self._watch()
 
     def close(self) -> None:
         """Send what is queued as far as the socket takes it at once, and close.
@@ -119,24 +110,19 @@ class Peer:
             self._end(self._broken or CLOSED)
 
     def _flush(self) -> None:
-        if not self._queue:
-            return
         try:
-            while self._queue:
-                del self._queue[: self._sock.send(self._queue[:CHUNK])]
-        except BlockingIOError:
-            return
+            self._buffer.flush()
         except OSError as error:
             self._break(describe(error))
-            return
-        self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._loop.watch(self._sock, self._ready, READ | WRITE if self._buffer.size else READ)
 
     def _break(self, reason: str) -> None:
         """Return up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
         self._broken = reason
-        if self._queue:
-            self._queue.clear()
-            self._selector.modify(self._sock, selectors.EVENT_READ, self._ready)
+        self._buffer.take()
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -148,6 +134,6 @@ class Peer:
 
     def _discard(self) -> None:
         self._open = False
-        self._queue.clear()
-        self._selector.unregister(self._sock)
+        self._buffer.take()
+        self._loop.unwatch(self._sock)
         self._sock.close()

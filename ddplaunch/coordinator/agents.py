@@ -5,7 +5,6 @@ Keeps which connections are those of agents, and which only watch. Decides nothi
 
 from __future__ import annotations
 
-import selectors
 from collections import Counter
 from collections.abc import Callable, Sequence
 from signal import SIGTERM
@@ -21,9 +20,9 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport
 from ddplaunch.coordinator.messages import Hello
 from ddplaunch.coordinator.trust import speaks_for_others, why_refused, why_too_much
+from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Agreed, Seat, seat_runs
 from ddplaunch.plan.ranks import ranks_of_all
-from ddplaunch.process import clock
 from ddplaunch.supervise import job, node
 from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.job.rendezvous import why_refused as why_not_seated
@@ -43,11 +42,12 @@ class Agents:
 
     def __init__(
         self,
+        loop: Loop,
         terms: Terms,
         coordinator: Coordinator,
         print_line: Callable[[str], None],
-        selector: selectors.BaseSelector,
     ) -> None:
+        self._loop = loop
         self._terms = terms
         self._coordinator = coordinator
         self._print = print_line
@@ -57,6 +57,7 @@ class Agents:
         # and with that all that it has started. We do what it should do, if we can.
         self._requeues_after_sigterm = SIGTERM in coordinator.state.policy.notices and _has_scontrol()
         self._waiting: dict[int, Member] = {}  # their place is taken, perhaps by one that is lost
+        self._retry = loop.timer(None, self._admit_waiting)
         self._ranks: dict[int, range] = {}  # of those that take part in this generation
         self._world_size = 0
         self._asked = self._asked_before = 0  # the last question, and the last one before this generation began
@@ -66,13 +67,13 @@ class Agents:
         self._warned: set[int] = set()  # of whom it was printed that something was dropped
         self._end: JobEnd | None = None
         self.connections = Connections(
+            loop,
             terms,
-            selector,
             received=self._received,
             lost=self._lost,
             dropped=self._dropped,
             refused=self._refused,
-            clock=clock.now,
+            answered=self.state_changed,
         )
         self.port = self.connections.port
 
@@ -163,10 +164,15 @@ class Agents:
         A host may be back after a power cut, or a pod started anew, before its loss was noticed.
         """
         if why_not_seated(self._coordinator.state, member) is None:
-            self._coordinator.feed(job.Joined(member, clock.now()))
+            self._coordinator.feed(job.Joined(member, self._loop.now()))
         else:
             self._waiting[member.id] = member
             self.connections.ping_all()
+
+    def state_changed(self) -> None:
+        """See whether one that waits for a place can have it now, once all that has come in is taken."""
+        if self._waiting:
+            self._retry.set(self._loop.now())
 
     def _admit_waiting(self) -> None:
         """Take, or refuse, those that wait for a place, as far as that is clear; who leaves will give one up."""
@@ -175,10 +181,10 @@ class Agents:
         for id, member in list(self._waiting.items()):
             if why_not_seated(self._coordinator.state, member) is None or is_clear:
                 del self._waiting[id]
-                self._coordinator.feed(job.Joined(member, clock.now()))
+                self._coordinator.feed(job.Joined(member, self._loop.now()))
 
     def _watcher_sent(self, message: messages.ToCoordinator) -> None:
-        now = clock.now()
+        now = self._loop.now()
         match message:
             case node.ReportStopping(why, signum, by_cluster):
                 self._coordinator.feed(job.StopRequested(why, signum, now, by_cluster))
@@ -195,9 +201,9 @@ class Agents:
             return  # they close as ordered
         if id in self._watchers:
             self._watchers.discard(id)
-            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, clock.now()))
+            self._coordinator.feed(job.StopRequested(Why.FRONT_LOST, 0, self._loop.now()))
         else:
-            self._coordinator.feed(job.Left(id, reason, clock.now()))
+            self._coordinator.feed(job.Left(id, reason, self._loop.now()))
 
     # --- what goes out
 
@@ -249,17 +255,6 @@ class Agents:
         self.send(list(self.connections.ids), end)
 
     # --- time and facts
-
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return self.connections.deadline
-
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        self.connections.expire(now)
-        if self._waiting:
-            self._admit_waiting()
 
     def offset(self, id: int) -> tuple[float, float]:
         """What has to be added to the times of this agent's host to get ours, in seconds, and how wrong that may be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,8 +14,7 @@ from ddplaunch.control.listener import Listener
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.fields import Malformed
-from ddplaunch.process.clock import paused
-from ddplaunch.supervise.deadline import soonest
+from ddplaunch.loop.loop import Loop
 
 _KEPT = 8  # pongs: the quickest of the last ones counts, so that drifting clocks are followed
 
@@ -85,34 +83,36 @@ class Connections:
 
     `received` gets each message but pongs, `lost` each peer that is lost or was expelled, with the reason. `dropped` gets each
     peer of whose message what it tells of workers was malformed and left out, with the reason: no node is lost for that.
+    `answered` is called at each pong.
     """
 
     def __init__(
         self,
+        loop: Loop,
         terms: Terms,
-        selector: selectors.BaseSelector,
         *,
         received: Callable[[int, messages.ToCoordinator], None],
         lost: Callable[[int, str], None],
         dropped: Callable[[int, str], None],
         refused: Callable[[str, str], None],
-        clock: Callable[[], float],
+        answered: Callable[[], None],
     ) -> None:
         self._received_message = received
         self._lost = lost
         self._dropped = dropped
-        self._clock = clock
+        self._answered = answered
+        self._loop = loop
         self._heartbeat_timeout = terms.heartbeat_timeout
         # of one length from the first to the last: what counts is the number of pings without an answer
         self._beat = min(max(1.0, terms.max_nodes / _NODES_PER_BEAT), terms.heartbeat_timeout / 4)
-        self._beat_at: float | None = None
+        self._beat_at = loop.timer(None, self._send_heartbeats)
         self._next_beat = 0.0
         self._unpinged: list[int] = []  # in this beat, last first
         self._connections: dict[int, _Connection] = {}
         self._last_id = 0
         self._most = max(64, 2 * terms.max_nodes)
         self._listener = Listener(
-            selector,
+            loop,
             terms.key,
             address=terms.listen,
             ports=terms.ports,
@@ -121,7 +121,6 @@ class Connections:
             user_timeout=2 * terms.heartbeat_timeout,  # whether a peer is lost is decided here
             max_half_open=self._most,
             listening=terms.listening,
-            clock=clock,
         )
         self.port = self._listener.port
 
@@ -143,7 +142,7 @@ class Connections:
     def ping_all(self) -> None:
         """Ping all peers now."""
         if self._connections:
-            self._beat_at = self._clock()
+            self._beat_at.set(self._loop.now())
 
     @property
     def all_answered(self) -> bool:
@@ -201,8 +200,8 @@ class Connections:
         peer.closed = lambda reason: self._closed(id, reason)
         connection.heartbeat.ping_sent()
         peer.send(messages.encode(messages.Ping(time.monotonic())))
-        if self._beat_at is None:
-            self._beat_at = self._clock() + self._beat
+        if not self._beat_at.is_set:
+            self._beat_at.set(self._loop.now() + self._beat)
 
     def _received(self, id: int, payload: bytes) -> None:
         connection = self._connections[id]
@@ -215,6 +214,7 @@ class Connections:
         heartbeat.received()
         if isinstance(message, messages.Pong):
             heartbeat.pong_received(message.sent, message.at, time.monotonic())
+            self._answered()
         elif message is not None:
             self._received_message(id, message)
             connection.is_known = True
@@ -237,35 +237,25 @@ class Connections:
 
     def _closed(self, id: int, reason: str) -> None:
         del self._connections[id]
-        when = paused(self._heartbeat_timeout)
+        when = self._loop.clock.paused(self._heartbeat_timeout)
         self._lost(id, f"{reason} while the coordinator was {when}" if when else reason)
 
     # --- time
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return soonest(self._listener.deadline, self._beat_at)
-
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        self._listener.expire(now)
-        if self._beat_at is not None and now >= self._beat_at:
-            self._send_heartbeats(now)
-
-    def _send_heartbeats(self, now: float) -> None:
+    def _send_heartbeats(self) -> None:
         """Ping all peers, some in each turn of the loop, and give up those that have not answered for too long.
 
         What counts is the number of pings, so that a pause of this process makes no peer look dead.
         """
+        now = self._loop.now()
         if not self._unpinged:
             self._unpinged = list(reversed(self._connections))
             self._next_beat = now + self._beat
         due, self._unpinged = self._unpinged[-_PINGS:], self._unpinged[:-_PINGS]
         if self._unpinged:
-            self._beat_at = now
+            self._beat_at.set(now)
         else:
-            self._beat_at = self._next_beat if self._connections else None
+            self._beat_at.set(self._next_beat if self._connections else None)
         most = self._heartbeat_timeout / self._beat
         ping = messages.encode(messages.Ping(time.monotonic()))
         for id in reversed(due):

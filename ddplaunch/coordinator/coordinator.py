@@ -5,7 +5,7 @@ It knows its own agent; the others, if there are any, are reached through `agent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,14 +15,13 @@ from msgspec.structs import replace
 from ddplaunch import exitcodes
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd
 from ddplaunch.errors import LaunchError
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
-from ddplaunch.process import clock
 from ddplaunch.report.closing import Whereabouts
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.words import signal_name
 from ddplaunch.supervise import job, node
-from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked in
     from ddplaunch.coordinator.link import OrderToAll, Report
     from ddplaunch.coordinator.questions import Questions
     from ddplaunch.coordinator.straggler_check import StragglerCheck
-    from ddplaunch.process.apart import AskApart
-    from ddplaunch.process.ask import Asked
+    from ddplaunch.loop.loop import Asked
     from ddplaunch.stacks import Sample
 
 _EXPLAINED_WITHIN = 5.0  # seconds
@@ -45,27 +43,29 @@ _NOT_MET_HINT = (
 class Coordinator:
     """The job's state, and what its decisions come to."""
 
-    def __init__(self, policy: job.Policy, draft: Plan, reporter: JobReporter, ask_apart: AskApart) -> None:
+    def __init__(self, loop: Loop, policy: job.Policy, draft: Plan, reporter: JobReporter) -> None:
+        self._loop = loop
         self._draft = draft
         self._reporter = reporter
-        self._ask_apart = ask_apart
         self._explaining: Asked[Whereabouts] | None = None  # where the workers were, the last time
         self._asked: Asked[ClusterEnding] | None = None  # why the cluster is ending the job, the last time
-        self.state, _ = job.begin(policy, clock.now())
+        self.state, _ = job.begin(policy, loop.now())
+        self._deadline = loop.timer(None, self._deadline_reached)  # of the state
         self._own: Link | None = None
         self._agents: Agents | None = None  # of the other nodes
         self._traces: dict[int, Traces] = {}  # of this generation, by rank
         self._samples: dict[int, list[Sample]] = {}  # of this generation, by member
         self._reservation: Reservation | None = None
         self._begin_error = ""  # why a generation could not begin, with its hint
-        self._over_at: float | None = None
+        self._has_ended = False
+        self._over = loop.timer(None, lambda: None)  # then the others have had the time to take note of the end
         self._questions: Questions | None = None
         self.stragglers: StragglerCheck | None = None  # once a worker has a process group
 
     def join(self, link: Link, member: Member, agents: Agents | None = None) -> None:
         """Take the coordinator's own agent as a member; `agents` are those of the other nodes."""
         self._own, self._agents = link, agents
-        self.feed(job.Joined(member, clock.now()))
+        self.feed(job.Joined(member, self._loop.now()))
 
     # --- what comes in
 
@@ -75,9 +75,16 @@ class Coordinator:
         if isinstance(event, job.NodeEscalated):
             self._report_now()
         self.state, actions = job.step(before, event)
+        self._deadline.set(self.state.deadline)
         self._reporter.on_event(event, before, self.state)
         for action in actions:
             self._do(action)
+        if self.state.why is Why.FAILED and before.why is not Why.FAILED:
+            self._loop.timer(
+                self._loop.now(), lambda: self._reporter.prepare(self.state)
+            )  # once the workers have been asked
+        if self._agents is not None:
+            self._agents.state_changed()
         if self._questions is not None and len(self.state.members) < len(before.members):
             self._questions.left(self.state.members)
 
@@ -85,7 +92,7 @@ class Coordinator:
         """Take what an agent reports, unless it was refused or is not a member yet."""
         if id not in self.state.members:
             return
-        now = clock.now()
+        now = self._loop.now()
         match report:
             case node.RequestStore():
                 assert self._own is not None
@@ -117,7 +124,7 @@ class Coordinator:
         if self._questions is None:
             from ddplaunch.coordinator.questions import Questions
 
-            self._questions = Questions(lambda: self.state.members, self._order, clock.now)
+            self._questions = Questions(self._loop, lambda: self.state.members, self._order)
         return self._questions
 
     def joined(self) -> None:
@@ -126,38 +133,27 @@ class Coordinator:
             from ddplaunch.coordinator.straggler_check import StragglerCheck  # many jobs have none
 
             self.stragglers = StragglerCheck(
+                self._loop,
                 self.state.policy.straggler_check,
+                members=self._members_at_work,
                 ask=self.questions.ask,
-                ask_apart=self._ask_apart,
                 offset=lambda id: (0.0, 0.0) if id == SELF_ID or self._agents is None else self._agents.offset(id),
                 report=self._reporter.straggler,
                 warn=self._reporter.print,
             )
-        self.stragglers.begin(clock.now())
+        self.stragglers.begin()
+
+    def _members_at_work(self) -> Mapping[int, Member] | None:
+        """Return the members while their workers run; None: they are not to be asked now."""
+        going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
+        return self.state.members if going else None
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to the workers of all nodes."""
         self._order(list(self.state.members), Forward(signum))
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        others = self._agents.deadline if self._agents is not None else None
-        asked = self._questions.deadline if self._questions is not None else None
-        return soonest(self.state.deadline, others, self._over_at, asked)
-
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        self._reporter.prepare(self.state)
-        if self.stragglers is not None:
-            going = self.state.phase is job.Phase.RUNNING and self.state.suspended_at is None
-            self.stragglers.expire(now, self.state.members, may_read=going)
-        if self._agents is not None:
-            self._agents.expire(now)
-        if self._questions is not None:
-            self._questions.expire(now)
-        if self.state.deadline is not None and now >= self.state.deadline:
-            self.feed(job.DeadlineReached(now))
+    def _deadline_reached(self) -> None:
+        self.feed(job.DeadlineReached(self._loop.now()))
 
     # --- what follows
 
@@ -167,9 +163,9 @@ class Coordinator:
                 self._begin(number, order, restarts)
             case job.StopNodes(ids, signum, by_cluster):
                 time_is_up = self.state.why is Why.TIMED_OUT
-                self._order(ids, node.StopOrdered(signum, clock.now(), time_is_up, by_cluster))
+                self._order(ids, node.StopOrdered(signum, self._loop.now(), time_is_up, by_cluster))
             case job.KillNodes(ids):
-                self._order(ids, node.KillOrdered(clock.now()))
+                self._order(ids, node.KillOrdered(self._loop.now()))
             case job.Refuse(id, reason, status, hint) if self._agents is not None:
                 text = LaunchError(f"the coordinator refused this node: {reason}", hint=hint).render()
                 self._order((id,), JobEnd(status=status, why="refused", text=text))
@@ -198,12 +194,12 @@ class Coordinator:
         try:
             port = self._reserve()
         except PortTaken:
-            self.feed(job.PortTaken(clock.now()))
+            self.feed(job.PortTaken(self._loop.now()))
             return
         except LaunchError as error:
             self._begin_error = error.render()
             failure = StartFailure(0, self._draft.workers[0].host, error.message, error.status)
-            self.feed(job.BeginFailed(failure, clock.now()))
+            self.feed(job.BeginFailed(failure, self._loop.now()))
             return
         agreed = self._agents.agree(order) if self._agents is not None else None
         generation = Generation(
@@ -240,14 +236,14 @@ class Coordinator:
             if question is None:
                 report(ClusterEnding())
             else:
-                self._asked = self._ask_apart(question, ClusterEnding(), report)
+                self._asked = self._loop.ask(question, ClusterEnding(), report)
 
         if not self._samples:
             explained(Whereabouts())
             return
         samples = tuple(chain.from_iterable(self._samples.values()))
         explain = partial(_explain, samples, self._reporter.cwd, of_hang=self.state.why is Why.HUNG)
-        self._explaining = self._ask_apart(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
+        self._explaining = self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN)
 
     def _report_now(self) -> None:
         """Report what waits to be reported, without what is not known yet."""
@@ -263,7 +259,8 @@ class Coordinator:
             self._reporter.came_last = self.stragglers.last_word
         text, outcome = self._reporter.ended(self.state, self._traces, error, ending)
         status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
-        self._over_at = clock.now() + QUIT_TIMEOUT
+        self._has_ended = True
+        self._over.set(self._loop.now() + QUIT_TIMEOUT)
         end = JobEnd(status=status, why=why, requeue=requeue)
         if self._agents is not None:
             end = replace(end, is_watched=self._agents.are_watched(requeue))
@@ -284,9 +281,9 @@ class Coordinator:
     @property
     def is_over(self) -> bool:
         """Whether all agents know that the job has ended, or have had the time to learn it."""
-        if self._over_at is None:
+        if not self._has_ended:
             return False
-        return self._agents is None or not self._agents.connections.ids or clock.now() >= self._over_at
+        return self._agents is None or not self._agents.connections.ids or not self._over.is_set
 
     @property
     def reached_at(self) -> str | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import selectors
 import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,18 +20,15 @@ from ddplaunch.coordinator.link import Link
 from ddplaunch.devices.node import Node
 from ddplaunch.errors import own_imports, write_stderr
 from ddplaunch.fields import host, line
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.addresses import interface_of
 from ddplaunch.options import token
 from ddplaunch.options.node_parsers import write_nnodes
 from ddplaunch.plan import Agreed, Plan, Seat
 from ddplaunch.plan.make import make_plan
 from ddplaunch.plan.ranks import host_of
-from ddplaunch.process import clock
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec, ProgramKind
-
-if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import LinkHandler
 
 _PIECE = 1 << 18  # bytes of the program that are read at once
 
@@ -94,7 +89,7 @@ def prepare(
     )
 
 
-def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selector: selectors.BaseSelector) -> Link:
+def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:
     """Return the agent's link to the coordinator, which may be here.
 
     Raises:
@@ -104,19 +99,17 @@ def join(request: JoinRequest, handler: LinkHandler, reporter: Reporter, selecto
         from ddplaunch.coordinator.listen import coordinate_if_here
 
         hello = _hello(request, request.rendezvous.addresses[0])
-        if (own := coordinate_if_here(request, hello, handler, reporter, selector)) is not None:
+        if (own := coordinate_if_here(request, hello, loop, reporter)) is not None:
             return own
     from ddplaunch.coordinator.remote_link import RemoteLink
 
     link = RemoteLink(
-        handler,
-        selector,
+        loop,
         key=request.key,
         hello=partial(_hello, request),
         source=request.rendezvous.source,
         heartbeat_timeout=request.spec.heartbeat_timeout,
         rdzv_timeout=request.spec.rdzv_timeout,
-        clock=clock.now,
     )
     link.aim(request.rendezvous.addresses, request.rendezvous.ports)
     return link

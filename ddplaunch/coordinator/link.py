@@ -7,19 +7,19 @@ bound what a peer may send. Those about questions are in `control/questions.py`,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
 from ddplaunch.fields import Keyword, Line, Number, Port, Signal, SignalOrNone, Status, Text
+from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Agreed
 from ddplaunch.supervise import node
 from ddplaunch.supervise.outcome import StartFailure, Traces, WorkerExit
 
 if TYPE_CHECKING:
-    from ddplaunch.control.questions import Answered, Ask, Forget, StacksAtEnd
+    from ddplaunch.control.questions import Answered, Ask, Forget, Question, StacksAtEnd
     from ddplaunch.coordinator.coordinator import Coordinator
-    from ddplaunch.process.apart import AskApart
 
 MAX_LEFT = 100  # processes that are named
 
@@ -97,38 +97,29 @@ if TYPE_CHECKING:
     Report = SentReport | Answered | StacksAtEnd | node.Suspend | node.Resume  # the last two from there only
 
 
-if TYPE_CHECKING:  # to make a Protocol takes longer than to import most modules
+class QuestionAsked(Struct, frozen=True):
+    """The coordinator asks about the workers of this node, to be answered under this number."""
 
-    class LinkHandler(Protocol):
-        """What a link hands to its owner, an agent or a command that has started agents."""
+    number: int
+    question: Question
 
-        def feed(self, event: node.Event) -> None:
-            """Take an event."""
 
-        def forward(self, signum: int) -> None:
-            """Pass a signal on to the workers."""
+class QuestionForgotten(Struct, frozen=True):
+    """The question of this number need not be answered any more: who has asked is gone."""
 
-        def print(self, text: str) -> None:
-            """Print a line for the user."""
+    number: int
 
-        def listening(self, port: int) -> None:
-            """Take note that the coordinator of the job is here, and listens."""
 
-        def ask(self, ask: Ask) -> None:
-            """Answer a question, now or later, by a report."""
+class Listening(Struct, frozen=True):
+    """The coordinator is here, and listens at this port: who starts the other agents passes that on."""
 
-        def forget(self, number: int) -> None:
-            """Answer a question no more."""
+    port: int
 
-        def begin(self, generation: Generation, address: str | None) -> None:
-            """Start the workers; `address` is that of this node as the others reach it."""
 
-        def end(self, end: JobEnd) -> None:
-            """Stop the workers, if there are any, and end."""
+class LookingForCoordinator(Struct, frozen=True):
+    """A link has not reached the coordinator yet: where it looks, and what came of it, for the user."""
 
-        @property
-        def ask_apart(self) -> AskApart:
-            """What has a child asked what may take long, while the loop goes on."""
+    text: str
 
 
 class Link(ABC):
@@ -136,8 +127,10 @@ class Link(ABC):
 
     coordinator: Coordinator | None = None  # if it is here
 
-    def __init__(self, handler: LinkHandler) -> None:
-        self._handler = handler
+    def __init__(self, loop: Loop) -> None:
+        """Post each order to this loop, whose owner is an agent, or a command that has started agents."""
+        self._loop = loop
+        self.end: JobEnd | None = None  # how the job has ended, once that is known
         self._has_ended = False
 
     @abstractmethod
@@ -148,20 +141,6 @@ class Link(ABC):
     @abstractmethod
     def address(self) -> str | None:
         """The address of this node that the others reach, as far as it is known."""
-
-    @property
-    @abstractmethod
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-
-    @property
-    def rest_until(self) -> float | None:
-        """When `expire` should be called, give or take: no reason to look for pauses until then."""
-        return None
-
-    @abstractmethod
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
 
     @property
     def is_over(self) -> bool:
@@ -176,28 +155,20 @@ class Link(ABC):
         """Wait for the coordinator no longer."""
         self._has_ended = True
 
-    @property
-    def pids(self) -> frozenset[int]:
-        """Our own children that are no workers."""
-        return frozenset()
-
     @abstractmethod
     def close(self) -> None:
         """Let go of all that is open."""
 
     def take(self, order: Order) -> None:
-        """Hand an order of the coordinator to the owner of this link."""
+        """Post an order of the coordinator; after the end of the job there is none."""
         match order:
-            case Generation():
-                self._handler.begin(order, self.address)
+            case JobEnd() if self._has_ended:
+                pass
             case JobEnd():
-                if not self._has_ended:
-                    self._has_ended = True
-                    self._handler.end(order)
-            case Forward(signum):
-                self._handler.forward(signum)
-            case node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
-                self._handler.feed(order)
+                self._has_ended, self.end = True, order
+                self._loop.post(order)
+            case Generation() | Forward() | node.StopOrdered() | node.KillOrdered() | node.StoreOrdered():
+                self._loop.post(order)
             case _:
                 self._take_question(order)
 
@@ -205,6 +176,6 @@ class Link(ABC):
         from ddplaunch.control.questions import Ask  # only a job that is looked into needs it
 
         if isinstance(order, Ask):
-            self._handler.ask(order)
+            self._loop.post(QuestionAsked(order.number, order.question))
         else:
-            self._handler.forget(order.number)
+            self._loop.post(QuestionForgotten(order.number))

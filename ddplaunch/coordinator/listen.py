@@ -5,7 +5,6 @@ An agent that knows the coordinator to be elsewhere imports none of this.
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,8 +18,10 @@ from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.agents import Agents
 from ddplaunch.coordinator.connections import Terms
 from ddplaunch.coordinator.coordinator import Coordinator
+from ddplaunch.coordinator.link import Listening
 from ddplaunch.coordinator.local_link import LocalLink, job_policy
 from ddplaunch.errors import LaunchError
+from ddplaunch.loop.loop import Loop
 from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.spec import Source
@@ -28,7 +29,6 @@ from ddplaunch.supervise import job
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.join import JoinRequest
-    from ddplaunch.coordinator.link import LinkHandler
     from ddplaunch.report.reporter import Reporter
 
 _OF_ONE_NODE = ("local_addr", "log_dir", "quiet", "run_id", "verbose")  # options that other nodes need not have
@@ -37,28 +37,25 @@ _OF_ONE_NODE = ("local_addr", "log_dir", "quiet", "run_id", "verbose")  # option
 def coordinate_if_here(
     request: JoinRequest,
     hello: messages.Hello,
-    handler: LinkHandler,
+    loop: Loop,
     reporter: Reporter,
-    selector: selectors.BaseSelector,
 ) -> LocalLink | None:
     """Return the link to the coordinator if that is here: then it listens for the other agents; `hello` is that of its own agent.
 
     Raises:
         LaunchError: no port is free to listen on, or another agent here is the coordinator already.
     """
-    coordinator = Coordinator(_policy(request), request.draft, JobReporter(reporter, request.spec), handler.ask_apart)
-    agents = _listen_if_here(request, coordinator, reporter, selector)
+    coordinator = Coordinator(loop, _policy(request), request.draft, JobReporter(reporter, request.spec))
+    agents = _listen_if_here(request, coordinator, reporter, loop)
     if agents is None:
         return None
-    handler.listening(agents.port)
-    own = LocalLink(handler, coordinator)
+    loop.post(Listening(agents.port))
+    own = LocalLink(loop, coordinator)
     coordinator.join(own, agents.join(hello), agents)
     return own
 
 
-def _listen_if_here(
-    request: JoinRequest, coordinator: Coordinator, reporter: Reporter, selector: selectors.BaseSelector
-) -> Agents | None:
+def _listen_if_here(request: JoinRequest, coordinator: Coordinator, reporter: Reporter, loop: Loop) -> Agents | None:
     """Listen for the other agents, if this is the coordinator, or the first agent of the job on the rendezvous host.
 
     A port is tried by listening there: a look whether it is free would keep it from others meanwhile.
@@ -70,7 +67,7 @@ def _listen_if_here(
     ports, key = rendezvous.ports, request.key
 
     def listen_at(ports: Sequence[int]) -> Agents:
-        return Agents(_terms(request, ports), coordinator, reporter.print, selector)
+        return Agents(loop, _terms(request, ports), coordinator, reporter.print)
 
     if rendezvous.coordinator:
         agents = listen_at(ports)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from selectors import BaseSelector
 from typing import TYPE_CHECKING
 
 from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Link
+from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Plan
-from ddplaunch.process import clock
 from ddplaunch.report.job_reporter import JobReporter
 from ddplaunch.report.reporter import Reporter
 from ddplaunch.spec import JobSpec
@@ -16,7 +15,7 @@ from ddplaunch.supervise import job
 from ddplaunch.supervise.job import SELF_ID, Member
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import LinkHandler, Report
+    from ddplaunch.coordinator.link import Report
 
 
 class LocalLink(Link):
@@ -24,8 +23,8 @@ class LocalLink(Link):
 
     coordinator: Coordinator
 
-    def __init__(self, handler: LinkHandler, coordinator: Coordinator) -> None:
-        super().__init__(handler)
+    def __init__(self, loop: Loop, coordinator: Coordinator) -> None:
+        super().__init__(loop)
         self.coordinator = coordinator
 
     def send(self, report: Report) -> None:
@@ -34,27 +33,12 @@ class LocalLink(Link):
 
     def expect_one_fewer(self) -> None:
         """Have the coordinator wait for one node less."""
-        self.coordinator.feed(job.NodeGivenUp(clock.now()))
+        self.coordinator.feed(job.NodeGivenUp(self._loop.now()))
 
     @property
     def address(self) -> str | None:
         """The address of this node that most others reach."""
         return self.coordinator.reached_at
-
-    @property
-    def deadline(self) -> float | None:
-        """When the coordinator wants to be called."""
-        return self.coordinator.deadline
-
-    @property
-    def rest_until(self) -> float | None:
-        """When the coordinator would like to be called."""
-        stragglers = self.coordinator.stragglers
-        return stragglers.at if stragglers is not None else None
-
-    def expire(self, now: float) -> None:
-        """Have the coordinator do what the time asks for."""
-        self.coordinator.expire(now)
 
     @property
     def is_over(self) -> bool:
@@ -82,11 +66,9 @@ def job_policy(spec: JobSpec, min_nodes: int, max_nodes: int) -> job.Policy:
     )
 
 
-def coordinate_alone(
-    spec: JobSpec, draft: Plan, handler: LinkHandler, reporter: Reporter, _selector: BaseSelector
-) -> Link:
+def coordinate_alone(spec: JobSpec, draft: Plan, loop: Loop, reporter: Reporter) -> Link:
     """Be the coordinator of a job of one node: no network, and its draft is its plan."""
-    coordinator = Coordinator(job_policy(spec, 1, 1), draft, JobReporter(reporter, spec), handler.ask_apart)
-    link = LocalLink(handler, coordinator)
+    coordinator = Coordinator(loop, job_policy(spec, 1, 1), draft, JobReporter(reporter, spec))
+    link = LocalLink(loop, coordinator)
     coordinator.join(link, Member(id=SELF_ID, host=draft.workers[0].host, workers=len(draft.workers), wanted=0))
     return link

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ddplaunch.control.questions import Answer, Answered, Ask, Forget, NoAnswer, Question
-from ddplaunch.supervise.deadline import soonest
+from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.job import Member
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ class Asker(Struct, frozen=True, kw_only=True):
 
 
 class _Asked:
-    def __init__(self, asker: Asker, members: Mapping[int, Member], within: float, now: float) -> None:
+    def __init__(self, asker: Asker, members: Mapping[int, Member], until: float, within: float) -> None:
         self.asker = asker
         self.within = within
-        self.until = now + within
+        self.until = until
         self.missing = dict(members)
 
 
@@ -35,13 +35,14 @@ class Questions:
 
     def __init__(
         self,
+        loop: Loop,
         members: Callable[[], Mapping[int, Member]],
         send: Callable[[Sequence[int], OrderToAll], None],
-        clock: Callable[[], float],
     ) -> None:
+        self._loop = loop
         self._members = members
         self._send = send
-        self._clock = clock
+        self._timer = loop.timer(None, self._give_up_late)
         self._asked: dict[int, _Asked] = {}
         self._last = 0  # number given
 
@@ -49,7 +50,7 @@ class Questions:
         """Ask all members; who has not answered in `within` seconds does not count any more."""
         members = self._members()
         self._last += 1
-        self._asked[self._last] = _Asked(asker, members, within, self._clock())
+        self._asked[self._last] = _Asked(asker, members, self._loop.now() + within, within)
         self._send(tuple(members), Ask(self._last, question))
         self._close_complete()
 
@@ -73,14 +74,11 @@ class Questions:
             if asked.asker is asker:
                 del self._asked[number]
                 self._send(tuple(asked.missing), Forget(number))
+        self._set_timer()
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return soonest(*(asked.until for asked in self._asked.values()))
-
-    def expire(self, now: float) -> None:
-        """Return up those that have not answered in time."""
+    def _give_up_late(self) -> None:
+        """Give up those that have not answered in time."""
+        now = self._loop.now()
         for asked in list(self._asked.values()):
             if now >= asked.until:
                 for id in list(asked.missing):
@@ -92,3 +90,7 @@ class Questions:
         for number, asked in list(self._asked.items()):
             if not asked.missing and self._asked.pop(number, None) is not None:
                 asked.asker.done()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer.set(min((asked.until for asked in self._asked.values()), default=None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,16 +11,15 @@ from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import UNPROVEN, WRONG_KEY, Key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd
+from ddplaunch.coordinator.link import JobEnd, Link, LookingForCoordinator, NodeEnd
 from ddplaunch.coordinator.trust import OrderSequence
 from ddplaunch.fields import Malformed
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
-from ddplaunch.process.clock import PROCESS_CLOCK, paused
 from ddplaunch.supervise import node
-from ddplaunch.supervise.deadline import soonest
 
 if TYPE_CHECKING:
-    from ddplaunch.coordinator.link import LinkHandler, Report
+    from ddplaunch.coordinator.link import Order, Report
 
 NO_ANSWER = "it has not answered"
 CONNECTION_REFUSED = "connection refused"
@@ -42,46 +40,40 @@ class RemoteLink(Link):
 
     def __init__(
         self,
-        handler: LinkHandler,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         *,
         key: Key,
         hello: Callable[[str], messages.Hello | messages.Watch],
         source: str | None,
         heartbeat_timeout: float,
         rdzv_timeout: float,
-        clock: Callable[[], float],
     ) -> None:
         """Prepare to look for the coordinator.
 
         `hello` gives the first message, from the name under which the coordinator was reached. `heartbeat_timeout` are the
         seconds after which a silent one counts as lost, `rdzv_timeout` those after which one that was not reached is given up.
         """
-        super().__init__(handler)
-        self._clock = clock
-        self._selector = selector
+        super().__init__(loop)
         self._hello = hello
         self._heartbeat_timeout = heartbeat_timeout
-        PROCESS_CLOCK.protect(heartbeat_timeout)
+        loop.clock.protect(heartbeat_timeout)
         self._peer: Peer | None = None
         self._sequence: OrderSequence | None = None  # from the first message on
         self._names: dict[str, str] = {}  # what the targets were called, by numeric address
         self._queries: tuple[tuple[str, int], ...] = ()
         self._resolver: Resolver | None = None
-        self._resolve_at: float | None = None
+        self._resolve_at = loop.timer(None, self._resolve)
         self._problem, self._tells = NO_ANSWER, -1
-        self._began = clock()
         self._rdzv_timeout = rdzv_timeout
-        self._lost_at: float = self._began + rdzv_timeout
-        self._notice_at: float | None = self._began + FIRST_NOTICE
+        self._lost_at = loop.timer(loop.now() + rdzv_timeout, self._time_is_up)
+        self._notice_at = loop.timer(loop.now() + FIRST_NOTICE, self._say_where)
         self._dialer = Dialer(
-            selector,
+            loop,
             key,
             source=source,
             opened=self._opened,
             refused=self._refused,
             user_timeout=2 * heartbeat_timeout,  # whether the coordinator is lost is decided here
-            clock=clock,
         )
 
     # --- connecting
@@ -92,10 +84,10 @@ class RemoteLink(Link):
         self._resolve()
 
     def _resolve(self) -> None:
-        self._resolve_at = None
+        self._resolve_at.cancel()
         if self._resolver is not None:
             self._resolver.close()
-        self._resolver = Resolver(self._selector, self._queries, self._resolved)
+        self._resolver = Resolver(self._loop, self._queries, self._resolved)
 
     def _resolved(self, answers: Sequence[Answer]) -> None:
         targets = []
@@ -105,7 +97,7 @@ class RemoteLink(Link):
                 targets.append((family, sockaddr))
             if answer.error:
                 self._failed(f"{answer.host}: {answer.error}", telling(answer.error))
-                self._resolve_at = self._clock() + RESOLVE_AGAIN
+                self._resolve_at.set(self._loop.now() + RESOLVE_AGAIN)
         if targets:
             self._dialer.set_targets(targets)
 
@@ -119,13 +111,13 @@ class RemoteLink(Link):
 
     def _opened(self, peer: Peer) -> None:
         self._dialer.stop()
-        self._resolve_at = None
+        self._resolve_at.cancel()
         if self._resolver is not None:
             self._resolver.close()
         self._peer = peer
-        self._notice_at = None
+        self._notice_at.cancel()
         peer.received, peer.closed = self._received, self._closed
-        self._lost_at = self._clock() + self._heartbeat_timeout
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
         hello = self._hello(self._names.get(peer.address, peer.address))
         self._sequence = OrderSequence(hello)
         peer.send(messages.encode(hello))
@@ -153,7 +145,7 @@ class RemoteLink(Link):
         return self._peer.local_address if self._peer is not None else None
 
     def _received(self, payload: bytes) -> None:
-        self._lost_at = self._clock() + self._heartbeat_timeout
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
         try:
             message = messages.for_agent(payload)
             if self._sequence is not None:
@@ -165,36 +157,38 @@ class RemoteLink(Link):
             if self._peer is not None:
                 self._peer.send(messages.encode(messages.Pong(message.sent, time.monotonic())))
         else:
-            self.take(messages.on_arrival(message, self._clock()))
+            self.take(messages.on_arrival(message, self._loop.now()))
 
     def _closed(self, reason: str) -> None:
         # who was paused is lost to the others, and not they to it
-        if when := paused(self._heartbeat_timeout):
+        if when := self._loop.clock.paused(self._heartbeat_timeout):
             self._end_as_lost(f"this node was {when}, and the coordinator (node 0) was gone then: {reason}")
         else:
             self._lose(reason)
 
     # --- losing it
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
+    def take(self, order: Order) -> None:
+        """Take an order; after the end of the job nothing is waited for any more."""
+        super().take(order)
         if self._has_ended:
-            return None
-        return soonest(self._lost_at, self._resolve_at, self._notice_at, self._dialer.deadline)
+            self._stop_waiting()
 
-    def expire(self, now: float) -> None:
-        """Do what the time asks for."""
-        if self._has_ended:
-            return
-        self._dialer.expire(now)
-        if self._resolve_at is not None and now >= self._resolve_at:
-            self._resolve()
-        if self._notice_at is not None and now >= self._notice_at:
-            self._notice_at = now + NEXT_NOTICE
-            self._handler.print(f"looking for node 0 at {self._places} ({self._problem})")
-        if now < self._lost_at:
-            return
+    def leave(self) -> None:
+        """Wait for the coordinator no longer."""
+        super().leave()
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        for timer in (self._lost_at, self._resolve_at, self._notice_at):
+            timer.cancel()
+        self._dialer.stop()
+
+    def _say_where(self) -> None:
+        self._notice_at.set(self._loop.now() + NEXT_NOTICE)
+        self._loop.post(LookingForCoordinator(f"looking for node 0 at {self._places} ({self._problem})"))
+
+    def _time_is_up(self) -> None:
         if self._peer is not None:
             self._lose(f"silent for {self._heartbeat_timeout:g} s")
             return
@@ -221,15 +215,9 @@ class RemoteLink(Link):
         """Whether the coordinator has been found."""
         return self._peer is not None
 
-    @property
-    def pids(self) -> frozenset[int]:
-        """The child that looks names up."""
-        pid = self._resolver.pid if self._resolver is not None else None
-        return frozenset() if pid is None else frozenset({pid})
-
     def close(self) -> None:
         """Close all that is open."""
-        self._dialer.stop()
+        self._stop_waiting()
         if self._resolver is not None:
             self._resolver.close()
         if self._peer is not None:

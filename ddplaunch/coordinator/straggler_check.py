@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict, replace
 
 from ddplaunch.errors import expendable
+from ddplaunch.loop.loop import Loop
 from ddplaunch.stacks.stragglers import Clock, History, Steps, Straggler
 
 if TYPE_CHECKING:  # msgspec's are imported for the first reading, when the workers have long started
     from ddplaunch.control.questions import Answer, AskArrivals, NodeArrivals
     from ddplaunch.coordinator.questions import Asker
-    from ddplaunch.process.apart import AskApart
     from ddplaunch.supervise.job import Member
 
 WITHIN = 2.0  # seconds that workers have
@@ -33,19 +33,24 @@ class StragglerCheck:
 
     def __init__(
         self,
+        loop: Loop,
         every: float,
         *,
+        members: Callable[[], Mapping[int, Member] | None],
         ask: Callable[[AskArrivals, float, Asker], None],
-        ask_apart: AskApart,
         offset: Callable[[int], tuple[float, float]],
         report: Callable[[str, Mapping[str, Any], float | None], None],
         warn: Callable[[str], None],
     ) -> None:
-        """`every`: seconds; `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be."""
+        """`every`: seconds; `members` gives those to ask, None while they are not to be asked.
+
+        `offset` gives what is to be added to a node's times, in seconds, and how wrong that may be.
+        """
         self._warn = warn
         self._every = every
         self._ask = ask
-        self._ask_apart = ask_apart
+        self._loop = loop
+        self._members = members
         self._offset = offset
         self._report = report
         self._history = History()
@@ -54,23 +59,21 @@ class StragglerCheck:
         self._reads = False
         self._said: tuple[int, float, float] | None = None  # the rank, when it was named, and how long that is enough
         self.last_pace: float | None = None  # also of a job that has made its last step
-        self.at: float | None = None  # when the next reading is due, give or take
+        self._next = loop.timer(None, self._read_again, may_rest=True)
 
-    def begin(self, now: float) -> None:
+    def begin(self) -> None:
         """Begin: a worker of this generation has a process group."""
         self._history, self._hosts = History(), {}
-        self.at = now + self._every
+        self._next.set(self._loop.now() + self._every)
 
     def end(self) -> None:
         """Read no more; what was found is kept."""
-        self.at = None
+        self._next.cancel()
 
-    def expire(self, now: float, members: Mapping[int, Member], *, may_read: bool) -> None:
-        """Read, if it is due."""
-        if self.at is None or now < self.at:
-            return
-        self.at = now + self._every
-        if may_read and not self._reads:
+    def _read_again(self) -> None:
+        self._next.set(self._loop.now() + self._every)
+        members = self._members()
+        if members is not None and not self._reads:
             self._reads = True
             self._guard(lambda: self._read(members))
 
@@ -90,7 +93,7 @@ class StragglerCheck:
 
         def compared(steps: list[Steps]) -> None:
             self._reads = False
-            if history is self._history and self.at is not None:
+            if history is self._history and self._next.is_set:
                 history.add(steps, time.monotonic())
                 self.last_pace = self.pace or self.last_pace
                 if several or self._hosts:  # nodes that end before the others are still those of their ranks
@@ -102,7 +105,7 @@ class StragglerCheck:
                 compared([])
             else:
                 nothing: list[Steps] = []
-                self._ask_apart(
+                self._loop.ask(
                     reading.compare,
                     nothing,
                     lambda steps: self._guard(lambda: compared(steps)),

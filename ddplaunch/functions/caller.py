@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import pickle
-import selectors
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ from ddplaunch.functions.main_module import import_path
 from ddplaunch.functions.pickling import CannotSend, Function, Payload
 from ddplaunch.functions.request import stop_signal
 from ddplaunch.functions.stack_files import StackFiles
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import check_kernel
 from ddplaunch.spec import Given, JobSpec
 
@@ -49,13 +49,15 @@ class Caller:
         self._result_limit = result_limit
         self._began = time.monotonic()
         self._resources = ExitStack()  # closed when the job has ended, or could not be started
-        self._selector = self._resources.enter_context(selectors.DefaultSelector())
+        self._loop = Loop()
+        self._resources.callback(self._loop.close)
         self._resources.callback(function.close)
         self._resources.callback(self._close_connections)
         self._workers: dict[int, WorkerConnection] = {}  # of the latest generation, by rank
         self._others: set[WorkerConnection] = set()  # that have sent no hello, or are of an earlier generation
         self._stacks = StackFiles()
         self._open = 0  # pipes from the command that are not at their end
+        self._lost = self._loop.timer(None, lambda: None)  # the agent of a command that was killed
         self._world_size = 0
         self._cannot_send: CannotSend | None = None
         self._is_ending = False
@@ -67,7 +69,7 @@ class Caller:
         self._listener = WorkerListener()
         self._resources.callback(self._listener.close)
         try:
-            self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
+            self._loop.watch(self._listener.socket, self._accept)
             self._start(collected)
         except BaseException:
             self._resources.close()
@@ -101,7 +103,7 @@ class Caller:
             raise exceptions.JobError(f"{error.message}; {error.hint}") from None
         ours, theirs = socket.socketpair()
         self._resources.enter_context(ours)
-        self._selector.register(ours, selectors.EVENT_READ, self._read_control)
+        self._loop.watch(ours, self._read_control)
         self._ours = ours
         with theirs:
             self._process = subprocess.Popen(
@@ -122,7 +124,7 @@ class Caller:
             self._show(pipe, name)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._resources.callback(os.close, self._pidfd)
-        self._selector.register(self._pidfd, selectors.EVENT_READ, self._command_ended)
+        self._loop.watch(self._pidfd, self._command_ended)
 
     def _import_path(self) -> str:
         """From where a fork server is to import: from where this program does; "" where there is none."""
@@ -138,7 +140,7 @@ class Caller:
         def readable() -> None:
             data = os.read(descriptor, _CHUNK)
             if not data:
-                self._selector.unregister(descriptor)
+                self._loop.unwatch(descriptor)
                 self._open -= 1
             text = decode(data, final=not data)
             stream = getattr(sys, name)
@@ -149,7 +151,7 @@ class Caller:
                 except (OSError, ValueError):  # closed: the job goes on, and the output is in its logs
                     pass
 
-        self._selector.register(descriptor, selectors.EVENT_READ, readable)
+        self._loop.watch(descriptor, readable)
 
     def _read_control(self) -> None:
         try:
@@ -157,16 +159,16 @@ class Caller:
         except OSError:
             data = b""
         if not data:
-            self._selector.unregister(self._ours)
+            self._loop.unwatch(self._ours)
             self._open -= 1
         *lines, self._control = (self._control + data).split(b"\n")
         for line in lines:
             self._outcome.update(json.loads(line))
 
     def _command_ended(self) -> None:
-        self._selector.unregister(self._pidfd)
+        self._loop.unwatch(self._pidfd)
         self._process.wait()
-        self._lost_at = time.monotonic() + self._spec.grace_period + _LOST_TIMEOUT
+        self._lost.set(self._loop.now() + self._spec.grace_period + _LOST_TIMEOUT)
 
     # --- the loop
 
@@ -175,14 +177,10 @@ class Caller:
         if self._process.returncode is None:
             return True
         # the agent of a command that was killed ends its workers before it closes its ends of our pipes
-        return self._open > 0 and time.monotonic() < self._lost_at
+        return self._open > 0 and self._lost.is_set
 
     def _wait(self) -> None:
-        timeout = None if self._process.returncode is None else max(0.0, self._lost_at - time.monotonic())
-        still = self._selector.get_map()
-        for key, _ in self._selector.select(timeout):
-            if still.get(key.fd) is key:
-                key.data()
+        self._loop.run_once()
         if self._cannot_send is not None and not self._is_ending:
             raise self._cannot_send
 
@@ -207,12 +205,12 @@ class Caller:
         try:
             connection = self._listener.accept()
         except OSError as error:
-            self._selector.unregister(self._listener.socket)  # which stays readable while the job is ended
+            self._loop.unwatch(self._listener.socket)  # which stays readable while the job is ended
             hint = f"; {MORE_OPEN_FILES}" if error.errno == errno.EMFILE else ""
             raise exceptions.JobError(f"cannot take the connection of a worker: {error.strerror}{hint}") from None
         if connection is not None:
             self._others.add(
-                WorkerConnection(connection, self._selector, self._call_for, self._listener.prove, self._result_limit)
+                WorkerConnection(self._loop, connection, self._call_for, self._listener.prove, self._result_limit)
             )
 
     def _call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> tuple[Payload, dict[str, Any]] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import selectors
 import socket
 import struct
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from ddplaunch.functions import pickling
+from ddplaunch.loop.loop import READ, WRITE, Loop
 from ddplaunch.report.run_socket import uid_of
 
 # the same in worker/call.py, which runs where ddplaunch need not be
@@ -79,8 +79,8 @@ class WorkerConnection:
 
     def __init__(
         self,
+        loop: Loop,
         connection: socket.socket,
-        selector: selectors.BaseSelector,
         call_for: Callable[[WorkerConnection, int, int], tuple[pickling.Payload, dict[str, Any]] | None],
         prove: Callable[[bytes, bytes], bytes],
         result_limit: int,
@@ -90,7 +90,7 @@ class WorkerConnection:
         `call_for` gives the call for a worker, by its rank and the world size, None for none; `prove` is that of the listener.
         """
         self._connection = connection
-        self._selector = selector
+        self._loop = loop
         self._call_for = call_for
         self._prove = prove
         self._nonce = os.urandom(NONCE)
@@ -103,7 +103,7 @@ class WorkerConnection:
         self._descriptors: tuple[int, ...] = ()
         self.reply: tuple[bytes, bytearray] | None = None
         self.open = True
-        selector.register(connection, selectors.EVENT_READ, self._ready)
+        loop.watch(connection, self._ready)
         with suppress(OSError):  # it has closed already
             connection.send(self._nonce)  # an empty socket takes it whole
 
@@ -111,7 +111,7 @@ class WorkerConnection:
         """Close it."""
         if self.open:
             self.open = False
-            self._selector.unregister(self._connection)
+            self._loop.unwatch(self._connection)
             self._connection.close()
             self._close_descriptors()
 
@@ -184,7 +184,7 @@ class WorkerConnection:
             (memoryview(prepared), ()),
             (memoryview(payload.pickle), ()),
         ]
-        self._selector.modify(self._connection, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
+        self._loop.watch(self._connection, self._ready, READ | WRITE)
         self._write()
 
     def _write(self) -> None:
@@ -203,7 +203,7 @@ class WorkerConnection:
             else:
                 del self._queue[0]
         self._close_descriptors()
-        self._selector.modify(self._connection, selectors.EVENT_READ, self._ready)
+        self._loop.watch(self._connection, self._ready)
 
     def _close_descriptors(self) -> None:
         pickling.close(self._descriptors)

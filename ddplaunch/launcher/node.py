@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ddplaunch.agent import begin, front
-from ddplaunch.agent.begin import AgentJob, JobInputs
+from ddplaunch.agent.job import AgentJob, JobInputs
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.endpoints import LOOPBACK
@@ -30,7 +30,7 @@ from ddplaunch.supervise.node import Policy
 if TYPE_CHECKING:  # one node needs none of it, or its agent alone
     from socket import socket
 
-    from ddplaunch.agent.begin import Connect
+    from ddplaunch.agent.job import Connect
     from ddplaunch.cluster import Rendezvous
     from ddplaunch.slurm.job import SlurmRequeue
     from ddplaunch.supervise.outcome import ClusterEnding

@@ -8,22 +8,26 @@ is posted as an event, and goes to the owner of the loop, before anything else i
 
 from __future__ import annotations
 
+import os
 import selectors
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ddplaunch.process.clock import PROCESS_CLOCK, Clock
+from ddplaunch.process.tree import ends_within
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
-    from ddplaunch.loop.asked import Asked
-
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 T = TypeVar("T")
+LONGEST = 256 << 20  # bytes of an answer
+KILL_TIMEOUT = 1.0  # seconds that a child that was asked has to end; it waits for no disk itself
 
 
 class Timer:
@@ -57,10 +61,71 @@ class Timer:
         self.set(None)
 
 
+class Asked(Generic[T]):
+    """One question."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        question: Callable[[], T],
+        otherwise: T,
+        answered: Callable[[T], object],
+        descriptors: Sequence[int],
+        within: float | None,
+    ) -> None:
+        """Ask; `answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
+
+        Without room for a child that is at once. The child has no descriptors but these, from `process.ask.FIRST` on.
+        After `within` seconds the kernel ends it; None: it has no time limit.
+        """
+        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
+
+        from ddplaunch.process.ask import fork_asked  # few jobs ask anything
+
+        self._loop = loop
+        self._answered = answered
+        self.answer = otherwise  # until there is another
+        self._received = bytearray()
+        self.pid = 0  # of the child while it is asked: only this object may reap it
+        try:
+            self.pid, self._pipe = fork_asked(question, descriptors, within)
+        except OSError:  # the machine has no room for it
+            answered(otherwise)
+        else:
+            loop.watch(self._pipe, self._readable)
+
+    def _readable(self) -> None:
+        data = os.read(self._pipe, 1 << 16)
+        self._received += data
+        if not data:
+            self._close(bytes(self._received))
+        elif len(self._received) > LONGEST:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Answer the question by `otherwise`, unless it is answered already: the loop is to wait no longer."""
+        if self.pid:
+            self._close(b"")
+
+    def _close(self, received: bytes) -> None:
+        from ddplaunch.process.ask import AskedEnded, unpack
+
+        pid, self.pid = self.pid, 0
+        self._loop.unwatch(self._pipe)
+        os.close(self._pipe)
+        os.kill(pid, signal.SIGKILL)
+        if ends_within(pid, KILL_TIMEOUT):
+            os.waitpid(pid, 0)
+        with suppress(AskedEnded):
+            self.answer = unpack(received)
+        self._answered(self.answer)
+
+
 class Loop:
     """What a process waits for."""
 
     def __init__(self, clock: Clock = PROCESS_CLOCK, selector: selectors.BaseSelector | None = None) -> None:
+        self.handle: Callable[[Any], object] = _drop  # takes each event; set by the owner
         self.clock = clock
         self.now = clock.now
         self._selector = selector or selectors.DefaultSelector()
@@ -109,8 +174,6 @@ class Loop:
         within: float | None = None,
     ) -> Asked[T]:
         """Have a child answer a question that may take long, within so many seconds; see `Asked`."""
-        from ddplaunch.loop.asked import Asked  # few jobs ask anything
-
         asked = Asked(self, question, otherwise, answered, descriptors, within)
         self._asked = [*(one for one in self._asked if one.pid), asked]
         return asked
@@ -122,39 +185,47 @@ class Loop:
 
     # --- waiting
 
-    def run_once(self, handle: Callable[[Any], object] = lambda _: None) -> None:
-        """Sleep until something is due, and serve all that is; `handle` takes the events, and may post further ones.
+    def run_once(self) -> None:
+        """Sleep until something is due, and serve all that is, with the events that come of it.
 
         Descriptors are served in the order in which they became ready, so the first of two workers that die comes first. One
         that an earlier call of this round has closed is not served. Then come the timers, by their times.
         """
         was_posted = bool(self._events)  # what is handled now may be the last thing that was waited for
-        self._hand_over(handle)
+        self._hand_over()
         deadline = self.now() if was_posted else self._soonest(may_rest=False)
         for key, _ in self.clock.select(self._selector, deadline, self._soonest(may_rest=True)):
             if self._watched.get(key.fd) is key:
                 key.data()
-                self._hand_over(handle)
+                self._hand_over()
         now = self.now()
         for timer in sorted((timer for timer in self._timers if timer.at <= now), key=_time_of):
             if timer.at <= now:  # an earlier call may have moved it
                 timer.cancel()
                 timer.call()
-                self._hand_over(handle)
+                self._hand_over()
 
-    def _hand_over(self, handle: Callable[[Any], object]) -> None:
+    def _hand_over(self) -> None:
         while self._events:
-            handle(self._events.popleft())
+            self.handle(self._events.popleft())
 
     def _soonest(self, *, may_rest: bool) -> float:
         return min((timer.at for timer in self._timers if timer.may_rest is may_rest), default=inf)
 
-    def close(self) -> None:
-        """Give up what is asked, and watch nothing any more."""
+    def give_up_questions(self) -> None:
+        """Have all that was asked answered by what stands for an answer."""
         for asked in self._asked:
             asked.give_up()
+
+    def close(self) -> None:
+        """Give up what is asked, and watch nothing any more."""
+        self.give_up_questions()
         self._timers.clear()
         self._selector.close()
+
+
+def _drop(_event: object) -> None:
+    """Take the events of a loop without an owner."""
 
 
 def _time_of(timer: Timer) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-import selectors
 import socket
 from collections.abc import Callable
 from typing import Any
+
+from ddplaunch.loop.loop import Loop
 
 PAUSE = 1.0  # seconds
 _GONE_ALREADY = (errno.ECONNABORTED, errno.EPROTO, errno.EINTR)
@@ -20,45 +21,32 @@ class Acceptor:
 
     def __init__(
         self,
+        loop: Loop,
         sock: socket.socket,
-        selector: selectors.BaseSelector,
         accepted: Callable[[Any, Any], object],
         *,
-        clock: Callable[[], float],
         most: int = 64,
         paused: Callable[[OSError], object] = lambda _: None,
-        guard: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
-        """Own the socket; take at most so many in a turn of the loop. `paused` hears why none are; `guard` makes each call."""
+        """Own the socket; take at most so many connections in a turn of the loop. `paused` is told why none are taken."""
+        self._loop = loop
         self._sock = sock
-        self._selector = selector
         self._accepted = accepted
-        self._clock = clock
         self._most = most
         self._paused = paused
-        self._guard = guard
-        self.deadline: float | None = None  # of the pause: when to call `expire`
+        self._pause = loop.timer(None, self.start)
 
     def start(self) -> None:
-        """Take connections; a second time changes nothing."""
-        if self.deadline is None and self._sock not in self._selector.get_map():
-            self._selector.register(self._sock, selectors.EVENT_READ, lambda: self._guard(self._accept))
-
-    def expire(self, now: float) -> None:
-        """Go on after a pause."""
-        if self.deadline is not None and now >= self.deadline:
-            self.deadline = None
-            self.start()
+        """Take connections; a second time changes nothing, and a pause goes on."""
+        if not self._pause.is_set:
+            self._loop.watch(self._sock, self._accept)
 
     def close(self) -> None:
         """Take none any more; a second time changes nothing."""
-        self._stop()
-        self.deadline = None
-        self._sock.close()
-
-    def _stop(self) -> None:
-        if self._sock.fileno() >= 0 and self._sock in self._selector.get_map():
-            self._selector.unregister(self._sock)
+        self._pause.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.unwatch(self._sock)
+            self._sock.close()
 
     def _accept(self) -> None:
         for _ in range(self._most):
@@ -69,8 +57,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _GONE_ALREADY:
                     continue
-                self._stop()
-                self.deadline = self._clock() + PAUSE
+                self._loop.unwatch(self._sock)
+                self._pause.set(self._loop.now() + PAUSE)
                 self._paused(error)
                 return
             sock.setblocking(False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from ddplaunch.process.ask import Asked
+from ddplaunch.loop.loop import Loop
+
+if TYPE_CHECKING:
+    from ddplaunch.loop.loop import Asked
 
 Target = tuple[int, tuple[Any, ...]]  # address family and sockaddr, as getaddrinfo gives them
 Found = Sequence[Target] | str  # the addresses of a host, or why there are none
@@ -35,7 +37,7 @@ class Resolver:
 
     def __init__(
         self,
-        selector: selectors.BaseSelector,
+        loop: Loop,
         queries: Sequence[tuple[str, int]],
         answered: Callable[[Sequence[Answer]], None],
     ) -> None:
@@ -49,19 +51,13 @@ class Resolver:
         unknown = [host for host in hosts if host not in self._known]
         self._asked: Asked[Mapping[str, Found]] | None = None
         if unknown:
-            self._asked = Asked(
+            self._asked = loop.ask(
                 lambda: {host: _look_up(host) for host in unknown},
                 dict.fromkeys(unknown, "the lookup was killed, or could not be started"),
-                selector,
                 self._answer,
             )
         else:
             self._answer({})
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the child, which only this object may reap; None without one."""
-        return (self._asked.pid or None) if self._asked is not None else None
 
     def close(self) -> None:
         """End a lookup that is still under way; `answered` will not be called any more."""
@@ -78,19 +74,15 @@ class Resolver:
 def look_up(host: str, slow: Callable[[], None]) -> Answer:
     """Look a host up where no loop runs yet; `slow` is called if that takes seconds."""
     answers: list[Answer] = []
-    with selectors.DefaultSelector() as selector:
-        resolver = Resolver(selector, [(host, 0)], answers.extend)
-        try:
-            timeout: float | None = _SLOW
-            while not answers:
-                ready = selector.select(timeout)
-                if not ready:
-                    slow()
-                    timeout = None
-                for key, _ in ready:
-                    key.data()
-        finally:
-            resolver.close()
+    loop = Loop()
+    resolver = Resolver(loop, [(host, 0)], answers.extend)
+    loop.timer(loop.now() + _SLOW, slow)
+    try:
+        while not answers:
+            loop.run_once()
+    finally:
+        resolver.close()
+        loop.close()
     return answers[0]
 
 

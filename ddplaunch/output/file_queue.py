@@ -7,13 +7,14 @@ is a process of its own (`report/file_writer.py`), which can be left behind; a t
 from __future__ import annotations
 
 import os
-import selectors
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.loop import loop as loops
+from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.loop import Loop, Timer
 from ddplaunch.output.file_messages import CLOSE, END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, replies
-from ddplaunch.process import clock
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +25,6 @@ HOLD = 32 << 20  # bytes waiting from which the workers' pipes are left alone, a
 LIMIT = 64 << 20  # bytes waiting from which output is dropped
 HANG_TIMEOUT = 3.0  # seconds without progress after which the disk hangs; a second look comes RECHECK later
 RECHECK = 1.0  # seconds: after a pause of everything the writer needs a moment, too
-_BLOCK = 1 << 16  # bytes of small messages that wait together
 _ROOM = 1 << 20  # bytes beyond LIMIT for what is no output
 
 
@@ -67,24 +67,22 @@ class FileQueue:
         self.listener = listener
         self._sock = sock
         self._shared = shared
-        self._blocks: deque[bytearray] = deque()
-        self._sent_of_first = 0  # bytes
+        self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
         self._received = b""
         self._handed_over = 0  # bytes, ever
         self._seen = b""  # of the writer's progress, at the last look
         self._rechecks = False
-        self._selector: selectors.BaseSelector | None = None
+        self._loop: Loop | None = None
+        self._timer: Timer | None = None  # to look whether there is progress
         self._logs = 0  # numbers given
         self._missing: Counter[int] = Counter()  # bytes that were dropped of a log since it last took any
         self._ending = False
         self.replied: Callable[[Reply], None] = _ignore  # is called with each reply but the next one
         self.listening: Callable[[Reply], None] = _ignore  # is called when connections to `listener` can come
-        self.size = 0  # bytes waiting here
         self.dropped_lines = 0
         self.hangs = False  # the disk: there was no progress for long
         self.has_hung = False  # ever
         self.fails = False  # a log could not be written
-        self.deadline: float | None = None  # when to look whether there is progress, by the clock of deadlines
 
     # --- what is written
 
@@ -117,66 +115,48 @@ class FileQueue:
             return
         header = kind + log.to_bytes(4, "little") + len(data).to_bytes(8, "little")
         self._handed_over += HEADER + len(data)
-        sent = 0
-        if not self._blocks:
-            try:
-                sent = self._sock.sendmsg((header, data))
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.receive()  # it may have said why, before its end
-                return
-        if sent < HEADER + len(data):
-            if not self._blocks or len(self._blocks[-1]) > _BLOCK:
-                self._blocks.append(bytearray())
-            before = len(self._blocks[-1])
-            self._blocks[-1] += header[sent:]
-            self._blocks[-1] += memoryview(data)[max(0, sent - HEADER) :]
-            self.size += len(self._blocks[-1]) - before
-            self._watch()
-        if self.deadline is None and not self.hangs:
-            self.deadline = clock.now() + HANG_TIMEOUT
-            self._seen = self._progress()
-        elif self.hangs:
-            self._look(clock.now())
+        try:
+            self._buffer.put(header, data)
+        except OSError:
+            self.receive()  # it may have said why, before its end
+            return
+        self._watch()
+        self._expect_progress()
+
+    @property
+    def size(self) -> int:
+        """The bytes that wait here."""
+        return self._buffer.size
 
     def _flush(self) -> None:
-        assert self._sock is not None
         try:
-            while self._blocks:
-                sent = self._sock.send(memoryview(self._blocks[0])[self._sent_of_first :])
-                self.size -= sent
-                self._sent_of_first += sent
-                if self._sent_of_first == len(self._blocks[0]):
-                    self._blocks.popleft()
-                    self._sent_of_first = 0
-            for log in tuple(self._missing):
-                self._note_missing(log)
-        except BlockingIOError:
-            pass
+            self._buffer.flush()
+            if not self.size:
+                for log in tuple(self._missing):
+                    self._note_missing(log)
         except OSError:
             self._lose_writer()
 
     # --- the loop
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
+    def attach(self, loop: Loop) -> None:
         """Have the loop of this process take replies, and send what waits."""
-        self._selector = selector
+        self._loop, self._timer = loop, loop.timer(None, self._look)
         if self._sock is not None:
-            selector.register(self._sock, selectors.EVENT_READ, self._ready)
+            loop.watch(self._sock, self._ready)
+            self._watch()
+            self._expect_progress()
 
     def _watch(self) -> None:
-        if self._selector is not None and self._sock is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._blocks else 0)
-            if self._selector.get_key(self._sock).events != wanted:
-                self._selector.modify(self._sock, wanted, self._ready)
+        if self._loop is not None and self._sock is not None:
+            self._loop.watch(self._sock, self._ready, loops.READ | loops.WRITE if self.size else loops.READ)
 
     def _ready(self) -> None:
         self.receive()
-        if self._sock is not None and self._blocks:
+        if self._sock is not None and self.size:
             self._flush()
             if self.hangs:
-                self._look(clock.now())
+                self._look()
         self._watch()
 
     def receive(self) -> None:
@@ -194,24 +174,36 @@ class FileQueue:
         except OSError:
             self._lose_writer()
 
-    def expire(self, now: float) -> None:
-        """Look, if it is time, whether the writer has done anything since the last look."""
-        if self.deadline is not None and now >= self.deadline:
-            self._look(now)
+    def _expect_progress(self) -> None:
+        """Look in a while whether the writer has done anything; where the disk hangs, look now."""
+        if self._loop is None or self._timer is None or self._sock is None:
+            return
+        if self.hangs:
+            self._look()
+        elif not self._timer.is_set and self._handed_over:
+            self._seen = self._progress()
+            self._timer.set(self._loop.now() + HANG_TIMEOUT)
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
+        """See whether the writer has done anything since the last look."""
+        assert self._loop is not None
+        assert self._timer is not None
         progress, before = self._progress(), self._seen
         self._seen = progress
+        now = self._loop.now()
         if int.from_bytes(progress[:8], "little") == self._handed_over:
-            self.deadline, self.hangs = None, False
+            self.hangs = False
+            self._timer.cancel()
         elif progress != before:
-            self.deadline, self.hangs = now + HANG_TIMEOUT, False
+            self.hangs = False
+            self._timer.set(now + HANG_TIMEOUT)
         elif not self.hangs and not self._rechecks:
             self._rechecks = True
-            self.deadline = now + RECHECK
+            self._timer.set(now + RECHECK)
             return
         elif not self.hangs:
-            self.deadline, self.hangs, self.has_hung = None, True, True
+            self.hangs = self.has_hung = True
+            self._timer.cancel()
         self._rechecks = False
 
     def _progress(self) -> bytes:
@@ -243,7 +235,7 @@ class FileQueue:
     def is_busy(self) -> bool:
         """Whether it has not, and the disk does not hang."""
         if self.hangs and self._sock is not None:
-            self._look(clock.now())
+            self._look()
         return self._sock is not None and not self.hangs
 
     def leave(self) -> None:
@@ -251,9 +243,8 @@ class FileQueue:
         if self._sock is None:
             return
         at = PROGRESS
-        for block in self._blocks:
-            at += os.pwrite(self._shared, memoryview(block)[self._sent_of_first :], at)
-            self._sent_of_first = 0
+        for block in self._buffer.take():
+            at += os.pwrite(self._shared, block, at)
         self.close()
 
     def _lose_writer(self) -> None:
@@ -265,14 +256,14 @@ class FileQueue:
         """Close our side, which the writer sees."""
         if self._sock is None:
             return
-        if self._selector is not None:
-            self._selector.unregister(self._sock)
+        if self._loop is not None and self._timer is not None:
+            self._loop.unwatch(self._sock)
+            self._timer.cancel()
         self._sock.close()
         os.close(self._shared)
-        self._sock, self.deadline, self.hangs = None, None, False
+        self._sock, self.hangs = None, False
         self.pid = 0
-        self._blocks.clear()
-        self.size = 0
+        self._buffer.take()
 
 
 def _ignore(_reply: Reply) -> None:

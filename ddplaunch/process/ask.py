@@ -1,6 +1,6 @@
 """Asks in a child what may never be answered: a driver that hangs, a command on a dead file server.
 
-`ask` waits for the answer, and gives up in time. Where a loop runs, nothing may be waited for: it has a child do that, `Asked`.
+`ask` waits for the answer, and gives up in time. Where a loop runs nothing may be waited for: that is `Loop.ask`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ import os
 import selectors
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ddplaunch.process import clock
 from ddplaunch.process.linux import detach, end_within, signal_at_end_of
-from ddplaunch.process.tree import ends_within
 
 T = TypeVar("T")
 FIRST = 4  # the number that the first descriptor of a question has in the child
-LONGEST = 256 << 20  # bytes of an answer to a loop
 _SIZE = 8  # bytes before the answer: how long that is
-_KILL_TIMEOUT = 1.0  # seconds that a child has to end which is asked by a loop; it waits for no disk itself
 
 
 class AskedEnded(Exception):
@@ -47,61 +43,6 @@ def ask(question: Callable[[], T], timeout: float) -> T:
     if received is None:
         raise TimeoutError(f"no answer in {timeout:g} s")
     return unpack(received)  # type: ignore[no-any-return]  # what `question` gave
-
-
-class Asked(Generic[T]):
-    """A question to a child, which answers while the loop goes on."""
-
-    def __init__(
-        self,
-        question: Callable[[], T],
-        otherwise: T,
-        selector: selectors.BaseSelector,
-        answered: Callable[[T], None] = lambda _: None,
-        descriptors: Sequence[int] = (),
-        within: float | None = None,
-    ) -> None:
-        """`answered` is called once, from the loop: with the answer, or with `otherwise` if there is none.
-
-        The child has no descriptors but these, from FIRST on. After `within` seconds the kernel ends it.
-        """
-        import pickle  # noqa: F401 - where that fails, it fails here, and not in the loop when the answer has come
-
-        self._selector = selector
-        self._answered = answered
-        self.answer = otherwise  # until there is another
-        self._received = bytearray()
-        self.pid = 0  # while it is asked: only this object may reap it
-        try:
-            self.pid, self._pipe = fork_asked(question, descriptors, within)
-        except OSError:  # the machine has no room for it
-            answered(otherwise)
-        else:
-            selector.register(self._pipe, selectors.EVENT_READ, self._readable)
-
-    def _readable(self) -> None:
-        data = os.read(self._pipe, 1 << 16)
-        self._received += data
-        if not data:
-            self._close(bytes(self._received))
-        elif len(self._received) > LONGEST:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Answer it by `otherwise`, unless it is answered already: the loop is to wait no longer."""
-        if self.pid:
-            self._close(b"")
-
-    def _close(self, received: bytes) -> None:
-        pid, self.pid = self.pid, 0
-        self._selector.unregister(self._pipe)
-        os.close(self._pipe)
-        os.kill(pid, signal.SIGKILL)
-        if ends_within(pid, _KILL_TIMEOUT):
-            os.waitpid(pid, 0)
-        with suppress(AskedEnded):
-            self.answer = unpack(received)
-        self._answered(self.answer)
 
 
 def fork_asked(

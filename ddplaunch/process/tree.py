@@ -8,20 +8,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from msgspec import Struct
 
-from ddplaunch.process import clock
-
 # torch's manager of shared memory (torch/lib/libshm/manager.cpp) ends when the last process that it serves has; ended before, it
 # leaves what that shared in /dev/shm. NVIDIA's MPS ends on `quit`. A name in /proc has 15 characters.
 _TIDYING = ("torch_shm_manag", "nvidia-cuda-mps")
-# rest after a look at all children, in times of what the look took: thousands may end one by one
-_REST = 9
-_REST_OF_SWEEP = 1
 
 
 class Process(Struct, frozen=True):
@@ -193,48 +187,3 @@ def reap(keep: Collection[int] = ()) -> None:
                 os.waitpid(child, os.WNOHANG)
             except ChildProcessError:
                 pass
-
-
-class Leftovers:
-    """What descends from this process besides its own children: reaped when it has ended, looked for and signalled."""
-
-    def __init__(
-        self,
-        kept: Callable[[], frozenset[int]],
-        others: Callable[[], frozenset[int]],
-        elsewhere: Callable[[], list[Process]],
-        found: Callable[[tuple[str, ...]], None],
-    ) -> None:
-        """`kept` are children that others reap, and `others` those of them that are not looked below.
-
-        `elsewhere` gives what does not descend from us and counts too; `found` gets what is left, each as in a sentence.
-        """
-        self._kept = kept
-        self._others = others
-        self._elsewhere = elsewhere
-        self._found = found
-        self._rests_until = 0.0
-        self.deadline: float | None = None  # when to call `expire`, by the clock of deadlines: a child has ended
-
-    def child_ended(self) -> None:
-        """Note that some child has ended."""
-        if self.deadline is None:
-            self.deadline = max(clock.now(), self._rests_until)
-
-    def expire(self, now: float, *, sweeps: bool) -> None:
-        """Reap what has ended; `sweeps`: say what is left."""
-        if self.deadline is None or now < self.deadline:
-            return
-        self.deadline = None
-        began = time.monotonic()
-        reap(keep=self._kept() | self._others())
-        if sweeps:
-            self.look()
-        self._rests_until = clock.now() + (time.monotonic() - began) * (_REST_OF_SWEEP if sweeps else _REST)
-
-    def look(self, signum: int = 0, *, sparing: bool = False) -> None:
-        """Find what is left, signal it if `signum` is one, and say what there is."""
-        left = [*descendants(os.getpid(), but_for=self._others()), *self._elsewhere()]
-        if signum:
-            signal_left(signum, left, sparing=sparing)
-        self._found(tuple(map(str, left)))

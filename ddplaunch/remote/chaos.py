@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.tree import Process, descendants, look, signal_process
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.spec import Fault
-from ddplaunch.supervise.deadline import soonest
 
 SLOW_INTERVAL = 0.05  # seconds for which a worker that is slowed down runs, then is stopped
 
@@ -44,7 +44,9 @@ class Schedule:
 class Chaos:
     """Injects the faults into the workers and nodes that are reported to it."""
 
-    def __init__(self, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, faults: Sequence[Fault], nodes: Sequence[HostConnection], notify: Callable[[str], None]
+    ) -> None:
         """Prepare; `nodes` are the connections to the agents, by node rank."""
         self._schedule = Schedule(faults)
         self._nodes = nodes
@@ -52,37 +54,38 @@ class Chaos:
         self._workers: dict[int, Process] = {}  # by rank, of the latest generation
         self._world_size: int | None = None
         self._slow: set[int] = set()  # ranks
-        self._toggle_at: float | None = None
+        self._loop = loop
+        self._due = loop.timer(None, self._inject_due)
+        self._toggle = loop.timer(None, self._toggle_slow)  # of the slow ones
         self._runs = True  # the slow ones do
 
     def begun(self, world_size: int) -> None:
         """Expect a generation of so many workers."""
         self._world_size = world_size
 
-    def started(self, rank: int, pid: int, now: float) -> None:
+    def started(self, rank: int, pid: int) -> None:
         """Add a worker of this generation."""
         if (process := look(pid)) is not None:
             self._workers[rank] = process
         if len(self._workers) == self._world_size:
-            self._schedule.begin(now)
+            self._schedule.begin(self._loop.now())
+            self._due.set(self._schedule.deadline)
 
-    @property
-    def deadline(self) -> float | None:
-        """When `expire` is to be called at the latest."""
-        return soonest(self._schedule.deadline, self._toggle_at)
+    def _inject_due(self) -> None:
+        for fault in self._schedule.due(self._loop.now()):
+            self._inject(fault)
+        self._due.set(self._schedule.deadline)
 
-    def expire(self, now: float) -> None:
-        """Inject the faults that are due."""
-        for fault in self._schedule.due(now):
-            self._inject(fault, now)
-        if self._toggle_at is not None and now >= self._toggle_at:
-            self._runs = not self._runs
-            self._slow = {
-                rank for rank in self._slow if self._signal(rank, signal.SIGCONT if self._runs else signal.SIGSTOP)
-            }
-            self._toggle_at = now + SLOW_INTERVAL if self._slow else None
+    def _toggle_slow(self) -> None:
+        """Stop the slow workers, or have them go on."""
+        self._runs = not self._runs
+        self._slow = {
+            rank for rank in self._slow if self._signal(rank, signal.SIGCONT if self._runs else signal.SIGSTOP)
+        }
+        if self._slow:
+            self._toggle.set(self._loop.now() + SLOW_INTERVAL)
 
-    def _inject(self, fault: Fault, now: float) -> None:
+    def _inject(self, fault: Fault) -> None:
         worker = f"rank {fault.target}"
         match fault.kind:
             case "kill" if self._signal(fault.target, signal.SIGKILL, group=False):
@@ -91,7 +94,8 @@ class Chaos:
                 self._notify(f"chaos: stopped {worker}, which hangs from now on")
             case "slow" if self._signal(fault.target, signal.SIGSTOP):
                 self._slow.add(fault.target)
-                self._runs, self._toggle_at = False, now + SLOW_INTERVAL
+                self._runs = False
+                self._toggle.set(self._loop.now() + SLOW_INTERVAL)
                 self._notify(f"chaos: {worker} runs at half its speed from now on")
             case "node" if self._kill_node(fault.target):
                 self._notify(f"chaos: killed all of node {fault.target}")

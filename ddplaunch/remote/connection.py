@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-import selectors
 import signal
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT, watch
+from ddplaunch.agent.pipes import BARS, MESSAGE, OURS, STDERR, STDOUT
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.child import Child
 from ddplaunch.process.start import StartError, Stdio, start, why_not_started
 from ddplaunch.remote.protocol import FROM_HOST, HEARTBEAT, FrameError, GreetingDecoder, PipeDecoder
@@ -37,7 +37,7 @@ class HostPhase(Enum):
 class HostConnection:
     """One host of the job."""
 
-    def __init__(self, agent: AgentStart, selector: selectors.BaseSelector, handler: Dispatcher) -> None:
+    def __init__(self, agent: AgentStart, loop: Loop, handler: Dispatcher) -> None:
         self.agent = agent
         self.phase = HostPhase.WAITING
         self.exit_status: int | None = None  # of the process, as a shell shows it
@@ -47,7 +47,7 @@ class HostConnection:
         self.given_up = False  # the job goes on without it: its end is no error
         self.fault = ""  # why the process was killed
         self._unanswered: int | None = None  # heartbeats; None: it sends none yet
-        self._selector = selector
+        self._loop = loop
         self._handler = handler
         self._child: Child | None = None
         self._stdin = self._stdout = self._stderr = -1
@@ -96,14 +96,15 @@ class HostConnection:
         finally:
             for fd in theirs:
                 os.close(fd)
-        self._selector.register(self._child.pidfd, selectors.EVENT_READ, self._child_ended)
-        self._selector.register(self._stderr, selectors.EVENT_READ, self._read_stderr)
+        self._sender.attach(self._loop)
+        self._loop.watch(self._child.pidfd, self._child_ended)
+        self._loop.watch(self._stderr, self._read_stderr)
         if not self._paused:
-            self._selector.register(self._stdout, selectors.EVENT_READ, self._read_stdout)
+            self._loop.watch(self._stdout, self._read_stdout)
 
     def _child_ended(self) -> None:
         assert self._child is not None
-        self._selector.unregister(self._child.pidfd)
+        self._loop.unwatch(self._child.pidfd)
         self._has_ended = True
         if not self._paused:
             self._finish()
@@ -157,7 +158,8 @@ class HostConnection:
         """Queue a frame, and send what can be sent at once."""
         if self._sender is not None:
             self._sender.put(tag, data)
-            self._flush()
+            if self._sender.broken:  # the process has ended, which its pidfd reports
+                self.close_stdin()
 
     def send_heartbeat(self, *, reading: bool) -> int:
         """Send a heartbeat unless other frames are queued; return how many have had no reply.
@@ -171,14 +173,6 @@ class HostConnection:
         self._unanswered = self._unanswered + 1 if reading else 0
         return self._unanswered
 
-    def _flush(self) -> None:
-        assert self._sender is not None
-        self._sender.flush()
-        if self._sender.broken:  # the process has ended, which its pidfd reports
-            self.close_stdin()
-        else:
-            watch(self._selector, self._stdin, selectors.EVENT_WRITE, self._flush, wanted=bool(self._sender.size))
-
     def close_stdin(self) -> None:
         """Close the stdin of the process, at which the agent on the host ends."""
         self._sender = None
@@ -187,8 +181,7 @@ class HostConnection:
     def _close_pipe(self, name: str) -> None:
         fd = getattr(self, name)
         if fd >= 0:
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
+            self._loop.unwatch(fd)
             os.close(fd)
             setattr(self, name, -1)
 
@@ -203,8 +196,10 @@ class HostConnection:
             return
         if not paused and self._has_ended:
             self._finish()
+        elif self._stdout >= 0 and paused:
+            self._loop.unwatch(self._stdout)
         elif self._stdout >= 0:
-            watch(self._selector, self._stdout, selectors.EVENT_READ, self._read_stdout, wanted=not paused)
+            self._loop.watch(self._stdout, self._read_stdout)
 
     def _read_stderr(self) -> bool:
         """Keep what the process itself prints; return whether there was anything."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import selectors
 import signal
 from collections.abc import Iterable
 from itertools import chain
 
 from ddplaunch import fields
-from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue, watch
+from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.errors import below, visible
+from ddplaunch.loop.loop import Loop
 from ddplaunch.output.bars import Bar, BarFeed, unpack
-from ddplaunch.process import clock
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.protocol import FrameError
@@ -23,17 +22,16 @@ REMEMBERED = 100  # messages; hosts send an equal one at about the same time
 class Console:
     """Stops reading the hosts' output while the front reads none; a stopped job waits UNREAD_TIMEOUT seconds for that at most."""
 
-    def __init__(
-        self, queue: OutputQueue, selector: selectors.BaseSelector, *, quiet: bool, reports_to_caller: bool = False
-    ) -> None:
+    def __init__(self, loop: Loop, queue: OutputQueue, *, quiet: bool, reports_to_caller: bool = False) -> None:
+        self._loop = loop
         self._queue = queue
-        self._selector = selector
         self._quiet = quiet
         self._reports_to_caller = reports_to_caller
         self._first: dict[bytes, HostConnection] = {}  # by message of ddplaunch, the host that sent it first
         self._sent = 0  # bytes
-        self._sent_at = 0.0  # when that was last new, by the clock
+        self._sent_at = 0.0  # when that was last new
         self._limits_wait = False
+        self._wakes = loop.timer(None, lambda: None)  # for the next `update`
         self._bars: dict[HostConnection, tuple[Bar, ...]] = {}
         self._bar_feed = BarFeed(lambda: chain.from_iterable(self._bars.values()), queue.put_bars)
 
@@ -46,12 +44,6 @@ class Console:
     def is_full(self) -> bool:
         """Whether the hosts' output is not read."""
         return self._queue.full
-
-    @property
-    def deadline(self) -> float | None:
-        """When `update` is to be called at the latest."""
-        read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and self._queue.size else None
-        return soonest(read_by, self._bar_feed.deadline)
 
     def show(self, host: HostConnection, stream: bytes, data: bytes) -> None:
         """Show output of a host; a message of ddplaunch that several hosts send, once.
@@ -76,19 +68,19 @@ class Console:
         before = self._bars.get(host, ())
         self._bars[host] = bars
         if len(bars) < len(before):
-            self._bar_feed.update(clock.now())  # at once, since one may now come as a line
+            self._bar_feed.update(self._loop.now())  # at once, since one may now come as a line
         elif bars != before:
-            self._bar_feed.changed(clock.now())
+            self._bar_feed.changed(self._loop.now())
 
     def forget_bars(self, host: HostConnection) -> None:
         """Show no progress bars of this host any more."""
         if self._bars.pop(host, ()):
-            self._bar_feed.update(clock.now())
+            self._bar_feed.update(self._loop.now())
 
     def note_signal(self, signum: int) -> None:
         """Draw the progress bars anew if the terminal has another size, or the shell has written to it."""
         if signum in (signal.SIGWINCH, signal.SIGCONT):
-            self._bar_feed.repeat(clock.now())
+            self._bar_feed.repeat(self._loop.now())
 
     def forward(self, data: bytes) -> None:
         """Forward what is for the caller of the job."""
@@ -114,21 +106,22 @@ class Console:
         """From now on wait for the front only while it makes progress."""
         if not self._limits_wait:
             self._limits_wait = True
-            self._sent, self._sent_at = self._queue.sent, clock.now()
+            self._sent, self._sent_at = self._queue.sent, self._loop.now()
 
     def abandon(self) -> None:
         """Drop all output from now on."""
         self._queue.abandon()
 
     def update(self, hosts: Iterable[HostConnection]) -> None:
-        """Adapt to how much waits for the front."""
-        queue, now = self._queue, clock.now()
+        """Adapt to how much waits for the front; called before each sleep of the loop."""
+        queue, now = self._queue, self._loop.now()
         self._bar_feed.flush(now)
         if queue.sent != self._sent or not queue.size:
             self._sent, self._sent_at = queue.sent, now
         elif self._limits_wait and now >= self._sent_at + UNREAD_TIMEOUT:
             queue.abandon()
-        watch(self._selector, queue, selectors.EVENT_WRITE, queue.flush, wanted=bool(queue.size))
+        read_by = self._sent_at + UNREAD_TIMEOUT if self._limits_wait and queue.size else None
+        self._wakes.set(soonest(read_by, self._bar_feed.deadline))
         if queue.full or queue.size < FULL // 2:
             for host in hosts:
                 host.pause(queue.full)

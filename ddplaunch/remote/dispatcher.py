@@ -6,14 +6,15 @@ It runs in place of a job's only agent, behind the same front. What the job does
 from __future__ import annotations
 
 import gc
-import selectors
+from collections.abc import Sequence
 
 from ddplaunch import __version__, exitcodes
 from ddplaunch.agent import child
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.fields import Malformed
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connection import HostConnection, HostPhase
@@ -23,7 +24,6 @@ from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, P
 from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.supervise import node
-from ddplaunch.supervise.deadline import soonest
 
 SETTLE_TIME = 1.0  # seconds after a host's error in which others are awaited, so that one message names all
 KILL_TIMEOUT = 7.0  # seconds from the second signal to stop until the remaining connections are killed
@@ -34,39 +34,34 @@ def run(job: RemoteJob, pipes: FrontPipes) -> int:
     gc.freeze()
     gc.enable()
     child.claim(pipes)
-    return Dispatcher(job, pipes).run()
+    return Dispatcher(Loop(), job, pipes).run()
 
 
 class Dispatcher:
     """The loop's state."""
 
-    def __init__(self, job: RemoteJob, pipes: FrontPipes) -> None:
-        now = clock.now()
+    def __init__(self, loop: Loop, job: RemoteJob, pipes: FrontPipes) -> None:
         self._job = job
-        self._selector = selectors.DefaultSelector()
+        self._loop = loop
+        loop.handle = self._handle
         self._console = Console(
-            OutputQueue(pipes.output[1]), self._selector, quiet=job.quiet, reports_to_caller=job.reports_to_caller
+            loop, OutputQueue(loop, pipes.output[1]), quiet=job.quiet, reports_to_caller=job.reports_to_caller
         )
         self._leave = pipes.leave
-        self._signals = SignalSource(
-            self._selector,
-            pipes,
-            stops=job.stops,
-            feed=self._on_event,
-            child_ended=lambda: None,  # the end of ssh is seen by its pidfd
-            front_lost=self._console.abandon,
-            end_within=job.grace_period + END_MARGIN,
-        )
+        self._signals = SignalSource(loop, pipes, stops=job.stops, end_within=job.grace_period + END_MARGIN)
         self._statuses = HostStatuses([agent.host for agent in job.agents], job.min_nodes)
-        self._hosts = tuple(HostConnection(agent, self._selector, self) for agent in job.agents)
-        self._chaos = Chaos(job.chaos, self._hosts, self._console.notify)
+        self._hosts = tuple(HostConnection(agent, loop, self) for agent in job.agents)
+        self._chaos = Chaos(loop, job.chaos, self._hosts, self._console.notify)
         self._startup = Startup(
+            loop,
             self._hosts,
             env=job.env,
             open_files=job.open_files,
             rdzv_timeout=job.rdzv_timeout,
             quit_timeout=job.grace_period + job.heartbeat_timeout + QUIT_TIMEOUT,
             has_failed=lambda: bool(self._statuses.errors),
+            unconnected=self._give_up_unconnected,
+            notify=self._console.notify,
         )
         self._addresses: tuple[str, ...] = ()  # of the first host
         self._port: int | None = None  # where the coordinator listens
@@ -75,9 +70,10 @@ class Dispatcher:
         self._front_lost = False
         self._final_report = ""  # how the job ended, from node 0: printed after all output of hosts
         self._loss_report = ""  # that node 0 was lost, from the others
-        self._loss_report_at: float | None = None  # when that is printed, unless we have lost node 0 ourselves before
-        self._heartbeat_at = now + self._heartbeat_interval
-        self._settle_by: float | None = None
+        # when that is printed, unless we have lost node 0 ourselves before
+        self._loss_report_at = loop.timer(None, self._report_loss)
+        self._heartbeat_at = loop.timer(loop.now() + self._heartbeat_interval, self._send_heartbeats)
+        self._settle_by = loop.timer(None, self._startup.disconnect)
 
     def run(self) -> int:
         """Run the loop until every connection is closed and all output taken; give the job's exit status."""
@@ -100,37 +96,26 @@ class Dispatcher:
 
     def _wait(self) -> None:
         self._console.update(self._hosts)
-        deadline = soonest(
-            self._heartbeat_at,
-            self._startup.deadline,
-            self._settle_by,
-            self._loss_report_at,
-            self._chaos.deadline,
-            self._console.deadline,
-        )
-        assert deadline is not None  # heartbeats go on to the end
-        clock.dispatch(self._selector, deadline)
-        self._expire(clock.now())
-
-    def _expire(self, now: float) -> None:
-        if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._heartbeat_interval
-            self._startup.send_heartbeats(
-                self._job.heartbeat_timeout, self._heartbeat_interval, reading=not self._console.is_full
-            )
-        if self._startup.connect_by is not None and now >= self._startup.connect_by:
-            for host in self._startup.unconnected():
-                self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
-                host.kill()
-        if self._settle_by is not None and (now >= self._settle_by or not self._startup.is_undecided):
-            self._settle_by = None
+        self._startup.is_read = not self._console.is_full
+        self._loop.run_once()
+        if self._settle_by.is_set and not self._startup.is_undecided:
+            self._settle_by.cancel()
             self._startup.disconnect()
-        self._startup.expire(now, self._console.notify, is_read=not self._console.is_full)
-        if self._loss_report_at is not None and now >= self._loss_report_at:
-            self._loss_report_at = None
-            if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
-                self._console.write(self._loss_report)
-        self._chaos.expire(now)
+
+    def _send_heartbeats(self) -> None:
+        self._heartbeat_at.set(self._loop.now() + self._heartbeat_interval)
+        self._startup.send_heartbeats(
+            self._job.heartbeat_timeout, self._heartbeat_interval, reading=not self._console.is_full
+        )
+
+    def _give_up_unconnected(self, hosts: Sequence[HostConnection]) -> None:
+        for host in hosts:
+            self._host_failed(host, diagnose.not_started(self._job.rdzv_timeout))
+            host.kill()
+
+    def _report_loss(self) -> None:
+        if not self._final_report and not self._statuses.is_prevented and self._startup.only_first_connected:
+            self._console.write(self._loss_report)
 
     @property
     def _heartbeat_interval(self) -> float:
@@ -138,12 +123,15 @@ class Dispatcher:
 
     # --- signals
 
-    def _on_event(self, event: node.Event) -> None:
+    def _handle(self, event: object) -> None:
         match event:
             case node.SignalReceived(signum, _, escalates) if not event.is_copy:
                 self._forward(signum, escalates)
+            case FrontWaits():
+                self._signals.let_front_stop(all_stopped=True)
             case node.FrontLost():
                 self._front_lost = True
+                self._console.abandon()
                 self._startup.disconnect()
 
     def _forward(self, signum: int, escalates: bool) -> None:
@@ -212,13 +200,14 @@ class Dispatcher:
                 self._statuses.has_begun = True
                 self._chaos.begun(world_size)
             case messages.Worker(rank, pid) if self._job.chaos:
-                self._chaos.started(rank, pid, clock.now())
+                self._chaos.started(rank, pid)
             case messages.FailureText() | messages.Outcome():
                 self._console.forward(data)
             case messages.FinalReport(text) if host is self._hosts[0]:
                 self._final_report = text
             case messages.FinalReport(text):
-                self._loss_report, self._loss_report_at = text, clock.now() + self._job.heartbeat_timeout
+                self._loss_report = text
+                self._loss_report_at.set(self._loop.now() + self._job.heartbeat_timeout)
             case messages.OrderRefused(message, hint, status):
                 self._host_failed(host, diagnose.refused(message, hint, status))
             case messages.AgentEnded(status, left):
@@ -279,5 +268,5 @@ class Dispatcher:
             self._console.notify(f"going on without {host}: {error.message}")
             return
         statuses.errors[node_rank] = error
-        if self._settle_by is None:
-            self._settle_by = clock.now() + SETTLE_TIME
+        if not self._settle_by.is_set:
+            self._settle_by.set(self._loop.now() + SETTLE_TIME)

@@ -7,7 +7,6 @@ no frame comes for the heartbeat timeout, it closes the agent's signal pipe, and
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterable
@@ -24,18 +23,17 @@ from ddplaunch.agent.pipes import (
     UNREAD_TIMEOUT,
     FrontPipes,
     Replies,
-    watch,
 )
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
+from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
 from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, FrameError
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
-from ddplaunch.supervise.deadline import soonest
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read
 
@@ -53,12 +51,13 @@ class HostFront:
         self._input = input_pipe
         self._output = output_pipe
         self._heartbeat_timeout = heartbeat_timeout
-        clock.PROCESS_CLOCK.protect(heartbeat_timeout)
+        PROCESS_CLOCK.protect(heartbeat_timeout)
         self._host = host
         self._reports_job = reports_job
-        self._lost_at = clock.now() + heartbeat_timeout
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(input_pipe, selectors.EVENT_READ, self._read_frames)
+        self._loop = Loop()
+        self._lost_at = self._loop.timer(self._loop.now() + heartbeat_timeout, self._disconnect)
+        self._loop.watch(input_pipe, self._read_frames)
+        output_pipe.attach(self._loop)
         self._agent: int | None = None
         self._pipes: FrontPipes | None = None
         self._stops: Collection[int] = ()
@@ -67,7 +66,8 @@ class HostFront:
         self.left: tuple[tuple[int, int], ...] = ()  # what the agent has left: see `FrontPipes.all_left`
         self._lost = False
         self._question: child.Question | None = None  # to an agent that has to end
-        self._ask_at: float | None = None  # when to ask again
+        self._ask_again = self._loop.timer(None, self._look_whether_stuck)
+        self._is_stuck = False  # the agent has not answered
 
     def report(self, report: Report) -> None:
         """Send a report to the dispatcher."""
@@ -86,7 +86,7 @@ class HostFront:
         Raises:
             LaunchError: the machine has no room for the agent.
         """
-        self._lost_at = clock.now() + self._heartbeat_timeout  # no frame was read until now
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)  # no frame was read until now
         passed = passed_on(signals)
         self._stops = stops
         if not self._input.read():  # meanwhile, as modules were imported
@@ -99,20 +99,20 @@ class HostFront:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         self._take_frames()
         pidfd = os.pidfd_open(pid)
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda: None)
+        self._loop.watch(pidfd, lambda: None)
         while not has_ended(pid):
-            self._wait(self._ask_at)
-            if self._is_stuck():
+            self._wait()
+            if self._is_stuck:
                 child.kill(pid)
                 if not ends_within(pid, child.KILL_TIMEOUT):
                     self._output.put(OURS, child.left_over().encode())
                     return NODE_LOST
-        self._selector.unregister(pidfd)
+        self._loop.unwatch(pidfd)
         os.close(pidfd)
         wait_status = child.reap_agent(pid, self._pipes)
         self.left = tuple(self._pipes.all_left())
         self._agent = None
-        self._watch_agent(False)
+        self._watch_agent()
         while self._forward_output():
             pass
         status, message = self._prevented or child.status_of(pid, wait_status, self._host)
@@ -123,13 +123,14 @@ class HostFront:
     def finish(self, report: Report) -> None:
         """Send the last report, and wait until all is sent; if the job was stopped, only while there is progress."""
         self.report(report)
-        self._lost_at = clock.now() + self._heartbeat_timeout
-        sent, read_by = self._output.sent, clock.now() + UNREAD_TIMEOUT
+        self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
+        sent, read_by = self._output.sent, self._loop.timer(self._loop.now() + UNREAD_TIMEOUT, lambda: None)
         while self._output.size and not self._lost:
-            self._wait(read_by)
+            self._wait()
             if self._output.sent != sent or not self._stopped:
-                sent, read_by = self._output.sent, clock.now() + UNREAD_TIMEOUT
-            elif clock.now() >= read_by:
+                sent = self._output.sent
+                read_by.set(self._loop.now() + UNREAD_TIMEOUT)
+            elif not read_by.is_set:
                 return
 
     # --- an agent that does not run
@@ -138,19 +139,19 @@ class HostFront:
         """Ask the agent whether it runs."""
         if self._agent is not None and self._pipes is not None and self._question is None:
             self._question = child.Question(self._agent, self._pipes, Replies(self._pipes.replies[0]))
-            self._ask_at = clock.now() + child.INTERVAL
+            self._ask_again.set(self._loop.now() + child.INTERVAL)
 
-    def _is_stuck(self) -> bool:
-        """Whether the agent no longer answers; without the dispatcher it is asked until it ends."""
-        if self._question is None or self._ask_at is None or clock.now() < self._ask_at:
-            return False
-        self._ask_at = clock.now() + child.INTERVAL
+    def _look_whether_stuck(self) -> None:
+        """Find out whether the agent still answers; without the dispatcher it is asked until it ends."""
+        if self._question is None:
+            return
         if not self._question.has_answer():
-            return not self._question.repeat()
-        self._question = self._ask_at = None
+            self._ask_again.set(self._loop.now() + child.INTERVAL)
+            self._is_stuck = not self._question.repeat()
+            return
+        self._question = None
         if self._lost:
             self._ask()
-        return False
 
     def _as_agent(self, agent: Callable[[FrontPipes], int], pipes: FrontPipes) -> int:
         self._input.close()
@@ -159,18 +160,20 @@ class HostFront:
 
     # --- the loop
 
-    def _wait(self, until: float | None) -> None:
+    def _wait(self) -> None:
         if self._output.broken:
             self._disconnect()
-        watch(self._selector, self._output, selectors.EVENT_WRITE, self._output.flush, wanted=bool(self._output.size))
-        self._watch_agent(self._agent is not None and self._output.size < _FULL)
-        clock.dispatch(self._selector, soonest(until, self._lost_at))
-        if clock.now() >= self._lost_at:
-            self._disconnect()
+        self._watch_agent()
+        self._loop.run_once()
 
-    def _watch_agent(self, wanted: bool) -> None:
-        if self._pipes is not None:
-            watch(self._selector, self._pipes.output[0], selectors.EVENT_READ, self._forward_output, wanted=wanted)
+    def _watch_agent(self) -> None:
+        """Read the agent's output while there is room to send it."""
+        if self._pipes is None:
+            return
+        if self._agent is not None and self._output.size < _FULL:
+            self._loop.watch(self._pipes.output[0], self._forward_output)
+        else:
+            self._loop.unwatch(self._pipes.output[0])
 
     def _forward_output(self) -> bool:
         """Send output of the agent as a frame; return whether there was any."""
@@ -180,7 +183,7 @@ class HostFront:
         except BlockingIOError:
             return False
         if not message:
-            self._watch_agent(False)
+            self._loop.unwatch(self._pipes.output[0])
             return False
         self._output.put(message[:1], message[1:])
         return True
@@ -196,7 +199,7 @@ class HostFront:
     def _take_frames(self) -> None:
         try:
             while (frame := self._input.take()) is not None:
-                self._lost_at = clock.now() + self._heartbeat_timeout
+                self._lost_at.set(self._loop.now() + self._heartbeat_timeout)
                 self._received(*frame)
         except FrameError:
             self._disconnect()
@@ -237,8 +240,8 @@ class HostFront:
         if self._lost:
             return
         self._lost = True
-        self._lost_at = float("inf")
-        self._selector.unregister(self._input)
+        self._lost_at.cancel()
+        self._loop.unwatch(self._input)
         self._output.abandon()
         if self._pipes is not None:
             self._prevent_start(0)

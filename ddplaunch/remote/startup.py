@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.errors import some
-from ddplaunch.process import clock
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.start import handled_signals
 from ddplaunch.remote.connection import HostConnection, HostPhase
-from ddplaunch.supervise.deadline import soonest
 
 MAX_STARTING = 64  # hosts whose agent is being started
 NOTICE_AFTER = 3.0  # seconds until hosts whose agents have not started yet are named
 QUIT_TIMEOUT = 5.0  # seconds that an agent needs to end when its workers have
+_LOOK_AGAIN = 0.5  # seconds until it is looked whether output is read again
 
 
 class Startup:
@@ -21,6 +21,7 @@ class Startup:
 
     def __init__(
         self,
+        loop: Loop,
         hosts: Sequence[HostConnection],
         *,
         env: Mapping[str, str],
@@ -28,26 +29,28 @@ class Startup:
         rdzv_timeout: float,
         quit_timeout: float,
         has_failed: Callable[[], bool],
+        unconnected: Callable[[Sequence[HostConnection]], None],
+        notify: Callable[[str], None],
     ) -> None:
         """`env` and `open_files` are for the processes that connect to the hosts.
 
         `rdzv_timeout` is the seconds in which all hosts must have connected, `quit_timeout` those in which they must have
-        ended after `disconnect`. No more agents are started once the job `has_failed`.
+        ended after `disconnect`. No more agents are started once the job `has_failed`. `unconnected` takes the hosts from
+        which no greeting has come in time, `notify` prints a line.
         """
+        self._loop = loop
         self._hosts = hosts
         self._env = env
         self._open_files = open_files
         self._quit_timeout = quit_timeout
         self._has_failed = has_failed
+        self._unconnected = unconnected
+        self._notify = notify
         self.is_stopped = False  # no more agents are started
-        self.connect_by: float | None = clock.now() + rdzv_timeout  # then `unconnected` is due
-        self.notice_at: float | None = clock.now() + NOTICE_AFTER  # then the hosts without a greeting are named
-        self.end_by: float | None = None  # then connections that are still open are killed
-
-    @property
-    def deadline(self) -> float | None:
-        """When something is due."""
-        return soonest(self.connect_by, self.notice_at, self.end_by)
+        self.is_read = True  # whether what the hosts print is read: nothing is killed while it is not
+        self._connect_by = loop.timer(loop.now() + rdzv_timeout, self._give_up_unconnected)
+        self._notice_at = loop.timer(loop.now() + NOTICE_AFTER, self._name_silent)
+        self._end_by = loop.timer(None, self._kill_remaining)
 
     @property
     def all_closed(self) -> bool:
@@ -76,27 +79,19 @@ class Startup:
                 host.start(self._env, handled_signals(), self._open_files)
                 starting += 1
         if not starting:
-            self.connect_by = None
+            self._connect_by.cancel()
 
-    def unconnected(self) -> list[HostConnection]:
-        """Stop waiting for greetings, and give the connections without one."""
-        self.connect_by = None
-        return [host for host in self._hosts if host.phase in (HostPhase.WAITING, HostPhase.STARTING)]
+    def _give_up_unconnected(self) -> None:
+        """Stop waiting for greetings."""
+        waiting = (HostPhase.WAITING, HostPhase.STARTING)
+        self._unconnected([host for host in self._hosts if host.phase in waiting])
 
-    def expire(self, now: float, notify: Callable[[str], None], *, is_read: bool) -> None:
-        """Do what is due, but for `unconnected`; nothing is killed while its output is not read."""
-        if self.notice_at is not None and now >= self.notice_at:
-            self._name_silent(notify)
-        if self.end_by is not None and now >= self.end_by and is_read:
-            self._kill_remaining(notify)
-
-    def _name_silent(self, notify: Callable[[str], None]) -> None:
+    def _name_silent(self) -> None:
         """Say which hosts are waited for, and what may be the reason."""
-        self.notice_at = None
         if silent := [host for host in self._hosts if host.phase is HostPhase.STARTING]:
             command = os.path.basename(silent[0].agent.argv[0])
             why = ": a slow login, or a start-up file such as ~/.bashrc that reads stdin?" if command == "ssh" else ""
-            notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
+            self._notify(f"waiting for {some(map(str, silent))}: {command} has not started ddplaunch there yet{why}")
 
     def send_heartbeats(self, timeout: float, interval: float, *, reading: bool) -> None:
         """Send heartbeats at this interval; kill connections without a reply for `timeout` seconds.
@@ -110,7 +105,9 @@ class Startup:
 
     def stop_starting(self) -> None:
         """Start no more agents, and stop waiting for greetings."""
-        self.is_stopped, self.connect_by, self.notice_at = True, None, None
+        self.is_stopped = True
+        self._connect_by.cancel()
+        self._notice_at.cancel()
         for host in self._hosts:
             host.give_up()
 
@@ -123,18 +120,19 @@ class Startup:
 
     def end_within(self, within: float) -> None:
         """Wait at most so many seconds for the connections to close, unless more output comes."""
-        by = clock.now() + within
-        self.end_by = by if self.end_by is None else min(by, self.end_by)
+        self._end_by.set_by(self._loop.now() + within)
 
     def extend_deadline(self) -> None:
         """Do not kill a connection in the middle of its output."""
-        if self.end_by is not None:
-            self.end_by = max(self.end_by, clock.now() + QUIT_TIMEOUT)
+        if self._end_by.is_set:
+            self._end_by.set(max(self._end_by.at, self._loop.now() + QUIT_TIMEOUT))
 
-    def _kill_remaining(self, notify: Callable[[str], None]) -> None:
-        """Kill the connections that are still open."""
-        self.end_by = None
+    def _kill_remaining(self) -> None:
+        """Kill the connections that are still open; while their output is not read, later."""
+        if not self.is_read:
+            self._end_by.set(self._loop.now() + _LOOK_AGAIN)
+            return
         for host in self._hosts:
             if host.phase is not HostPhase.CLOSED:
-                notify(f"{host} has not reported that its workers have ended")
+                self._notify(f"{host} has not reported that its workers have ended")
                 host.kill()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections import deque
+from functools import partial
 
+from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.loop import WRITE, Loop
 from ddplaunch.process import clock
 from ddplaunch.remote.protocol import TO_HOST, FrameError, PipeDecoder, greeting, pack
 
@@ -68,50 +70,62 @@ class OutputPipe:
         """Send `first` before any frame."""
         os.set_blocking(fd, False)
         self._fd = fd
-        self._queue = deque([memoryview(first)] if first else [])
-        self.size = len(first)  # bytes waiting
-        self.sent = 0  # bytes written so far
+        self._buffer = SendBuffer(partial(os.writev, fd))
+        self._loop: Loop | None = None
         self.broken = False  # the reader has closed it: everything is dropped
-        self.flush()
+        if first:
+            self._put(first)
 
-    def fileno(self) -> int:
-        """The descriptor to watch for writability while anything waits."""
-        return self._fd
+    @property
+    def size(self) -> int:
+        """The bytes that wait."""
+        return self._buffer.size
+
+    @property
+    def sent(self) -> int:
+        """The bytes that were taken, ever."""
+        return self._buffer.sent
+
+    def attach(self, loop: Loop) -> None:
+        """Have the loop send what waits."""
+        self._loop = loop
+        self._watch()
 
     def put(self, tag: bytes, data: bytes) -> None:
         """Queue a frame, and send what can be sent at once."""
-        if self.broken:
-            return
-        frame = pack(tag, data)
-        self._queue.append(memoryview(frame))
-        self.size += len(frame)
-        self.flush()
+        if not self.broken:
+            self._put(pack(tag, data))
 
-    def flush(self) -> None:
-        """Write until there is no room left."""
-        while self._queue:
-            try:
-                written = os.write(self._fd, self._queue[0])
-            except BlockingIOError:
-                return
-            except OSError:
-                self.abandon()
-                return
-            self.size -= written
-            self.sent += written
-            if written == len(self._queue[0]):
-                self._queue.popleft()
-            else:
-                self._queue[0] = self._queue[0][written:]
+    def _put(self, data: bytes) -> None:
+        try:
+            self._buffer.put(data)
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _flush(self) -> None:
+        try:
+            self._buffer.flush()
+        except OSError:
+            self.abandon()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._loop is not None and self.size:
+            self._loop.watch(self._fd, self._flush, WRITE)
+        elif self._loop is not None:
+            self._loop.unwatch(self._fd)
 
     def abandon(self) -> None:
         """Drop all output, queued and to come."""
         self.broken = True
-        self._queue.clear()
-        self.size = 0
+        self._buffer.take()
+        self._watch()
 
     def close(self) -> None:
         """Close it in this process."""
+        if self._loop is not None:
+            self._loop.unwatch(self._fd)
         os.close(self._fd)
 
 

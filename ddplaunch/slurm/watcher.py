@@ -8,27 +8,23 @@ all tasks', and hidden when Slurm kills them. Agents write whole lines, which sr
 from __future__ import annotations
 
 import os
-import select
-import selectors
 import signal
 from functools import partial
 
 from ddplaunch import exitcodes
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.pipes import STDERR, FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.control.handshake import key
-from ddplaunch.control.questions import Ask
 from ddplaunch.coordinator import messages
-from ddplaunch.coordinator.link import Forward, Generation, JobEnd
+from ddplaunch.coordinator.link import Forward, JobEnd
 from ddplaunch.coordinator.remote_link import RemoteLink
 from ddplaunch.errors import below, visible
-from ddplaunch.process import clock
-from ddplaunch.process.apart import AskApart
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.start import StartError
 from ddplaunch.slurm.job import CONTROLLER_TIMEOUT, why_ending
 from ddplaunch.slurm.srun import Srun, StepJob, not_started
 from ddplaunch.supervise import node
-from ddplaunch.supervise.deadline import soonest
 from ddplaunch.supervise.outcome import ClusterEnding, Why
 
 HELLO_TIMEOUT = 2.0  # seconds from a signal to stop until the step is ended if no coordinator was reached yet
@@ -40,31 +36,26 @@ FOREVER = float("inf")
 class Watcher:
     """The loop's state."""
 
-    def __init__(self, job: StepJob, pipes: FrontPipes) -> None:
+    def __init__(self, loop: Loop, job: StepJob, pipes: FrontPipes) -> None:
         self._job = job
-        self._queue = OutputQueue(pipes.output[1])
-        self._selector = selectors.DefaultSelector()
+        self._loop = loop
+        loop.handle = self._handle
+        self._queue = OutputQueue(loop, pipes.output[1])
         self._signals = SignalSource(
-            self._selector,
+            loop,
             pipes,
             stops=job.stops,
             sent_again=job.sent_again,
-            feed=self.feed,
-            child_ended=lambda: None,  # there is none
-            front_lost=self._queue.abandon,
             end_within=job.grace_period + END_MARGIN,
             signals_all=True,
         )
-        self.ask_apart = AskApart(self._selector)
         self._link = RemoteLink(
-            self,
-            self._selector,
+            loop,
             key=key(job.token, job.name),
             hello=lambda _: messages.Watch(),
             source=None,
             heartbeat_timeout=job.heartbeat_timeout,
             rdzv_timeout=FOREVER,  # the step may have to wait for others to end
-            clock=clock.now,
         )
         self._srun: Srun | None = None
         self._never: StartError | None = None  # why srun could not be started
@@ -75,18 +66,25 @@ class Watcher:
         self._forwards: list[int] = []  # signals for the workers that were not sent to the coordinator yet
         self._stop_pending = False  # whether that signal was not sent to the coordinator yet
         self._why = Why.SIGNALLED  # or FRONT_LOST: the command that the user typed has ended, without a signal
-        self._end_by: float | None = None
+        self._end_by = loop.timer(None, self._end_step)
         self._is_ending = False  # whether srun has got SIGTERM
 
     def run(self, srun: Srun) -> int:
         """Run the loop until srun has ended; give the job's exit status."""
         self._signals.listen(self._job.signals)
         self._srun = srun
-        self._selector.register(srun.fd, selectors.EVENT_READ, self._ended)
+        self._loop.watch(srun.fd, self._ended)
         self._link.aim((self._job.host,), self._job.ports)
         while self._wait_status is None:
-            self._wait()
+            self._loop.run_once()
+            self._send_pending()
         self._link.close()
+        status = self._conclude()
+        self._hand_over()
+        return status
+
+    def _conclude(self) -> int:
+        """Queue the job again if it is to be; return its exit status."""
         if self._never is not None:
             error = not_started(self._never)
             self._write(error.render())
@@ -95,44 +93,27 @@ class Watcher:
             self._requeue(notice)
         return self._status()
 
-    def _wait(self) -> None:
-        clock.dispatch(self._selector, soonest(self._link.deadline, self._end_by))
-        self._send_pending()
-        now = clock.now()
-        self._link.expire(now)
-        if self._end_by is not None and now >= self._end_by:
-            self._end_step()
+    def _hand_over(self) -> None:
+        """Wait until the front has taken all that was written."""
+        while self._queue.size:
+            self._loop.run_once()
 
-    # --- from the coordinator: the handler of the link
-
-    def feed(self, event: node.Event) -> None:
-        """Handle a signal of the user, or the loss of the front; the coordinator sends no other event here."""
+    def _handle(self, event: object) -> None:
+        """Take a signal of the user, the loss of the front, or the end of the job; no workers are started here."""
         match event:
             case node.SignalReceived() if not event.is_copy or event.signum in self._job.stops:
                 self._signalled(event)
-            case node.FrontLost() if not self._signum:
-                self._why = Why.FRONT_LOST
-                self._stop(signal.SIGTERM)
+            case node.FrontLost():
+                self._queue.abandon()
+                if not self._signum:
+                    self._why = Why.FRONT_LOST
+                    self._stop(signal.SIGTERM)
+            case FrontWaits():
+                self._signals.let_front_stop(all_stopped=True)
+            case JobEnd():
+                self._ended_with(event)
 
-    def forward(self, signum: int) -> None:
-        """Do nothing: the coordinator passes signals on to agents, and gets them from here."""
-
-    def print(self, text: str) -> None:
-        """Print nothing: srun reports a step that waits for its nodes."""
-
-    def begin(self, generation: Generation, address: str | None) -> None:
-        """Do nothing: no workers are started here."""
-
-    def ask(self, ask: Ask) -> None:
-        """Do nothing: there are no workers here."""
-
-    def forget(self, number: int) -> None:
-        """Do nothing: nothing was asked."""
-
-    def listening(self, port: int) -> None:
-        """Do nothing: the coordinator is elsewhere."""
-
-    def end(self, end: JobEnd) -> None:
+    def _ended_with(self, end: JobEnd) -> None:
         """Record the job's status."""
         self._quit = end
         self._link.close()
@@ -169,7 +150,8 @@ class Watcher:
             self._link.send(Forward(signum))
         self._forwards.clear()
         if self._stop_pending:
-            self._stop_pending, self._end_by = False, None
+            self._stop_pending = False
+            self._end_by.cancel()
             self._link.send(node.ReportStopping(self._why, self._signum, self._by_cluster))
             self._end_within(self._job.grace_period + QUIT_TIMEOUT)
 
@@ -181,21 +163,21 @@ class Watcher:
             self._end_within(QUIT_TIMEOUT)
 
     def _end_within(self, within: float) -> None:
-        by = clock.now() + within
-        self._end_by = by if self._end_by is None else min(by, self._end_by)
+        self._end_by.set_by(self._loop.now() + within)
 
     def _end_step(self) -> None:
         """Have srun end the step; the second time kill srun."""
-        assert self._srun is not None
+        if self._srun is None or self._wait_status is not None:
+            return
         self._srun.signal(signal.SIGKILL if self._is_ending else signal.SIGTERM)
         self._is_ending = True
-        self._end_by = clock.now() + KILL_TIMEOUT
+        self._end_by.set(self._loop.now() + KILL_TIMEOUT)
 
     # --- the end
 
     def _ended(self) -> None:
         assert self._srun is not None
-        self._selector.unregister(self._srun.fd)
+        self._loop.unwatch(self._srun.fd)
         self._wait_status, self._never = self._srun.end()
 
     def _notice(self) -> int:
@@ -209,11 +191,12 @@ class Watcher:
 
     def _requeue(self, notice: int) -> None:
         requeue = self._job.requeue
-        intent = self._signals.wait_for(self.ask_apart(partial(requeue.decide, notice), requeue.undecided(notice)))
+        intent = self._signals.wait_for(self._loop.ask(partial(requeue.decide, notice), requeue.undecided(notice)))
         self._notify(intent.text)
+        self._hand_over()
         if (
             intent.requeues
-            and (failed := self._signals.wait_for(self.ask_apart(requeue.submit, requeue.unsent))) is not None
+            and (failed := self._signals.wait_for(self._loop.ask(requeue.submit, requeue.unsent))) is not None
         ):
             self._notify(failed)
 
@@ -234,7 +217,7 @@ class Watcher:
     def _lost(self) -> int | None:
         """Return the status if Slurm has lost nodes: srun may then end with 0, before any agent has connected."""
         question = partial(why_ending, self._job.requeue.env, CONTROLLER_TIMEOUT)
-        ending = self._signals.wait_for(self.ask_apart(question, ClusterEnding()))
+        ending = self._signals.wait_for(self._loop.ask(question, ClusterEnding()))
         if ending.outcome is None:
             return None
         self._write(f"error: {ending.text}\n")
@@ -242,6 +225,3 @@ class Watcher:
 
     def _write(self, text: str) -> None:
         self._queue.put(STDERR, visible(text).encode(errors="replace"))
-        while self._queue.size:
-            select.select((), (self._queue,), ())
-            self._queue.flush()

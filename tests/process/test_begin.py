@@ -18,7 +18,7 @@ import os, sys
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == os.environ.get("SLOW_MODULE", "ddplaunch.agent.loop"):
+        if name == os.environ.get("SLOW_MODULE", "ddplaunch.agent.agent"):
             open(os.path.join(os.environ["DDP_TEST_DIR"], f"imports-{os.getpid()}"), "w").close()
             open(os.environ["SLOW_FILES"]).close()
         return None
@@ -61,7 +61,7 @@ def test_a_signal_while_the_agent_imports_ends_the_command_at_once(job, slow_fil
 
 # the last one while node 0 waits for it in its loop already
 @pytest.mark.parametrize(
-    "module", ["ddplaunch.remote.host_front", "ddplaunch.agent.loop", "ddplaunch.coordinator.remote_link"]
+    "module", ["ddplaunch.remote.host_front", "ddplaunch.agent.agent", "ddplaunch.coordinator.remote_link"]
 )
 def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, module):
     env = {**slow_files, "SLOW_MODULE": module}
@@ -76,7 +76,7 @@ def test_a_signal_while_hosts_import_ends_the_command_at_once(job, slow_files, m
     assert not list((job.home / "state").rglob("*-*"))
 
 
-@pytest.mark.parametrize("module", ["agent/loop.py", "remote/host_front.py"])
+@pytest.mark.parametrize("module", ["agent/agent.py", "remote/host_front.py"])
 def test_a_host_that_cannot_import_its_modules_is_named(job, slow_files, module):
     file = Path(slow_files["PYTHONPATH"]) / "ddplaunch" / module
     file.unlink()
@@ -96,10 +96,10 @@ def test_an_agent_whose_modules_were_removed_meanwhile_says_so(job, slow_files):
     ended = job.wait().expect(126)
     installed = f"{slow_files['PYTHONPATH']}/ddplaunch"
     source = Path(begin.__file__).read_text().splitlines()
-    line = next(number for number, text in enumerate(source, 1) if "import loop" in text)
+    line = next(number for number, text in enumerate(source, 1) if "import agent " in text)
     assert ended.err == (
         f"error: ddplaunch cannot import its modules: {installed}/agent/begin.py, line {line}: ImportError: cannot import name "
-        f"'loop' from 'ddplaunch.agent' ({installed}/agent/__init__.py)\n\n"
+        f"'agent' from 'ddplaunch.agent' ({installed}/agent/__init__.py)\n\n"
         "hint: its files are gone, or were changed after the command began, as by an upgrade: run it again; if that fails as "
         "well, install it again\n"
     )

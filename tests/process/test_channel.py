@@ -2,7 +2,6 @@
 
 import os
 import resource
-import selectors
 import socket
 import struct
 import time
@@ -22,6 +21,7 @@ from ddplaunch.control.tcp import error_of
 from ddplaunch.errors import LaunchError
 from ddplaunch.net.listen import listen
 from ddplaunch.net.port import reserve
+from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
 
@@ -37,39 +37,17 @@ class RecordingHandler:
         peer.closed = self.ends.append
 
 
-class Loop:
-    """An agent's loop with a clock that can be put forward."""
+class Loop(FakeLoop):
+    """An agent's loop, with what is in it."""
 
     def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.ahead = 0.0
-        self.stopped: float | None = None  # the time at which the clock stands
-        self.timed: list[Listener | Dialer] = []
+        super().__init__(at=100.0)
+        self.listeners: list[Listener] = []
+        self.dialers: list[Dialer] = []
         self.handler: list[RecordingHandler] = []
         self.raw_sockets: list[socket.socket] = []
         self.refusals: list[tuple[str, str]] = []  # by listeners
         self.failures: list[tuple[str, str]] = []  # of dialers
-
-    def now(self) -> float:
-        return time.monotonic() + self.ahead if self.stopped is None else self.stopped
-
-    def turn(self) -> int:
-        """Once around, without waiting long; gives the number of events."""
-        still = self.selector.get_map()
-        ready = self.selector.select(0.005)
-        for event, _ in ready:
-            if still.get(event.fd) is event:
-                event.data()
-        for timed in self.timed:
-            if timed.deadline is not None and self.now() >= timed.deadline:
-                timed.expire(self.now())
-        return len(ready)
-
-    def until(self, condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < give_up, (self.refusals, self.failures)
-            self.turn()
 
     def turns(self, number: int = 20) -> None:
         for _ in range(number):
@@ -87,30 +65,28 @@ class Loop:
         self, handler: list[RecordingHandler], address: str | None = "127.0.0.1", ports=(0,), **options
     ) -> Listener:
         listener = Listener(
-            self.selector,
+            self,
             KEY,
             address=address,
             ports=ports,
             opened=self.own(handler),
             refused=lambda *refusal: self.refusals.append(refusal),
             user_timeout=60,
-            clock=self.now,
             **options,
         )
-        self.timed.append(listener)
+        self.listeners.append(listener)
         return listener
 
     def dial(self, handler: list[RecordingHandler], *targets, secret=KEY, source: str | None = None) -> Dialer:
         dialer = Dialer(
-            self.selector,
+            self,
             secret,
             source=source,
             opened=self.own(handler),
             refused=lambda *failure: self.failures.append(failure),
             user_timeout=60,
-            clock=self.now,
         )
-        self.timed.append(dialer)
+        self.dialers.append(dialer)
         dialer.set_targets(targets)
         return dialer
 
@@ -182,15 +158,17 @@ def loop() -> Iterator[Loop]:
     fds = set(os.listdir("/proc/self/fd"))
     loop = Loop()
     yield loop
-    for timed in loop.timed:
-        timed.close() if isinstance(timed, Listener) else timed.stop()
-        assert timed.deadline is None
+    for listener in loop.listeners:
+        listener.close()
+    for each in loop.dialers:
+        each.stop()
+    assert loop.deadline is None
     for side in loop.handler:
         side.peer.close()
     for sock in loop.raw_sockets:
         sock.close()
-    assert not loop.selector.get_map()
-    loop.selector.close()
+    assert loop.is_idle
+    loop.close()
     assert set(os.listdir("/proc/self/fd")) == fds
 
 
@@ -228,7 +206,7 @@ def test_the_first_words_may_arrive_in_one_piece_with_the_handshake(loop) -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours: list[RecordingHandler] = []
         loop.dial(ours, at(server.getsockname()[1]))
-        loop.until(lambda: loop.timed[0]._attempts)
+        loop.until(lambda: loop.dialers[0]._attempts)
         sock, _ = server.accept()
         loop.raw_sockets.append(sock)
     sock.settimeout(0)
@@ -265,11 +243,11 @@ def test_an_ipv6_address_alone_can_be_listened_on(loop) -> None:
     theirs: list[RecordingHandler] = []
     listener = loop.listen(theirs, address="::1")
     ours: list[RecordingHandler] = []
-    dialer = loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
+    loop.dial(ours, at(listener.port, "127.0.0.1"), at(listener.port, "::1"))
     loop.until(lambda: theirs and ours)
     # on a busy machine more than once
     assert {*loop.failures} == {(f"127.0.0.1:{listener.port}", "connection refused")}
-    assert dialer.deadline is None
+    assert loop.deadline is None
 
 
 def test_a_node_speaks_from_the_address_it_is_told(loop) -> None:
@@ -320,7 +298,7 @@ def test_a_port_whose_last_job_has_just_ended_is_free(loop) -> None:
     port = coordinator.peer._sock.getsockname()[1]
     coordinator.peer.close()  # who closes first is remembered by the kernel for a minute
     loop.until(lambda: agent.ends)
-    loop.timed[0].close()
+    loop.listeners[0].close()
     assert loop.listen([], address=None, ports=(port,)).port == port
 
 
@@ -335,10 +313,12 @@ def test_an_address_of_another_node_is_an_error(loop) -> None:
 @pytest.mark.parametrize("other", [key("guess", "job-1"), key("a long secret", "job-2")], ids=["token", "job"])
 def test_a_client_of_another_job_is_refused_and_both_sides_say_why(loop, other) -> None:
     coordinator, agent = loop.pair()
-    dialer = loop.dial([], at(loop.timed[0].port), secret=other)
+    dialer = loop.dial([], at(loop.listeners[0].port), secret=other)
+    loop.until(lambda: loop.failures)
+    loop.advance(LONGEST_PAUSE)
     loop.until(lambda: len(loop.failures) >= 2)
     dialer.stop()
-    assert set(loop.failures) == {(f"127.0.0.1:{loop.timed[0].port}", "wrong token, or another job")}
+    assert set(loop.failures) == {(f"127.0.0.1:{loop.listeners[0].port}", "wrong token, or another job")}
     assert loop.refusals == [("127.0.0.1", "wrong token, or another job")]  # told once
     loop.undisturbed(coordinator, agent)
 
@@ -364,7 +344,7 @@ def test_who_only_looks_whether_anybody_listens_is_not_worth_a_word(loop) -> Non
 
 def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     coordinator, agent = loop.pair(max_half_open=50)
-    listener = loop.timed[0]
+    listener = loop.listeners[0]
     for _ in range(300):
         loop.raw_socket(listener.port)
         loop.turn()
@@ -374,10 +354,10 @@ def test_half_open_connections_by_the_hundred_disturb_nobody(loop) -> None:
     loop.dial(late, at(listener.port))  # a genuine one still gets in
     loop.until(lambda: late)
     assert loop.refusals == [("127.0.0.1", "too many unauthenticated connections")]
-    loop.ahead += HANDSHAKE_TIMEOUT
+    loop.pass_time(HANDSHAKE_TIMEOUT)
     loop.until(lambda: not listener._half_open)
     assert loop.refusals[1:] == [("127.0.0.1", "handshake not completed in 5 s")]
-    assert listener.deadline is None
+    assert loop.deadline is None
     assert sum(loop.gone(sock) for sock in loop.raw_sockets if loop.read(sock)) == 300
     loop.undisturbed(coordinator, agent)
 
@@ -415,12 +395,12 @@ def test_of_origins_that_have_equally_many_connections_the_newest_is_dropped() -
 
 def test_one_byte_a_second_is_too_slow(loop) -> None:
     coordinator, agent = loop.pair()
-    listener = loop.timed[0]
+    listener = loop.listeners[0]
     sock = loop.raw_socket(listener.port)
     for byte in b"\0\0\0\x64{{":
         loop.say(sock, bytes([byte]))
         loop.turns(3)
-        loop.ahead += 1
+        loop.pass_time(1)
     loop.until(lambda: loop.refusals)
     assert loop.refusals == [("127.0.0.1", "handshake not completed in 5 s")]
     loop.undisturbed(coordinator, agent)
@@ -428,7 +408,7 @@ def test_one_byte_a_second_is_too_slow(loop) -> None:
 
 def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
     coordinator, agent = loop.pair()
-    listener = loop.timed[0]
+    listener = loop.listeners[0]
     lengths = (b"", b"\0\0\0\x04", b"\0\0\x0f\xff", b"\x7f\xff\xff\xff")
     for number in range(80):
         sock = loop.raw_socket(listener.port)
@@ -438,7 +418,7 @@ def test_random_bytes_at_a_live_coordinator_disturb_nobody(loop) -> None:
         loop.turn()
         if number % 20 == 0:
             loop.undisturbed(coordinator, agent)
-    loop.ahead += HANDSHAKE_TIMEOUT
+    loop.pass_time(HANDSHAKE_TIMEOUT)
     loop.until(lambda: not listener._half_open)
     assert {reason for _, reason in loop.refusals} >= {"is not ddplaunch"}
     assert len(loop.refusals) == len(set(loop.refusals)) <= 4
@@ -456,7 +436,7 @@ def test_no_more_than_twenty_refusals_are_told(loop) -> None:
 
 def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> None:
     coordinator, agent = loop.pair()
-    listener = loop.timed[0]
+    listener = loop.listeners[0]
     sock = socket.socket()
     loop.raw_sockets.append(sock)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -475,7 +455,7 @@ def test_without_free_files_the_loop_does_not_spin_and_goes_on_later(loop) -> No
             os.close(filler)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not listener._half_open
-    loop.ahead += 1
+    loop.pass_time(1)
     loop.until(lambda: listener._half_open)
 
 
@@ -486,7 +466,7 @@ def test_a_listener_may_be_closed_in_the_midst_of_anything(loop) -> None:
         loop.raw_socket(listener.port)
     loop.until(lambda: listener._closed)
     loop.turns(3)
-    assert listener.deadline is None
+    assert loop.deadline is None
 
 
 # --- authenticated, and yet
@@ -554,12 +534,12 @@ def test_a_peer_that_does_not_read_is_given_up(loop) -> None:
     most = 0
     for _ in range(64):
         lazy.peer.send(b"x" * (1 << 20))
-        most = max(most, len(lazy.peer._queue))
+        most = max(most, lazy.peer._buffer.size)
         assert not lazy.ends  # nobody is called back from within send()
     assert MAX_QUEUED // 2 < most <= MAX_QUEUED
     loop.until(lambda: lazy.ends)
     assert lazy.ends == ["does not read"]
-    assert not lazy.peer._queue
+    assert not lazy.peer._buffer.size
     loop.undisturbed(handler[0], ours[0])
 
 
@@ -567,11 +547,12 @@ def test_a_slow_reader_gets_everything(loop) -> None:
     coordinator, agent = loop.pair()
     for number in range(7):
         coordinator.peer.send(bytes([number]) * (1 << 20))
-    assert coordinator.peer._queue
+    assert coordinator.peer._buffer.size
     loop.until(lambda: len(agent.heard) == 7)
     assert agent.heard == [bytes([number]) * (1 << 20) for number in range(7)]
-    assert not coordinator.peer._queue
-    assert loop.selector.get_key(coordinator.peer._sock).events == selectors.EVENT_READ
+    assert not coordinator.peer._buffer.size
+    loop.turn(0.0)
+    assert loop.turn() == 0, "a socket that can be written to is watched though nothing waits"
 
 
 # --- the end
@@ -594,7 +575,7 @@ def test_what_the_kernel_has_taken_arrives_after_the_end_although_the_other_side
     coordinator, agent = loop.pair()
     agent.peer.send(b"heartbeat")
     sent = 0
-    while not coordinator.peer._queue:
+    while not coordinator.peer._buffer.size:
         coordinator.peer.send(b"x" * (1 << 16))
         sent += 1
     coordinator.peer.close()
@@ -658,16 +639,15 @@ def test_an_owner_may_close_while_it_receives(loop) -> None:
 def test_a_dialer_tries_until_the_coordinator_is_there(loop) -> None:
     port = free_port()
     ours: list[RecordingHandler] = []
-    loop.stopped = 100.0
-    dialer = loop.dial(ours, at(port))
+    loop.dial(ours, at(port))
     for tries, pause in enumerate([min(0.01 * 1.25**tries, 1.0) for tries in range(24)], start=1):
         loop.until(lambda expected=tries: len(loop.failures) == expected)
-        assert dialer.deadline == pytest.approx(loop.stopped + pause)
-        loop.stopped = dialer.deadline
+        assert loop.deadline == pytest.approx(loop.now() + pause)
+        loop.advance(loop.deadline - loop.now())
     loop.listen([], ports=(port,))
     loop.until(lambda: ours)
     assert set(loop.failures) == {(f"127.0.0.1:{port}", "connection refused")}
-    assert dialer.deadline is None
+    assert loop.deadline is None
 
 
 @pytest.fixture
@@ -683,11 +663,11 @@ def service(loop):
         sock.sendall(words)
 
     def start(words: bytes) -> int:
-        loop.selector.register(server, selectors.EVENT_READ, lambda: accept(words))
+        loop.watch(server, lambda: accept(words))
         return port
 
     yield start
-    loop.selector.unregister(server)
+    loop.unwatch(server)
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", pack(b"{}"), pack(b"[" * 4000)])
@@ -706,8 +686,7 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
     listener = loop.listen([])
     dialer = loop.dial(ours, at(port), at(listener.port))
     loop.until(lambda: len(dialer._attempts) == 1)
-    assert dialer.deadline is not None
-    loop.ahead = dialer.deadline - loop.now() + loop.ahead
+    loop.advance(STAGGER)
     loop.until(lambda: ours)
     assert not loop.failures
 
@@ -728,32 +707,34 @@ def test_a_silent_service_does_not_hold_up_the_next_target(loop, service) -> Non
 )
 def test_a_service_that_waits_is_given_up_and_tried_again(loop, service, words, seconds, then, reason) -> None:
     port = service(words)
-    loop.stopped = 100.0
     dialer = loop.dial([], at(port))
-    loop.until(lambda: dialer._attempts)
-    (attempt,) = dialer._attempts
-    loop.until(lambda: attempt._greeting and (attempt._greeting.received_any or not words))
-    assert dialer.deadline == 100.0 + seconds
-    loop.stopped = dialer.deadline
-    loop.until(lambda: loop.failures)
+
+    def wait(seconds: float) -> None:
+        """Let the time pass until an attempt that waits is given up."""
+        loop.until(lambda: dialer._attempts)
+        (attempt,) = dialer._attempts
+        loop.until(lambda: attempt._greeting and (attempt._greeting.received_any or not words))
+        before = len(loop.failures)
+        loop.pass_time(seconds - 0.1)
+        assert len(loop.failures) == before
+        loop.pass_time(0.1)
+        assert len(loop.failures) == before + 1
+
+    wait(seconds)
     assert loop.failures == [(f"127.0.0.1:{port}", reason)]
-    loop.stopped = began = dialer.deadline
-    loop.until(lambda: dialer._attempts)
-    (again,) = dialer._attempts
-    loop.until(lambda: again._greeting and (again._greeting.received_any or not words))
-    assert dialer.deadline == began + then  # a coordinator with a queue before it has more time for the first bytes
+    loop.advance(loop.deadline - loop.now())
+    wait(then)  # a coordinator with a queue before it has more time for the first bytes
 
 
 def test_a_silent_service_does_not_keep_the_others_from_being_tried_again(loop, service) -> None:
     port, late = service(b""), free_port()
     ours: list[RecordingHandler] = []
-    loop.stopped = 100.0
     loop.dial(ours, at(port), at(late))
     loop.turns(3)
-    loop.stopped += STAGGER
+    loop.advance(STAGGER)
     loop.until(lambda: loop.failures)
     loop.listen([], ports=(late,))
-    loop.stopped += LONGEST_PAUSE
+    loop.advance(LONGEST_PAUSE)
     loop.until(lambda: ours)
     assert loop.failures == [(f"127.0.0.1:{late}", "connection refused")]
 
@@ -764,11 +745,10 @@ def test_a_target_that_does_not_answer_at_all_is_given_up(loop) -> None:
         full.listen(0)
         port: int = full.getsockname()[1]
         loop.raw_socket(port)  # no room for another
-        loop.stopped = 100.0
-        dialer = loop.dial([], at(port))
+        loop.dial([], at(port))
         loop.turns(3)
-        assert dialer.deadline == 102.0
-        loop.stopped = 102.0
+        assert loop.deadline == 102.0
+        loop.advance(2.0)
         loop.until(lambda: loop.failures)
         assert loop.failures == [(f"127.0.0.1:{port}", "no answer in 2 s")]
 
@@ -825,6 +805,8 @@ def test_a_dialer_finds_the_way_again_after_the_connection_is_lost(loop) -> None
 def test_a_dialer_may_be_stopped_by_the_one_it_tells(loop, service) -> None:
     port = service(b"")
     dialer = loop.dial([], at(port), at(port))
+    loop.turn()
+    loop.advance(STAGGER)
     loop.until(lambda: len(dialer._attempts) == 2)
     told: list[str] = []
 
@@ -833,11 +815,11 @@ def test_a_dialer_may_be_stopped_by_the_one_it_tells(loop, service) -> None:
         dialer.stop()
 
     dialer._refused = tell
-    loop.ahead += 3
-    loop.until(lambda: dialer.deadline is None)
+    loop.pass_time(3)
+    loop.until(lambda: loop.deadline is None)
     loop.turns(3)
     assert len(told) == 1
-    assert dialer.deadline is None
+    assert loop.deadline is None
 
 
 def test_a_socket_that_has_reached_itself_has_reached_nobody(loop) -> None:

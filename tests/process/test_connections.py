@@ -1,9 +1,8 @@
 """The coordinator's connections on real sockets, with hundreds of agents in one loop."""
 
-import selectors
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -13,6 +12,7 @@ from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.connections import Connections, Terms
+from tests.loops import FakeLoop
 
 KEY = key("a long secret", "job-1")
 AGENTS = 300
@@ -21,9 +21,8 @@ AGENTS = 300
 class Crowd:
     """Connections, all that are on their other ends, and a clock that stands until it is put forward."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.selector = selector
-        self.now = 100.0
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
         self.lost: list[tuple[int, str]] = []
         self.peers: list[Peer] = []
         self.pings: Counter[Peer] = Counter()
@@ -33,25 +32,21 @@ class Crowd:
             heartbeat_timeout=4.0,
         )  # fmt: skip
         self.connections = Connections(
+            self.loop,
             terms,
-            selector,
             received=lambda *_: None,
             lost=lambda *lost: self.lost.append(lost),
             dropped=lambda *_: None,
             refused=lambda *_: None,  # who has not even said hello
-            clock=lambda: self.now,
+            answered=lambda: None,
         )
 
     def join(self) -> None:
         target = (socket.AF_INET, ("127.0.0.1", self.connections.port))
         for _ in range(AGENTS):
-            dialer = Dialer(
-                self.selector, KEY, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60,
-                clock=lambda: self.now,
-            )  # fmt: skip
+            dialer = Dialer(self.loop, KEY, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60)
             dialer.set_targets([target])
-            dialer.expire(self.now)
-        self.until(lambda: len(self.peers) == len(self.connections.ids) == AGENTS == len(self.pings))
+        self.loop.until(lambda: len(self.peers) == len(self.connections.ids) == AGENTS == len(self.pings))
 
     def opened(self, peer: Peer) -> None:
         self.peers.append(peer)
@@ -64,35 +59,15 @@ class Crowd:
                 if peer not in self.silent:
                     peer.send(messages.encode(messages.Pong(sent, sent)))
 
-    def turn(self) -> None:
-        self.serve()
-        deadline = self.connections.deadline
-        if deadline is not None and self.now >= deadline:
-            self.connections.expire(self.now)
-
-    def serve(self) -> None:
-        """Take all that has arrived."""
-        while ready := self.selector.select(0.01):
-            for event, _ in ready:
-                event.data()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
-            self.turn()
-        pytest.fail("it did not come so far")
-
 
 @pytest.fixture
 def crowd() -> Iterator[Crowd]:
-    with selectors.DefaultSelector() as selector:
-        crowd = Crowd(selector)
-        with closing(crowd.connections):
-            crowd.join()
-            yield crowd
-        for peer in crowd.peers:
-            peer.close()
+    crowd = Crowd()
+    with closing(crowd.connections):
+        crowd.join()
+        yield crowd
+    for peer in crowd.peers:
+        peer.close()
 
 
 def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between(crowd: Crowd) -> None:
@@ -100,15 +75,15 @@ def test_hundreds_are_pinged_once_a_beat_and_what_else_there_is_comes_in_between
     silent = crowd.peers[AGENTS // 2]
     crowd.silent.add(silent)
     for beat in range(2, 6):
-        crowd.now += 1.0
-        crowd.connections.expire(crowd.now)
-        crowd.serve()
+        crowd.loop.advance(1.0)
+        crowd.loop.turn()
+        crowd.loop.turn()
         pinged = [number for number in crowd.pings.values() if number == beat]
         assert 0 < len(pinged) < AGENTS, "all at once"
-        crowd.until(lambda beat=beat: set(crowd.pings.values()) == {beat})  # type: ignore[misc]
-        assert crowd.connections.deadline == crowd.now + 1.0
+        crowd.loop.until(lambda beat=beat: set(crowd.pings.values()) == {beat})  # type: ignore[misc]
+        assert crowd.loop.deadline == crowd.loop.now() + 1.0
     assert not crowd.lost
-    crowd.now += 1.0
-    crowd.until(lambda: bool(crowd.lost))
+    crowd.loop.advance(1.0)
+    crowd.loop.until(lambda: bool(crowd.lost))
     assert [reason for _, reason in crowd.lost] == ["silent for 4 s"]
     assert len(crowd.connections.ids) == AGENTS - 1

@@ -63,6 +63,21 @@ def test_a_loop_that_is_closed_gives_up_what_it_asked(loop):
     assert look(pid) is None
 
 
+def test_the_kernel_ends_a_child_whose_time_is_up_and_the_loop_goes_on_without_an_answer(loop):
+    answers: list[int] = []
+
+    def never() -> int:
+        while True:
+            pass
+
+    asked = loop.ask(never, 7, answers.append, within=0.2)
+    pid = asked.pid
+    while not answers:
+        loop.run_once()
+    assert answers == [7]
+    assert look(pid) is None
+
+
 def test_without_room_for_a_process_a_question_is_answered_at_once(loop, monkeypatch):
     def refuse():
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")

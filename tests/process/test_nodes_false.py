@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.orders import MAX_QUESTIONS
+from ddplaunch.agent.inspection import MAX_QUESTIONS
 from ddplaunch.control import requests
 from ddplaunch.control.handshake import Server
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Answer, Resolver
 from ddplaunch.process.tree import children, ends_within, look, reap
 from tests.conftest import PATIENCE, until
@@ -20,25 +20,33 @@ NONE = "the lookup was killed, or could not be started"
 V4 = (socket.AF_INET, ("127.0.0.1", 4321))
 # an owner whose lookup never ends: it says who its child is, and goes on when told to by a line on its stdin
 OWNER = """
-import socket, selectors, signal, sys
+import socket, signal, sys
 real = socket.getaddrinfo
 def hang(host, *args, flags=0, **more):
     if flags:
         return real(host, *args, flags=flags, **more)
     signal.pause()
 socket.getaddrinfo = hang
+from ddplaunch.loop.loop import Loop
 from ddplaunch.net.resolver import Resolver
-resolver = Resolver(selectors.DefaultSelector(), [("localhost", 1)], print)
-print(resolver.pid, flush=True)
+loop = Loop()
+resolver = Resolver(loop, [("localhost", 1)], print)
+print(*loop.asked_pids, flush=True)
 sys.stdin.readline()
 """
 
 
 @pytest.fixture
-def selector():
-    with selectors.DefaultSelector() as selector:
-        yield selector
-        assert not selector.get_map()
+def loop():
+    loop = Loop()
+    yield loop
+    assert not loop.asked_pids
+    loop.close()
+
+
+def child_of(loop: Loop) -> int | None:
+    """The pid of the child that looks up, if there is one."""
+    return next(iter(loop.asked_pids), None)
 
 
 @pytest.fixture(autouse=True)
@@ -72,22 +80,22 @@ def hanging(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", hang)
 
 
-def turn(selector: selectors.BaseSelector, answers: Sequence[object]) -> None:
+def turn(loop: Loop, answers: Sequence[object]) -> None:
     """Run the loop until there are answers."""
-    give_up = time.monotonic() + PATIENCE
+    ends = loop.timer(loop.now() + PATIENCE, lambda: None)
     while not answers:
-        assert time.monotonic() < give_up, "no answer"
-        for key, _ in selector.select(1.0):
-            key.data()
+        assert ends.is_set, "no answer"
+        loop.run_once()
+    ends.cancel()
 
 
-def ask(selector: selectors.BaseSelector, *queries: tuple[str, int]) -> Sequence[Answer]:
+def ask(loop: Loop, *queries: tuple[str, int]) -> Sequence[Answer]:
     """Look up, and give the answers, of which there is one list alone."""
     answered: list[Sequence[Answer]] = []
-    resolver = Resolver(selector, queries, answered.append)
-    turn(selector, answered)
+    resolver = Resolver(loop, queries, answered.append)
+    turn(loop, answered)
     assert len(answered) == 1
-    assert resolver.pid is None
+    assert child_of(loop) is None
     resolver.close()
     return answered[0]
 
@@ -95,12 +103,12 @@ def ask(selector: selectors.BaseSelector, *queries: tuple[str, int]) -> Sequence
 # --- answers
 
 
-def test_a_name_is_found_in_a_child(selector):
+def test_a_name_is_found_in_a_child(loop):
     answered = []
-    resolver = Resolver(selector, [("localhost", 4321)], answered.append)
+    Resolver(loop, [("localhost", 4321)], answered.append)
     assert not answered
-    assert resolver.pid in children(os.getpid())
-    turn(selector, answered)
+    assert child_of(loop) in children(os.getpid())
+    turn(loop, answered)
     (answer,) = answered[0]
     assert (answer.host, answer.port, answer.error) == ("localhost", 4321, "")
     assert V4 in answer.targets
@@ -115,45 +123,45 @@ def test_a_name_is_found_in_a_child(selector):
         ("fe80::7%lo", (socket.AF_INET6, ("fe80::7", 4321, 0, 1))),
     ],
 )
-def test_a_numeric_address_is_answered_at_once_without_a_child(selector, hanging, address, target):
+def test_a_numeric_address_is_answered_at_once_without_a_child(loop, hanging, address, target):
     answered = []
-    resolver = Resolver(selector, [(address, 4321)], answered.append)
+    Resolver(loop, [(address, 4321)], answered.append)
     assert answered == [[Answer(address, 4321, (target,))]]
-    assert resolver.pid is None
+    assert child_of(loop) is None
 
 
-def test_a_name_that_nobody_knows_is_an_error_in_the_words_of_getaddrinfo(selector):
+def test_a_name_that_nobody_knows_is_an_error_in_the_words_of_getaddrinfo(loop):
     with pytest.raises(socket.gaierror) as known:
         socket.getaddrinfo("nobody.invalid", 1)
-    (answer,) = ask(selector, ("nobody.invalid", 1))
+    (answer,) = ask(loop, ("nobody.invalid", 1))
     assert answer == Answer("nobody.invalid", 1, (), str(known.value.strerror))
 
 
 @pytest.mark.parametrize("name", ["ä..b", "x" * 300, "ä" * 300, "\udcff", "::g", "127.0.0.1 x", ""], ids=ascii)
-def test_what_cannot_be_a_name_is_an_error(selector, name):
-    (answer,) = ask(selector, (name, 1))
+def test_what_cannot_be_a_name_is_an_error(loop, name):
+    (answer,) = ask(loop, (name, 1))
     assert answer.host == name
     assert answer.targets == ()
     assert answer.error
 
 
-def test_queries_are_answered_in_their_order_each_with_its_port(selector):
+def test_queries_are_answered_in_their_order_each_with_its_port(loop):
     queries = [("localhost", 7), ("203.0.113.7", 7), ("nobody.invalid", 7), ("localhost", 8), ("203.0.113.7", 8)]
-    answers = ask(selector, *queries)
+    answers = ask(loop, *queries)
     assert [(answer.host, answer.port) for answer in answers] == queries
     assert all(sockaddr[1] == answer.port for answer in answers for _, sockaddr in answer.targets)
     assert [bool(answer.targets) for answer in answers] == [True, True, False, True, True]
 
 
-def test_an_address_that_is_found_twice_is_given_once(selector, monkeypatch):
+def test_an_address_that_is_found_twice_is_given_once(loop, monkeypatch):
     """As when it stands twice in /etc/hosts."""
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: 2 * real(*args, **more))
-    (answer,) = ask(selector, ("localhost", 4321))
+    (answer,) = ask(loop, ("localhost", 4321))
     assert answer.targets.count(V4) == 1
 
 
-def test_an_answer_larger_than_a_pipe_arrives_whole(selector, monkeypatch):
+def test_an_answer_larger_than_a_pipe_arrives_whole(loop, monkeypatch):
     many = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.{n >> 8}.{n & 255}.1", 0)) for n in range(5000)]
 
     def find(*_, flags=0, **__):
@@ -162,24 +170,26 @@ def test_an_answer_larger_than_a_pipe_arrives_whole(selector, monkeypatch):
         return many
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
-    (answer,) = ask(selector, ("many", 4321))
+    (answer,) = ask(loop, ("many", 4321))
     assert answer.targets == tuple((family, (address, 4321)) for family, _, _, _, (address, _) in many)
 
 
 # --- a lookup that hangs
 
 
-def test_a_lookup_under_way_is_ended_by_close_and_never_answered(selector, hanging):
+def test_a_lookup_under_way_is_ended_by_close_and_never_answered(loop, hanging):
     answered = []
-    resolver = Resolver(selector, [("localhost", 1)], answered.append)
-    child = resolver.pid
+    resolver = Resolver(loop, [("localhost", 1)], answered.append)
+    child = child_of(loop)
     assert child is not None
-    assert not selector.select(0)
+    loop.post(None)
+    loop.run_once()
+    assert not answered
     began = time.monotonic()
     resolver.close()
     assert time.monotonic() - began < 60
     assert look(child) is None
-    assert resolver.pid is None
+    assert child_of(loop) is None
     resolver.close()
     assert not answered
 
@@ -196,7 +206,7 @@ def test_who_does_not_end_is_waited_for_so_long_and_not_reaped():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTSTP])
-def test_signals_that_are_not_meant_for_the_child_do_not_reach_our_handlers_through_it(selector, hanging, signum):
+def test_signals_that_are_not_meant_for_the_child_do_not_reach_our_handlers_through_it(loop, hanging, signum):
     """The wakeup descriptor is shared with it, and what is written there would count as our signal."""
     ours, wakeup = os.pipe()
     os.set_blocking(ours, False)
@@ -204,10 +214,10 @@ def test_signals_that_are_not_meant_for_the_child_do_not_reach_our_handlers_thro
     before = signal.signal(signum, lambda *_: None)
     old = signal.set_wakeup_fd(wakeup)
     try:
-        resolver = Resolver(selector, [("localhost", 1)], lambda _: None)
-        assert resolver.pid is not None
-        os.kill(resolver.pid, signum)
-        until(lambda: waits_for_nothing_but_kill(resolver.pid), "the signal to be pending")
+        resolver = Resolver(loop, [("localhost", 1)], lambda _: None)
+        assert child_of(loop) is not None
+        os.kill(child_of(loop), signum)
+        until(lambda: waits_for_nothing_but_kill(child_of(loop)), "the signal to be pending")
         with pytest.raises(BlockingIOError):
             os.read(ours, 1)
         resolver.close()
@@ -225,13 +235,15 @@ def waits_for_nothing_but_kill(pid: int | None) -> bool:
     return bool((int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)) & int(fields["SigBlk"], 16))
 
 
-def test_a_child_that_was_killed_is_an_error(selector, hanging):
+def test_a_child_that_was_killed_is_an_error(loop, hanging):
     answered = []
-    resolver = Resolver(selector, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
-    assert resolver.pid is not None
-    os.kill(resolver.pid, signal.SIGKILL)
-    turn(selector, answered)
-    assert answered == [[Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))]]
+    Resolver(loop, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    assert child_of(loop) is not None
+    os.kill(child_of(loop), signal.SIGKILL)
+    turn(loop, answered)
+    assert answered == [
+        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
+    ]
 
 
 def test_the_child_dies_with_its_owner():
@@ -254,15 +266,15 @@ def test_the_child_dies_with_its_owner():
 # --- a child of an agent
 
 
-def test_the_child_holds_nothing_that_is_ours(selector, hanging):
+def test_the_child_holds_nothing_that_is_ours(loop, hanging):
     """Else a port that we let go of would stay taken, and a pipe that we close would have no end."""
     reading, writing = os.pipe()
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         address = server.getsockname()
-        resolver = Resolver(selector, [("localhost", 1)], lambda _: None)
-        until(lambda: len(os.listdir(f"/proc/{resolver.pid}/fd")) <= 4, "the child to let go")
+        resolver = Resolver(loop, [("localhost", 1)], lambda _: None)
+        until(lambda: len(os.listdir(f"/proc/{child_of(loop)}/fd")) <= 4, "the child to let go")
     with socket.socket() as other:
         other.bind(address)
     os.close(writing)
@@ -271,44 +283,46 @@ def test_the_child_holds_nothing_that_is_ours(selector, hanging):
     resolver.close()
 
 
-def test_an_owner_that_reaps_other_children_leaves_this_one_to_us(selector):
+def test_an_owner_that_reaps_other_children_leaves_this_one_to_us(loop):
     answered = []
-    resolver = Resolver(selector, [("localhost", 4321)], answered.append)
-    child = resolver.pid
+    Resolver(loop, [("localhost", 4321)], answered.append)
+    child = child_of(loop)
     assert child is not None
     assert child in children(os.getpid())
     until(lambda: (process := look(child)) is not None and process.state == "Z", "the child to end")
     reap(keep={child, *(pid for pid in children(os.getpid()) if not is_resolver(pid))})
-    turn(selector, answered)
+    turn(loop, answered)
     assert V4 in answered[0][0].targets
 
 
-def test_the_answered_may_close_and_ask_again(selector):
+def test_the_answered_may_close_and_ask_again(loop):
     answered = []
     resolvers = []
 
     def again(answers):
         resolvers[0].close()
-        Resolver(selector, [("localhost", 4321)], answered.append)
+        Resolver(loop, [("localhost", 4321)], answered.append)
         assert answers
 
-    resolvers.append(Resolver(selector, [("localhost", 4321)], again))
-    turn(selector, answered)
+    resolvers.append(Resolver(loop, [("localhost", 4321)], again))
+    turn(loop, answered)
     assert V4 in answered[0][0].targets
 
 
 @pytest.mark.parametrize("call", ["fork", "pipe2"])
 def test_without_room_for_a_process_the_answers_are_there_at_once_and_those_of_names_are_errors(
-    selector, monkeypatch, call
+    loop, monkeypatch, call
 ):
     def refuse(*_):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, call, refuse)
     answered = []
-    resolver = Resolver(selector, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
-    assert resolver.pid is None
-    assert answered == [[Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))]]
+    Resolver(loop, [("localhost", 1), ("127.0.0.1", 4321)], answered.append)
+    assert child_of(loop) is None
+    assert answered == [
+        [Answer("localhost", 1, (), NONE), Answer("127.0.0.1", 4321, (V4,))],
+    ]
 
 
 WAITER = """

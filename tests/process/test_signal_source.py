@@ -1,7 +1,6 @@
 """Signals that come to an agent and its front at once, in the order in which Slurm sends them."""
 
 import os
-import selectors
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import pytest
 from ddplaunch.agent.pipes import FrontPipes
 from ddplaunch.agent.signals import SignalSource
 from ddplaunch.supervise import node
+from tests.loops import FakeLoop
 
 TAKEN = (signal.SIGTERM, signal.SIGCONT, signal.SIGCHLD, signal.SIGURG)
 
@@ -35,30 +35,22 @@ def test_what_the_cluster_sends_to_all_is_known_as_such_even_if_it_comes_while_t
     pipes: FrontPipes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """slurmd sends SIGCONT before SIGTERM: the second one may come while the first one is being taken."""
-    events: list[node.Event] = []
-    with selectors.DefaultSelector() as selector:
-        source = SignalSource(
-            selector, pipes, stops=frozenset({signal.SIGTERM}), feed=events.append, child_ended=lambda: None,
-            front_lost=lambda: None, end_within=60, signals_all=True,
-        )  # fmt: skip
-        source.listen({signal.SIGTERM})
-        real, coming = os.read, [signal.SIGTERM]
+    loop = FakeLoop()
+    source = SignalSource(loop, pipes, stops=frozenset({signal.SIGTERM}), end_within=60, signals_all=True)
+    source.listen({signal.SIGTERM})
+    real, coming = os.read, [signal.SIGTERM]
 
-        def read(fd: int, size: int) -> bytes:
-            if fd == pipes.signals[0] and coming:
-                signum = coming.pop()
-                os.kill(os.getpid(), signum)
-                pipes.pass_on(signum)
-            return real(fd, size)
+    def read(fd: int, size: int) -> bytes:
+        if fd == pipes.signals[0] and coming:
+            signum = coming.pop()
+            os.kill(os.getpid(), signum)
+            pipes.pass_on(signum)
+        return real(fd, size)
 
-        pipes.pass_on(signal.SIGCONT)
-        monkeypatch.setattr(os, "read", read)
-        for _ in range(2):
-            for key, _ in selector.select(0):
-                key.data()
-        own = next(
-            fd for fd in selector.get_map() if isinstance(fd, int) and fd not in (pipes.signals[0], pipes.requests[0])
-        )
-    os.close(own)
-    came = [event for event in events if isinstance(event, node.SignalReceived) and event.signum == signal.SIGTERM]
+    pipes.pass_on(signal.SIGCONT)
+    monkeypatch.setattr(os, "read", read)
+    for _ in range(2):
+        loop.turn()
+    os.close(source._direct)
+    came = [event for event in loop.events if isinstance(event, node.SignalReceived) and event.signum == signal.SIGTERM]
     assert [(event.by_cluster, event.is_copy) for event in came] == [(True, False), (False, True)]

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import selectors
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.stack_taker import StackTaker
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import bounded_file
 from ddplaunch.process.start import STACKS_FD, STACKS_SIGNAL, Stdio, handled_signals, start
 from ddplaunch.process.tree import descendants
@@ -87,15 +87,14 @@ def taken(workers: dict[str, RunningWorker]) -> list[Sample]:
 
 
 def _taken(workers: dict[str, RunningWorker]) -> list[Sample]:
-    with selectors.DefaultSelector() as selector:
-        taker = StackTaker(selector, "here")
-        answers: list[list[Sample]] = []
-        taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
-        while not answers:
-            for key, _ in selector.select():
-                key.data()
-        assert not taker.pids
-        taker.close()
+    loop = Loop()
+    taker = StackTaker(loop, "here")
+    answers: list[list[Sample]] = []
+    taker.take(workers.values(), LIMIT, lambda samples: answers.append(list(samples or ())), made=tuple)
+    while not answers:
+        loop.run_once()
+    assert not loop.asked_pids
+    loop.close()
     return answers[0]
 
 

@@ -55,14 +55,14 @@ def test_a_killed_command_needs_no_agent_that_runs(job, how):
 
 
 LOOPS = """
-import os, selectors, signal
+import os, signal
 from ddplaunch.agent import child
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
+from ddplaunch.loop.loop import Loop
 
 def agent(pipes):
-    source = SignalSource(
-        selectors.DefaultSelector(), pipes, stops=frozenset(), feed=print, child_ended=print, front_lost=print, end_within=0.2
-    )
+    source = SignalSource(Loop(), pipes, stops=frozenset(), end_within=0.2)
     source.listen(())
     print(os.getpid(), flush=True)
     while True:
@@ -86,9 +86,11 @@ def test_an_agent_in_a_loop_of_its_own_ends_after_its_front():
 
 
 ASKED = """
-import selectors, signal, sys, time
+import signal, sys, time
 from ddplaunch.agent import child, front
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
+from ddplaunch.loop.loop import Loop
 from ddplaunch.supervise.node import SignalReceived
 
 def agent(pipes):
@@ -98,18 +100,14 @@ def agent(pipes):
         if isinstance(event, SignalReceived):
             received.append(event.signum)
             print(event.signum, flush=True)
-    selector = selectors.DefaultSelector()
-    source = SignalSource(
-        selector, pipes, stops=frozenset({2, 15}), feed=take, child_ended=lambda: None, front_lost=lambda: None, end_within=9
-    )
+    loop = Loop()
+    loop.handle = take
+    source = SignalSource(loop, pipes, stops=frozenset({2, 15}), end_within=9)
     source.listen((2, 15))
     print("ready", flush=True)
-    until = None
-    while until is None or time.monotonic() < until:
-        for key, _ in selector.select(None if until is None else max(0, until - time.monotonic())):
-            key.data()
-        if len(received) == 2 and until is None:
-            until = time.monotonic() + 3  # longer than the front waits for a reply
+    while len(received) < 2:
+        loop.run_once()
+    source.wait(3)  # longer than the front waits for a reply
     return 7
 
 sys.exit(front.run(agent, (2, 15), {2, 15}))
@@ -150,21 +148,21 @@ def test_the_front_waits_for_an_agent_that_is_slow_since_it_answers():
 
 
 AT_THE_END = """
-import selectors, signal
+import signal
 from ddplaunch.agent import child
 from ddplaunch.agent.pipes import GOES_ON, MAY_STOP, STOPPED, Replies
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process import clock
 
 def agent(pipes):
-    selector = selectors.DefaultSelector()
-    source = SignalSource(
-        selector, pipes, stops=frozenset(), feed=lambda _: None, child_ended=print, front_lost=print, end_within=9
-    )
+    loop = Loop()
+    source = SignalSource(loop, pipes, stops=frozenset(), end_within=9)
+    loop.handle = lambda event: isinstance(event, FrontWaits) and source.let_front_stop(all_stopped=True)
     source.listen(())
     while True:
-        for key, _ in selector.select():
-            key.data()
+        loop.run_once()
 
 pid, pipes = child.start(agent, ())
 replies = Replies(pipes.replies[0])
@@ -184,44 +182,44 @@ def test_an_agent_that_only_hands_its_output_over_still_knows_whether_the_front_
 
 
 BOTH_AT_ONCE = """
-import os, selectors, signal
+import os, signal
 from ddplaunch.agent.pipes import IS_RUNNING, MAY_STOP, FrontPipes
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process import clock
 
 pipes = FrontPipes.make()
-selector = selectors.DefaultSelector()
-SignalSource(
-    selector, pipes, stops=frozenset(), feed=lambda event: print(type(event).__name__), child_ended=print,
-    front_lost=lambda: print("lost"), end_within=9
-).listen(())
-pipes.request(IS_RUNNING)  # so that the selector gives the pipe of requests first
+loop = Loop()
+loop.handle = lambda event: print(type(event).__name__)
+SignalSource(loop, pipes, stops=frozenset(), end_within=9).listen(())
+pipes.request(IS_RUNNING)  # so that the loop serves the pipe of requests first
 pipes.pass_on(signal.SIGTSTP)
 pipes.request(MAY_STOP)
-clock.dispatch(selector, clock.now())
+loop.run_once()
 pipes.request(MAY_STOP)
 os.close(pipes.signals[1])
-clock.dispatch(selector, clock.now())
+loop.run_once()
 """
 
 
 def test_signals_that_a_request_has_had_read_are_read_once():
     done = run([sys.executable, "-c", BOTH_AT_ONCE], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.stderr) == ("SignalReceived\nlost\nFrontLost\n", "")
+    assert (done.stdout, done.stderr) == ("SignalReceived\nFrontWaits\nFrontLost\nFrontWaits\nFrontWaits\n", "")
 
 
 CUT_OFF = """
-import os, selectors, signal, sys
+import os, signal, sys
 from ddplaunch.agent import child
+from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.signals import SignalSource
+from ddplaunch.loop.loop import Loop
 from ddplaunch.remote.host_front import HostFront
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 
 def agent(pipes):
     child.claim(pipes)
-    SignalSource(
-        selectors.DefaultSelector(), pipes, stops=frozenset(), feed=print, child_ended=print, front_lost=print, end_within=99
-    ).listen(())
+    SignalSource(Loop(), pipes, stops=frozenset(), end_within=99).listen(())
     os.write(2, b"ready\\n")
     os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -15,6 +15,7 @@ from ddplaunch.report.failure import FailureReport, render
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import first_failure
 from ddplaunch.supervise.outcome import WorkerError, WorkerExit
+from tests.loops import FakeLoop
 from tests.unit.builders import worker_exit
 
 FEW, MANY = 64, 256
@@ -117,16 +118,17 @@ def test_of_failures_only_the_first_are_searched_for_signs_that_they_follow():
 def test_output_of_single_characters_waits_for_the_front_in_few_messages():
     pipes = FrontPipes.make()
     front, agent = pipes.output
-    queue, put = OutputQueue(agent), 0
+    loop = FakeLoop()
+    queue, put = OutputQueue(loop, agent), 0
     while queue.size < FULL // 16:
         queue.put(STDOUT, b"%d\n" % (put % 10))
         put += 1
-    in_socket = queue.sent // 2
+    in_socket = queue.sent // 3  # the stream, a digit, the end of a line
     received, messages = bytearray(), 0
     while queue.size or len(received) < 2 * put:
         received += front.recv(MESSAGE + 1)[1:]
         messages += 1
-        queue.flush()
+        loop.turn(0.0)
     for end in (front, agent, *pipes.left):
         end.close()
     assert received == b"".join(b"%d\n" % (number % 10) for number in range(put))

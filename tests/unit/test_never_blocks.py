@@ -11,7 +11,7 @@ LOOPS = (
     "agent", "control", "coordinator", "output", "remote", "report", "slurm/srun.py", "slurm/watcher.py", "supervise",
 )  # fmt: skip
 
-# calls that may take as long as something outside wants; `ask` waits itself, `Asked` does not
+# calls that may take as long as something outside wants; `ask` waits itself, `Loop.ask` does not
 SLOW = {
     "access", "ask", "exists", "fsync", "getaddrinfo", "glob", "isdir", "isfile", "listdir", "look_up", "lstat", "makedirs",
     "mkdir", "open", "posix_spawn", "realpath", "remove", "rename", "replace", "rmdir", "rmtree", "run", "scandir", "scontrol",
@@ -23,6 +23,7 @@ MODULES = {"os", "path", "psutil", "shutil", "socket", "subprocess", "tempfile",
 # where they are not in a loop, or wait for nothing outside
 HARMLESS = {
     "agent/child.py": "the front, while it kills",
+    "agent/mps.py": "what a child does that is asked",
     "agent/starter.py": "/dev/null",
     "agent/store.py": "/dev/null",
     "coordinator/agents.py": "before there are workers",

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddplaunch.agent.pipes import Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import SignalOrigin, SignalSource
 from ddplaunch.output.file_messages import PROGRESS
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.supervise.node import Policy, begin
+from tests.loops import FakeLoop
 
 
 class Reporter:
@@ -50,28 +51,20 @@ def files() -> Iterator[FileQueue]:
     its.close()
 
 
-def nothing() -> None:
-    """Neither comes."""
-
-
 def test_who_asks_again_for_the_end_does_not_wait_for_the_disk(pipes: FrontPipes, files: FileQueue) -> None:
-    stops = frozenset({signal.SIGINT})
-    with selectors.DefaultSelector() as selector:
-        files.attach(selector)
-        signals = SignalSource(
-            selector, pipes, stops=stops, feed=lambda _: None, child_ended=nothing, front_lost=nothing, end_within=60
-        )
+    stops, loop = frozenset({signal.SIGINT}), FakeLoop()
+    files.attach(loop)
+    signals = SignalSource(loop, pipes, stops=stops, end_within=60)
 
-        def interrupted() -> None:
-            signals.received(os.read(pipes.signals[0], 1)[0], SignalOrigin.FRONT)
+    def interrupted() -> None:
+        signals.received(os.read(pipes.signals[0], 1)[0], SignalOrigin.FRONT)
 
-        selector.register(pipes.signals[0], selectors.EVENT_READ, interrupted)
-        queue, reporter = OutputQueue(pipes.output[1]), Reporter()
-        parts: Any = (queue, selector, signals, Backpressure(queue, selector), files, pipes)
-        ended: Any = {"reporter": reporter, "requeue": None, "ask_apart": None}
-        pipes.pass_on(signal.SIGINT)
-        Shutdown(*parts, **ended).leave_early(begin(Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
-        assert files.is_busy
-        assert not files.has_hung
-        assert reporter.left
-        files.close()
+    loop.watch(pipes.signals[0], interrupted)
+    context: Any = SimpleNamespace(queue=OutputQueue(loop, pipes.output[1]), files=files, reporter=Reporter())
+    pipes.pass_on(signal.SIGINT)
+    shutdown = Shutdown(loop, context, signals, pipes, None)
+    shutdown.leave_early(begin(Policy(ranks=frozenset({0}), stop_signals=stops, grace_period=1.0)))
+    assert files.is_busy
+    assert not files.has_hung
+    assert context.reporter.left
+    files.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.control.questions import Answer, Answered, Ask, AskStatus, Forget, NoAnswer, NodeStatus
 from ddplaunch.coordinator.questions import Asker, Questions
 from ddplaunch.supervise.job import Member
+from tests.loops import FakeLoop
 
 if TYPE_CHECKING:
     from ddplaunch.coordinator.link import OrderToAll
@@ -21,12 +22,12 @@ FINE = NodeStatus(())
 class Bed:
     """Questions, the orders that come of them, and what the one who asks is told."""
 
-    now: float = 0.0
+    loop: FakeLoop = field(default_factory=lambda: FakeLoop(at=0.0))
     sent: list[tuple[Sequence[int], OrderToAll]] = field(default_factory=list)
     told: list[tuple[int, Answer] | str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.questions = Questions(lambda: MEMBERS, lambda ids, order: self.sent.append((ids, order)), lambda: self.now)
+        self.questions = Questions(self.loop, lambda: MEMBERS, lambda ids, order: self.sent.append((ids, order)))
         self.asker = Asker(
             answered=lambda member, answer: self.told.append((member.id, answer)), done=lambda: self.told.append("done")
         )
@@ -45,7 +46,7 @@ def test_all_are_asked_at_once_and_each_answer_is_told_as_it_comes():
     assert bed.told == [(2, FINE), (0, FINE)]
     bed.questions.take(1, Answered(1, FINE))
     assert bed.told[2:] == [(1, FINE), "done"]
-    assert bed.questions.deadline is None
+    assert bed.loop.deadline is None
 
 
 def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
@@ -54,10 +55,10 @@ def test_who_does_not_answer_in_time_or_is_lost_is_named_with_the_reason():
     bed.questions.take(0, Answered(1, FINE))
     bed.questions.left({id: member for id, member in MEMBERS.items() if id != 1})
     assert bed.told[1:] == [(1, NoAnswer("was lost before it had answered"))]
-    assert bed.questions.deadline == 2.0
-    bed.questions.expire(1.9)
+    assert bed.loop.deadline == 2.0
+    bed.loop.pass_time(1.9)
     assert "done" not in bed.told
-    bed.questions.expire(2.0)
+    bed.loop.pass_time(0.1)
     assert bed.told[2:] == [(2, NoAnswer("has not answered within 2 s")), "done"]
 
 
@@ -70,7 +71,7 @@ def test_an_answer_that_nobody_asked_for_or_that_comes_twice_or_too_late_changes
     bed.questions.take(0, Answered(1, FINE))
     bed.questions.take(0, Answered(1, FINE))
     assert bed.told == [(0, FINE)]
-    bed.questions.expire(2.0)
+    bed.loop.pass_time(2.0)
     told = list(bed.told)
     bed.questions.take(1, Answered(1, FINE))
     assert bed.told == told
@@ -82,7 +83,7 @@ def test_who_has_gone_is_told_nothing_more():
     bed.questions.take(2, Answered(1, FINE))
     bed.questions.forget(bed.asker)
     bed.questions.take(0, Answered(1, FINE))
-    bed.questions.expire(9.0)
+    bed.loop.pass_time(9.0)
     assert bed.told == [(2, FINE)]
 
 

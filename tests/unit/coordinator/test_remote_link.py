@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import selectors
 from typing import Any
 
 import pytest
 
 from ddplaunch.control.handshake import Key
 from ddplaunch.control.tcp import CLOSED
-from ddplaunch.coordinator.link import JobEnd
+from ddplaunch.coordinator.link import LookingForCoordinator
 from ddplaunch.coordinator.remote_link import CONNECTION_REFUSED, RemoteLink
+from tests.loops import FakeLoop
 
 TOKEN = "wrong token, or another job"
 PROTOCOL = "protocol 2, here 1: install the same ddplaunch on all nodes"
 SILENT = "no answer in 2 s"
-
-
-class Owner:
-    """Keeps how the job ended."""
-
-    def __init__(self) -> None:
-        self.ended: list[JobEnd] = []
-
-    def end(self, end: JobEnd) -> None:
-        self.ended.append(end)
-
-    def print(self, text: str) -> None:
-        """What is said meanwhile."""
 
 
 @pytest.mark.parametrize(
@@ -43,22 +30,16 @@ class Owner:
     ],
 )
 def test_of_all_that_went_wrong_what_tells_most_is_said(reasons: list[str], said: str) -> None:
-    owner: Any = Owner()
     hello: Any = None  # nobody is reached
-    with selectors.DefaultSelector() as selector:
-        link = RemoteLink(
-            owner,
-            selector,
-            key=Key(b"key"),
-            hello=hello,
-            source=None,
-            heartbeat_timeout=30.0,
-            rdzv_timeout=10.0,
-            clock=lambda: 0.0,
-        )
-        link._queries = (("a", 29501),)
-        for port, reason in enumerate(reasons):
-            link._refused(f"a:{port}", reason)
-        link.expire(10.0)
-        link.close()
-    assert f" at a, port 29501 ({said})\n" in owner.ended[0].text
+    loop = FakeLoop()
+    link = RemoteLink(loop, key=Key(b"key"), hello=hello, source=None, heartbeat_timeout=30.0, rdzv_timeout=10.0)
+    link._queries = (("a", 29501),)
+    for port, reason in enumerate(reasons):
+        link._refused(f"a:{port}", reason)
+    loop.pass_time(10.0)
+    link.close()
+    *looking, end = loop.events
+    assert [type(event) for event in looking] == [LookingForCoordinator]
+    assert f" at a, port 29501 ({said})\n" in end.text
+    assert link.end == end
+    assert loop.deadline is None

@@ -16,6 +16,7 @@ from ddplaunch.coordinator.straggler_check import StragglerCheck
 from ddplaunch.stacks.arrivals import Arrivals
 from ddplaunch.stacks.read_arrivals import received, sent
 from ddplaunch.supervise.job import Member
+from tests.loops import FakeLoop
 
 MS = 1_000_000
 EVERY = 30.0
@@ -44,11 +45,14 @@ class Bed:
         self.asked: list[tuple[AskArrivals, Asker]] = []
         self.said: list[str] = []
         self.warned: list[str] = []
-        self.monotonic = 0.0
+        self.members: dict[int, Member] | None = MEMBERS
+        self.loop = FakeLoop(at=0.0)
+        self.loop.ask = self._compare  # type: ignore[assignment]  # a child, which this test does without
         self.check = StragglerCheck(
+            self.loop,
             EVERY,
+            members=lambda: self.members,
             ask=lambda question, within, asker: self.asked.append((question, asker)),
-            ask_apart=self._compare,  # type: ignore[arg-type]  # a child, which this test does without
             offset=lambda id: (-5.0, 0.0) if id else (0.0, 0.0),
             report=lambda text, facts, pace: self.said.append(text),
             warn=self.warned.append,
@@ -59,10 +63,15 @@ class Bed:
     ) -> None:
         answered(question())
 
-    def expire(self, now: float, *, may_read: bool = True) -> bool:
-        """Let the time be `now`; whether the nodes were asked."""
-        before = len(self.asked)
-        self.check.expire(now, MEMBERS, may_read=may_read)
+    def begin(self, now: float) -> None:
+        """Have a worker make a process group at this time."""
+        self.loop.pass_time(now - self.loop.now())
+        self.check.begin()
+
+    def expire(self, now: float, members: dict[int, Member] | None = MEMBERS) -> bool:
+        """Let the time be `now`; whether the nodes were asked. Without members they are not to be."""
+        before, self.members = len(self.asked), members
+        self.loop.pass_time(now - self.loop.now())
         return len(self.asked) > before
 
     def answer(self, late: dict[int, int], *, first: int = 1, set_by: int = 0) -> None:
@@ -78,18 +87,18 @@ class Bed:
 
 def test_nobody_is_asked_before_a_worker_has_a_process_group_and_then_now_and_again():
     bed = Bed()
-    assert bed.check.at is None
-    assert not bed.expire(1e6)
-    bed.check.begin(100.0)
-    assert bed.check.at == 130.0
+    assert bed.loop.deadline is None
+    assert not bed.expire(90.0)
+    bed.begin(100.0)
+    assert bed.loop.deadline == 130.0
     assert not bed.expire(129.9)
     assert bed.expire(130.5)
-    assert bed.check.at == 160.5
+    assert bed.loop.deadline == 160.0
 
 
 def test_who_comes_last_is_named_with_the_host_by_one_clock():
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     bed.answer({3: 20 * MS})
     assert bed.said == [
@@ -104,10 +113,10 @@ def test_who_comes_last_is_named_with_the_host_by_one_clock():
 
 def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     bed.answer({3: 20 * MS})
-    bed.check.expire(60.0, {0: MEMBERS[0]}, may_read=True)
+    bed.expire(60.0, {0: MEMBERS[0]})
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], sent({0: [arrivals(0, 0, 61)]}, 0))
     asker.done()
@@ -117,7 +126,7 @@ def test_a_node_that_ends_before_the_others_is_still_the_host_of_its_ranks():
 
 def test_a_node_whose_clock_was_set_does_not_count_that_time():
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     bed.answer({})
     bed.expire(60.0)
@@ -131,8 +140,8 @@ def test_a_node_whose_clock_was_set_does_not_count_that_time():
 
 def test_the_next_reading_waits_for_the_last_and_no_suspended_job_is_read():
     bed = Bed()
-    bed.check.begin(0.0)
-    assert not bed.expire(30.0, may_read=False)
+    bed.begin(0.0)
+    assert not bed.expire(30.0, None)
     assert bed.expire(60.0)
     assert not bed.expire(90.0)
     _, asker = bed.asked[-1]
@@ -143,11 +152,11 @@ def test_the_next_reading_waits_for_the_last_and_no_suspended_job_is_read():
 
 def test_what_is_left_of_the_generation_before_counts_no_more():
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     bed.check.end()
-    assert bed.check.at is None
-    bed.check.begin(40.0)
+    assert bed.loop.deadline is None
+    bed.begin(40.0)
     bed.answer({3: 20 * MS})
     assert bed.check.straggler is None
     assert bed.expire(70.0)
@@ -155,13 +164,13 @@ def test_what_is_left_of_the_generation_before_counts_no_more():
 
 def test_what_fails_in_it_ends_the_readings_and_nothing_else():
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     _, asker = bed.asked[-1]
     asker.answered(MEMBERS[0], object())
     asker.answered(None, sent({0: []}, 0))
     assert bed.warned[0].startswith("warning: stragglers are no longer looked for: AttributeError")
-    assert bed.check.at is None
+    assert bed.loop.deadline is None
 
 
 @pytest.mark.parametrize("late", [0, -500 * MS])
@@ -175,7 +184,7 @@ def test_what_is_sent_of_arrivals_arrives(late):
 
 def test_a_comparison_that_is_not_found_any_more_finds_nobody(monkeypatch):
     bed = Bed()
-    bed.check.begin(0.0)
+    bed.begin(0.0)
     bed.expire(30.0)
     monkeypatch.setitem(
         sys.modules, "ddplaunch.stacks.read_arrivals", None

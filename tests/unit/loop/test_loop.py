@@ -108,7 +108,8 @@ def test_an_event_is_handled_before_the_next_descriptor_with_those_that_follow_f
     loop.watch(second[0], partial(happened.append, "second"))
     os.write(first[1], b".")
     os.write(second[1], b".")
-    loop.run_once(handle)
+    loop.handle = handle
+    loop.run_once()
     assert happened == ["a", "b", "c", "second"]
 
 

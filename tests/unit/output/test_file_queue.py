@@ -9,6 +9,7 @@ import pytest
 
 from ddplaunch.output.file_messages import END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE
 from ddplaunch.output.file_queue import HANG_TIMEOUT, HOLD, LIMIT, RECHECK, FileQueue
+from tests.loops import FakeLoop
 
 LINE = b"x" * 999 + b"\n"
 PIECE = LINE * 32
@@ -21,6 +22,7 @@ class Writer:
     sock: socket.socket
     shared: int
     files: FileQueue
+    loop: FakeLoop
     taken: bytearray = field(default_factory=bytearray)
 
     def take(self) -> None:
@@ -55,7 +57,8 @@ def writer() -> Iterator[Writer]:
     its.setblocking(False)
     shared = os.memfd_create("test")
     os.pwrite(shared, bytes(PROGRESS), 0)
-    writer = Writer(its, os.dup(shared), FileQueue(ours, shared))
+    writer = Writer(its, os.dup(shared), FileQueue(ours, shared), FakeLoop())
+    writer.files.attach(writer.loop)
     yield writer
     writer.files.close()
     its.close()
@@ -104,17 +107,21 @@ def test_the_end_always_has_room(writer):
 def test_a_disk_hangs_when_two_looks_find_no_progress(writer):
     files = writer.files
     files.put(EVENT, b"x")
-    assert files.deadline is not None
-    first = files.deadline
-    files.expire(first)
-    assert files.deadline == first + RECHECK
+    writer.loop.pass_time(HANG_TIMEOUT + RECHECK - 0.1)
     assert not files.hangs
-    files.expire(first + RECHECK)
+    writer.loop.pass_time(0.1)
     assert files.hangs
-    assert files.deadline is None
+    assert writer.loop.deadline is None
     writer.note(HEADER + 1)
     files.put(EVENT, b"y")
     assert not files.hangs
+
+
+def test_a_disk_that_has_taken_all_is_not_looked_at(writer):
+    writer.files.put(EVENT, b"x")
+    writer.note(HEADER + 1)
+    writer.loop.pass_time(HANG_TIMEOUT)
+    assert writer.loop.deadline is None
 
 
 def test_a_slow_disk_does_not_hang_but_holds_the_workers(writer):
@@ -123,14 +130,11 @@ def test_a_slow_disk_does_not_hang_but_holds_the_workers(writer):
     while files.size <= HOLD:
         log.write(PIECE)
     assert files.holds
-    at = files.deadline
     for done in range(1, 5):
         writer.note(done)
-        files.expire(at)
+        writer.loop.pass_time(HANG_TIMEOUT)
         assert not files.hangs
-        at += HANG_TIMEOUT
-    files.expire(at)
-    files.expire(at + RECHECK)
+    writer.loop.pass_time(HANG_TIMEOUT + RECHECK)
     assert files.hangs
     assert not files.holds
 

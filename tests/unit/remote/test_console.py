@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Iterator
 from typing import cast
@@ -14,6 +13,7 @@ from ddplaunch.remote import console
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.protocol import FrameError
+from tests.loops import FakeLoop
 
 A, B = (cast(HostConnection, object()) for _ in "ab")  # it looks into none
 
@@ -21,7 +21,8 @@ A, B = (cast(HostConnection, object()) for _ in "ab")  # it looks into none
 class Shown:
     def __init__(self) -> None:
         self.read, self.written = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.console = Console(OutputQueue(self.written), selectors.DefaultSelector(), quiet=False)
+        self.loop = FakeLoop()
+        self.console = Console(self.loop, OutputQueue(self.loop, self.written), quiet=False)
 
     def take(self) -> bytes:
         """The next message to the front: the stream, and the data."""
@@ -80,7 +81,8 @@ def test_the_bars_of_all_hosts_are_shown_as_those_of_one_and_gone_with_their_hos
     shown.console.update([])
     assert shown.take() == BARS + b"0 0 10%\n1 0 60%\n"
     shown.console.show(B, BARS, b"2 0 30%\n3 0 90%\n")
-    assert shown.console.deadline is not None  # ten times a second is enough
+    shown.console.update([])
+    assert shown.loop.deadline is not None  # ten times a second is enough
     shown.console.forget_bars(A)
     assert shown.take() == BARS + b"2 0 30%\n3 0 90%\n"
     shown.console.show(B, BARS, b"\n")

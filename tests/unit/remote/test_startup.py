@@ -3,55 +3,76 @@
 from __future__ import annotations
 
 import os
-import selectors
 from contextlib import ExitStack
 from typing import cast
 
-from ddplaunch.process import clock
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.dispatcher import Dispatcher
 from ddplaunch.remote.remote_job import AgentStart
 from ddplaunch.remote.startup import NOTICE_AFTER, Startup
+from tests.loops import FakeLoop
 
 
-def hosts(*phases: HostPhase) -> list[HostConnection]:
-    made = []
-    for number, phase in enumerate(phases):
-        agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
-        made.append(HostConnection(agent, selectors.DefaultSelector(), cast(Dispatcher, None)))
-        made[-1].phase = phase
-    return made
+class Bed:
+    """Hosts in these phases, and what is said of them."""
+
+    def __init__(self, *phases: HostPhase) -> None:
+        self.loop = FakeLoop()
+        self.hosts: list[HostConnection] = []
+        for number, phase in enumerate(phases):
+            agent = AgentStart(node_rank=number, host=f"ann@node{number}", argv=("/usr/bin/ssh", "-T"), order=bytes)
+            self.hosts.append(HostConnection(agent, self.loop, cast(Dispatcher, None)))
+            self.hosts[-1].phase = phase
+        self.said: list[str] = []
+        self.unconnected: list[HostConnection] = []
+        self.startup = Startup(
+            self.loop,
+            self.hosts,
+            env={},
+            open_files=(0, 0),
+            rdzv_timeout=60,
+            quit_timeout=5,
+            has_failed=lambda: False,
+            unconnected=self.unconnected.extend,
+            notify=self.said.append,
+        )
 
 
-def startup(*phases: HostPhase) -> Startup:
-    return Startup(hosts(*phases), env={}, open_files=(0, 0), rdzv_timeout=60, quit_timeout=5, has_failed=lambda: False)
-
-
-def test_hosts_without_an_agent_are_named_after_a_while_once() -> None:
-    told: list[str] = []
-    before = clock.now()
-    start = startup(HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.STARTING, HostPhase.CLOSED, HostPhase.WAITING)
-    assert start.deadline is not None
-    assert before + NOTICE_AFTER <= start.deadline <= clock.now() + NOTICE_AFTER
-    start.expire(before, told.append, is_read=True)
-    assert told == []
-    start.expire(start.deadline, told.append, is_read=True)
-    assert told == [
+def test_hosts_without_an_agent_are_named_after_a_while_once_and_given_up_in_the_end() -> None:
+    bed = Bed(HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.STARTING, HostPhase.CLOSED, HostPhase.WAITING)
+    bed.loop.pass_time(NOTICE_AFTER - 0.1)
+    assert bed.said == []
+    bed.loop.pass_time(50)
+    assert bed.said == [
         "waiting for node1, node2: ssh has not started ddplaunch there yet: "
         "a slow login, or a start-up file such as ~/.bashrc that reads stdin?"
     ]
-    assert start.deadline == start.connect_by
+    assert bed.unconnected == []
+    bed.loop.pass_time(10)
+    assert bed.unconnected == [bed.hosts[1], bed.hosts[2], bed.hosts[4]]
+    assert bed.loop.deadline is None
 
 
 def test_where_all_agents_have_started_there_is_nothing_to_say() -> None:
-    told: list[str] = []
-    startup(HostPhase.CONNECTED, HostPhase.CLOSED).expire(clock.now() + NOTICE_AFTER, told.append, is_read=True)
-    assert told == []
+    bed = Bed(HostPhase.CONNECTED, HostPhase.CLOSED)
+    bed.loop.pass_time(NOTICE_AFTER)
+    assert bed.said == []
+
+
+def test_nothing_is_killed_while_its_output_is_not_read() -> None:
+    bed = Bed(HostPhase.CONNECTED)
+    bed.startup.is_read = False
+    bed.startup.end_within(5)
+    bed.loop.pass_time(20)
+    assert bed.said == []
+    bed.startup.is_read = True
+    bed.loop.pass_time(1)
+    assert bed.said == ["node0 has not reported that its workers have ended"]
 
 
 def test_an_agent_that_may_have_begun_as_it_has_sent_what_is_not_read_yet_is_left_to_its_signal() -> None:
-    made = hosts(HostPhase.CONNECTED, HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.CONNECTED)
-    start = Startup(made, env={}, open_files=(0, 0), rdzv_timeout=60, quit_timeout=5, has_failed=lambda: False)
+    bed = Bed(HostPhase.CONNECTED, HostPhase.CONNECTED, HostPhase.STARTING, HostPhase.CONNECTED)
+    made = bed.hosts
     with ExitStack() as files:
         for host in made[:3]:  # the output of the last one is closed
             host._stdout, writer = os.pipe()
@@ -59,5 +80,5 @@ def test_an_agent_that_may_have_begun_as_it_has_sent_what_is_not_read_yet_is_lef
             files.callback(os.close, writer)
             if host is not made[1]:
                 os.write(writer, b"frames")
-        start.stop_starting()
+        bed.startup.stop_starting()
         assert [host.given_up for host in made] == [False, True, True, True], "the third one has no order"

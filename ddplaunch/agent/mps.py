@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Mapping
 
-from ddplaunch.process.apart import AskApart
+from ddplaunch.loop.loop import Loop
 from ddplaunch.process.ask import AskedEnded, ask
 from ddplaunch.process.removal import remove_within
 
@@ -22,7 +22,7 @@ _REMOVED_WITHIN = 1.0  # seconds
 class Mps:
     """A daemon, its folders and variables. A loop waits for nothing of it: children start it and have it quit."""
 
-    def __init__(self, control: str, env: Mapping[str, str], folder: str, ask_apart: AskApart) -> None:
+    def __init__(self, loop: Loop, control: str, env: Mapping[str, str], folder: str) -> None:
         """Have it started; `control` is the path of nvidia-cuda-mps-control, `env` the workers' environment.
 
         `folder` is made for it.
@@ -35,8 +35,8 @@ class Mps:
         }
         # the daemon would renumber the devices visible to it, and its clients apply the variable again
         self._env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"} | self.variables
-        self._ask_apart = ask_apart
-        self._asked = ask_apart(self._start_in_time, "interrupted")
+        self._loop = loop
+        self._asked = loop.ask(self._start_in_time, "interrupted")
 
     @property
     def is_starting(self) -> bool:
@@ -77,7 +77,7 @@ class Mps:
     def dismiss(self) -> None:
         """Have it quit, without waiting for its end."""
         self._asked.give_up()
-        self._ask_apart(self._quit_in_time, None)
+        self._loop.ask(self._quit_in_time, None)
 
     def _quit_in_time(self) -> None:
         try:

@@ -1,6 +1,6 @@
-"""What the agent works with: the workers' plan, the run folder, their output and the reporter.
+"""What all parts of an agent work with: the job, the run folder, the reporter and the way to the front.
 
-It is made when the agent asks for it: with several nodes the plan is complete only when they have agreed.
+The plan of the workers is made when a generation begins: with several nodes it is complete only when they have agreed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddplaunch.agent.begin import JobInputs
+from ddplaunch.agent.job import JobInputs
 from ddplaunch.agent.pipes import CONTROL, OURS, STDERR, STDOUT, OutputQueue
 from ddplaunch.coordinator.link import Generation
 from ddplaunch.errors import visible
+from ddplaunch.loop.loop import Loop
 from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
 from ddplaunch.output.streams import ShownWorker, Stream
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import is_shown_as_it_is
-from ddplaunch.process import clock
 from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
@@ -66,12 +66,15 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
         return f"{self.debugger},debugpy" if rank in self.debugpy_ranks else self.debugger
 
 
-class AgentSetup:
-    """Gives the agent what it works with."""
+class AgentContext:
+    """One value for all parts of an agent."""
 
-    def __init__(self, inputs: JobInputs, files: FileQueue) -> None:
+    def __init__(self, loop: Loop, inputs: JobInputs, files: FileQueue, queue: OutputQueue) -> None:
         """Have the process that takes `files` make the folder of the run while all else is made ready."""
+        self._loop = loop
         self.inputs = inputs  # what was known before the agent started
+        self.queue = queue  # to the front
+        self.reporter = self._reporter()
         self.began = time.monotonic()
         self.draft = inputs.draft
         self.folder: RunFolder | None = None
@@ -81,7 +84,7 @@ class AgentSetup:
         if inputs.allocation.rendezvous is None or inputs.spec.no_control:
             self.make_folder(self.draft)
 
-    def workers(self, generation: Generation, address: str | None) -> WorkerSetup:
+    def worker_setup(self, generation: Generation, address: str | None) -> WorkerSetup:
         """Return what workers are started with; `address` is that of this node as the others reach it.
 
         Raises:
@@ -122,7 +125,7 @@ class AgentSetup:
         """Have the run folder made."""
         self.folder = folder_of_run(self.inputs.spec, self.inputs.env, plan, self.files)
 
-    def output(self, queue: OutputQueue, plan: Plan) -> Output:
+    def output(self, plan: Plan) -> Output:
         """Return what shows and keeps the workers' output."""
         inputs, spec = self.inputs, self.inputs.spec
         shown = [
@@ -142,15 +145,20 @@ class AgentSetup:
             terminal=set(inputs.screen.terminals),
             template=_template(spec),
             world_size=plan.world_size,
-            stamp=_time_of_day if spec.timestamps else None,
+            stamp=self._time_of_day if spec.timestamps else None,
             live=inputs.screen.live,
         )
+        queue = self.queue
         nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows
         return Output(display, lambda stream, data: queue.put(_TAGS[stream], data), queue.put_bars, nodes=nodes)
 
-    def reporter(self, queue: OutputQueue) -> Reporter:
-        """Return what reports."""
-        inputs = self.inputs
+    def _time_of_day(self, at: float) -> bytes:
+        """Return the time of day at a time of the loop's clock, as it stands before a line."""
+        then = time.time() - self._loop.now() + at
+        return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
+
+    def _reporter(self) -> Reporter:
+        inputs, queue = self.inputs, self.queue
         ours = OURS if inputs.allocation.start else STDERR
         return Reporter(
             lambda text: queue.put(ours, visible(text).encode(errors="surrogateescape")),
@@ -170,12 +178,6 @@ class AgentSetup:
             why_ending=inputs.why_ending,
             slurm_job=job_in_slurm(inputs.env) if inputs.allocation.cluster == "slurm" else "",
         )
-
-
-def _time_of_day(at: float) -> bytes:
-    """The time of day at a time of the clock of deadlines, as it stands before a line."""
-    then = time.time() - clock.now() + at
-    return f"{time.strftime('%H:%M:%S', time.localtime(then))}.{int(then % 1 * 1000):03d} ".encode()
 
 
 def _notify(queue: OutputQueue, event: Event) -> None:

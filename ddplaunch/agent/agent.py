@@ -1,0 +1,326 @@
+"""The agent of a node: what happens becomes events, `supervise.node` decides, actions become calls of the agent's parts.
+
+No threads: without an event the process sleeps; where there is a deadline it wakes once a second, see `process/clock.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import ExitStack
+from signal import SIGINT, SIGKILL, SIGTERM, SIGWINCH
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ddplaunch.agent import events
+from ddplaunch.agent.context import AgentContext
+from ddplaunch.agent.generations import Generations
+from ddplaunch.agent.job import AgentJob
+from ddplaunch.agent.leftovers import Leftovers
+from ddplaunch.agent.pipes import CONTROL, Backpressure, FrontPipes, OutputQueue
+from ddplaunch.agent.run_socket import RunSocket
+from ddplaunch.agent.shutdown import Shutdown
+from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
+from ddplaunch.coordinator import link as orders
+from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport
+from ddplaunch.errors import LaunchError
+from ddplaunch.loop.loop import Loop
+from ddplaunch.output.file_queue import FileQueue
+from ddplaunch.process.linux import keep_freed_memory
+from ddplaunch.report.closing import render_stuck
+from ddplaunch.supervise import node
+from ddplaunch.supervise.node import Phase
+from ddplaunch.supervise.outcome import WorkerExit
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.job import Connect
+    from ddplaunch.agent.workers import Workers
+    from ddplaunch.coordinator.link import Report
+
+_AT_WORK = (Phase.RUNNING, Phase.SETTLING)
+_LOOK_WITHIN = 1.0  # seconds to find out whether workers still hang
+
+
+def run(job: AgentJob, connect: Connect, files: FileQueue, pipes: FrontPipes) -> int:
+    """Carry the job out and give its exit status; `files` goes to the process that writes them."""
+    # the start went without a garbage collector; a job of weeks needs one, for what it makes itself
+    gc.freeze()
+    gc.enable()
+    keep_freed_memory()
+    loop = Loop()
+    context = AgentContext(loop, job.inputs, files, OutputQueue(loop, pipes.output[1]))
+    return Agent(loop, context, job, pipes).run(connect)
+
+
+class Agent:
+    """Owns the parts, which know the loop and the context, and nothing of each other; `handle` says what they do when."""
+
+    def __init__(self, loop: Loop, context: AgentContext, job: AgentJob, pipes: FrontPipes) -> None:
+        self._loop = loop
+        loop.handle = self.handle
+        self._context = context
+        self._reporter = context.reporter
+        self._job = job
+        context.files.attach(loop)
+        self._backpressure = Backpressure(loop, context.queue)
+        self._leftovers = Leftovers(loop)
+        self._signals = SignalSource(
+            loop,
+            pipes,
+            stops=job.policy.stop_signals,
+            sent_again=job.sent_again,
+            end_within=job.policy.grace_period + END_MARGIN,
+            signals_all=job.signals_all,
+        )
+        self._shutdown = Shutdown(loop, context, self._signals, pipes, job.requeue)
+        self._generations = Generations(loop, context)
+        self._run_socket = RunSocket(loop, context)
+        self._link: Link | None = None  # until the coordinator is known
+        self._state = node.begin(job.policy)
+        self._deadline = loop.timer(None, self._deadline_reached)
+        self._rest = loop.timer(None, self._deadline_reached, may_rest=True)
+        self._exits: list[WorkerExit] = []  # of the last generation that has ended
+
+    def run(self, connect: Connect) -> int:
+        """Run the loop until everything is gone; give the job's exit status."""
+        self._signals.listen(self._job.signals)
+        with ExitStack() as opened:  # what is opened is closed here, in reverse order
+            try:
+                self._link = link = connect(self._loop, self._reporter)
+            except LaunchError as error:
+                self._reporter.write(error.render())
+                self._shutdown.leave_early(self._state)
+                return error.status
+            opened.callback(link.close)
+            self._run_socket.open(link)
+            opened.callback(self._run_socket.close)
+            opened.callback(self._generations.close)
+            opened.callback(self._loop.give_up_questions)
+            while self._state.phase is not Phase.ENDED or not link.is_over:
+                self._before_sleep()
+                self._loop.run_once()
+        assert self._state.status is not None
+        assert link.end is not None
+        self._shutdown.leave(self._state, self._exits, link.end)
+        return self._state.status
+
+    def _before_sleep(self) -> None:
+        """Adapt to how much output waits, and to whether there is more to start."""
+        output, backpressure = self._generations.output, self._backpressure
+        backpressure.update(logged=output.is_kept)
+        if self._workers is not None:
+            self._workers.pause_output(backpressure.holds or self._context.files.holds)
+        output.muted = backpressure.mutes
+        if not output.muted:
+            self._reporter.output_dropped(output.dropped)
+        self._generations.before_sleep()
+        self._reporter.paused(self._loop.clock.pause)
+        self._reporter.report_folder()
+
+    @property
+    def _workers(self) -> Workers | None:
+        """The workers of the generation that there is; None between two."""
+        return self._generations.current.workers
+
+    # --- what happens, and what follows
+
+    def handle(self, event: Any) -> None:
+        """Do what follows from one event, or carry out one action of the decision."""
+        context, generations, loop = self._context, self._generations, self._loop
+        match event:
+            # the processes of this node
+            case events.WorkerEnded(rank):
+                for found in generations.end_of(rank, tells_why=self._state.phase in _AT_WORK):
+                    loop.post(found)
+            case events.ChildEnded():
+                self._leftovers.child_ended()
+            case events.ReapDue():
+                self._leftovers.reap(keep=self._kept | self._others)
+                if self._state.phase is Phase.SWEEPING:
+                    self._sweep()
+            case events.GroupJoined():
+                if (
+                    context.inputs.spec.straggler_check
+                    and self._link is not None
+                    and self._link.coordinator is not None
+                ):
+                    generations.guard("stragglers are no longer looked for", self._link.coordinator.joined)
+            # the front
+            case events.FrontWaits():
+                self._signals.let_front_stop(all_stopped=self._workers is None or self._workers.has_stopped)
+            case events.OneFewer():
+                if self._link is not None:
+                    self._link.expect_one_fewer()
+            case node.FrontLost():
+                context.queue.abandon()
+                self._step(event)
+            # the coordinator
+            case orders.LookingForCoordinator(text):
+                self._reporter.print(text)
+            case orders.Listening(port):
+                context.queue.put(CONTROL, b'{"type":"listening","port":%d}' % port)
+            case orders.Generation():
+                assert self._link is not None
+                generations.prepare(event, self._link.address)
+                self._step(node.GenerationBegun(event.number, event.ranks, loop.now(), event.alone))
+            case orders.Forward(signum):
+                self._signals.received(signum, SignalOrigin.COORDINATOR)
+            case orders.QuestionAsked(number, question):
+                without = "a question could not be answered"
+                generations.guard(without, lambda: generations.inspection.answer(number, question, generations.plan))
+            case orders.QuestionForgotten(number):
+                generations.inspection.forget(number)
+            case orders.JobEnd():
+                self._step(node.JobEnded(event.status, loop.now()))
+            # commands that ask the run
+            case events.QuestionAnswered(report):
+                self._report(report)
+            case events.ClientAsked(client, request):
+                self._run_socket.answer(client, request)
+            case events.AttachAsked(client, rank):
+                if (visitor := self._run_socket.client(client)) is not None:
+                    generations.inspection.attach(rank, visitor)
+            case events.StopAsked():
+                # as Ctrl-C does; with another signal if that is ignored here, as after nohup
+                self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
+            case events.ClientGone(client):
+                self._run_socket.forget(client)
+                if (inspection := generations.inspected) is not None:
+                    inspection.forget_client(client)
+            case events.ClientsFailed(why):
+                self._run_socket.fail(why)
+            # actions of the decision that concern more than the workers
+            case node.StartWorkers():
+                generations.begin()
+            case node.Sweep(signum, sparing):
+                self._sweep(signum, sparing=sparing)
+            case node.ReportEnded():
+                self._report_end()
+            case node.Exit(status):
+                self._exit(status)
+            case node.Suspend() | node.Resume():
+                self._report(event)
+                if self._workers is not None:
+                    self._workers.suspend(isinstance(event, node.Suspend))
+                generations.output.show_bars_again(
+                    loop.now()
+                )  # when the job goes on, the shell has written to the screen
+            case _ if isinstance(event, SentReport):
+                self._report(event)
+            case _ if isinstance(event, node.Event):
+                self._step(event)
+            case _ if self._workers is not None:
+                self._act_on(self._workers, event)
+
+    def _act_on(self, workers: Workers, action: node.Action) -> None:
+        """Carry out an action that concerns the workers there are."""
+        generations, output, loop = self._generations, self._generations.output, self._loop
+        match action:
+            case node.ForwardSignal(signum, ranks):
+                workers.forward(signum, ranks)
+                if signum == SIGWINCH:
+                    output.show_bars_again(loop.now())
+            case node.StopWorkers(signum, ranks, by_cluster):
+                if generations.inspected is not None:
+                    generations.inspected.detach_debuggers()
+                workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
+            case node.KillWorkers(ranks):
+                workers.end(SIGKILL, ranks, time.monotonic())
+            case node.TakeStacks(within, if_joined, ras):
+                may_wait = workers.may_have_joined or not if_joined
+                if not may_wait or not generations.guard(
+                    "stacks are missing", lambda: generations.inspection.take_stacks(workers, within, ras=ras)
+                ):
+                    loop.post(node.StacksTaken(loop.now()))  # else they would be stopped late
+            case node.LookForStuck(ranks):
+                without = "workers that hang get the whole grace period"
+                generations.guard(without, lambda: generations.inspection.look_for_stuck(workers, ranks, _LOOK_WITHIN))
+            case node.Observe(asks):
+                without = "a job in which nothing moves is no longer noticed"
+                generations.guard(without, lambda: generations.inspection.observe(workers, asks=asks))
+            case node.NameRunning(ranks, left):
+                self._reporter.still_running(workers.written_since_stop(ranks), left)
+            case node.NameStuck(ranks, seconds):
+                self._reporter.print(render_stuck(sorted(ranks), seconds))
+            case node.LookForRaised():
+                for rank, error in workers.lingering():
+                    loop.post(node.WorkerRaised(rank, error, loop.now(), lingers=True))
+            case node.HostStore():
+                generations.guard("a store that is looked for at MASTER_PORT is not hosted", workers.host_store)
+            case node.LendTerminal(rank):
+                workers.drain(rank)
+                output.hide(True)
+                generations.inspection.debuggers.lend_terminal(rank)
+            case node.RefuseTerminal(rank):
+                generations.inspection.debuggers.refuse_terminal(rank)
+            case node.ShowOutput():
+                output.hide(False)
+
+    def _step(self, event: node.Event) -> None:
+        """Let the decision take an event, and carry out what follows."""
+        if self._state.phase is Phase.ENDED:
+            return  # two children may have ended at once; nothing is reported after the end
+        if isinstance(event, (node.SignalReceived, node.StopOrdered)) and event.signum == SIGINT:
+            event = replace(event, silent=self._generations.silent)
+        self._reporter.on_event(event, self._state)
+        self._state, actions = node.step(self._state, event)
+        self._deadline.set(self._state.deadline)
+        self._rest.set(self._state.rest_until)
+        if not self._state.pending:
+            self._generations.start_no_more()
+        for action in actions:
+            self._reporter.on_action(action)
+            self.handle(action)
+
+    def _deadline_reached(self) -> None:
+        self._step(node.DeadlineReached(self._loop.now()))
+
+    # --- effects of several steps
+
+    def _sweep(self, signum: int = 0, *, sparing: bool = False) -> None:
+        """Look for what workers left behind, signal it if `signum` is one, and say what there is."""
+        if signum and sparing and self._workers is not None:
+            self._workers.dismiss_services()
+        left = self._leftovers.find(self._others, self._generations.left(), signum, sparing=sparing)
+        self._loop.post(node.Swept(left, self._loop.now()))
+
+    @property
+    def _kept(self) -> frozenset[int]:
+        """The processes of all workers, dead ones included until they are reaped."""
+        return self._workers.pids if self._workers is not None else frozenset()
+
+    @property
+    def _others(self) -> frozenset[int]:
+        """Our children that are neither workers that live nor left behind by any."""
+        workers = self._workers
+        ended = workers.ended if workers is not None else frozenset[int]()
+        return ended | self._generations.server_pids | self._loop.asked_pids | {self._context.files.pid}
+
+    def _report(self, report: Report) -> None:
+        assert self._link is not None
+        self._link.send(report)
+
+    def _report_end(self) -> None:
+        """Report to the coordinator how the workers of this node have ended."""
+        state = self._state
+        self._exits = self._generations.reap(state)
+        raised = dict(state.raised)
+        exits = tuple(replace(end, error=end.error or raised.get(end.rank)) for end in self._exits)
+        if samples := self._generations.samples:
+            from ddplaunch.stacks.sent import stacks_at_end  # most jobs do not fail
+
+            if (seen := stacks_at_end(state.generation, samples)) is not None:
+                self._report(seen)
+        self._report(NodeEnd(state.generation, exits, state.start_failure, state.left, self._reporter.traces))
+
+    def _exit(self, status: int) -> None:
+        """Conclude: nothing is left, and this node ends with this status."""
+        assert self._link is not None
+        self._exits = self._generations.reap(self._state) or self._exits
+        self._reporter.output_dropped(self._generations.output.dropped)
+        if self._link.end is None:  # the coordinator did not answer, and the user does not wait for it
+            self._link.leave()
+            self._link.end = JobEnd(status, "signalled", self._reporter.stopped(self._state.signum))
+        self._shutdown.conclude(self._state, self._exits, self._link.end, time.monotonic())
+        self._run_socket.ended(self._link.end)

@@ -1,0 +1,79 @@
+"""What waits until the other side of a socket or pipe takes it. Never blocks; watches nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+_BLOCK = 1 << 16  # bytes of small pieces that wait together
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SendBuffer:
+    """Bytes on their way into a stream; or messages, of which a socket takes each as a whole or not at all."""
+
+    def __init__(self, send: Callable[[Sequence[Buffer]], int]) -> None:
+        """Send by `socket.sendmsg`, or by `os.writev` to a descriptor that does not block."""
+        self._send = send
+        self._blocks: deque[bytearray] = deque()
+        self._sent_of_first = 0  # bytes
+        self.size = 0  # bytes that wait
+        self.sent = 0  # bytes that were taken, ever
+
+    def put(self, *pieces: Buffer, joins: bool = True) -> None:
+        """Send these pieces as far as there is room, and keep the rest behind what waits already.
+
+        `joins`: what is kept may be sent together with what was kept before; False for messages.
+
+        Raises:
+            OSError: the other side has closed.
+        """
+        sent = 0
+        if not self._blocks:
+            try:
+                sent = self._send(pieces)
+            except BlockingIOError:
+                pass
+            self.sent += sent
+        if sent == sum(map(len, pieces)):
+            return
+        rest = memoryview(b"".join(pieces))[sent:]
+        if not (joins and self.extend(rest, most=_BLOCK)):
+            self._blocks.append(bytearray(rest))
+            self.size += len(rest)
+
+    def extend(self, piece: Buffer, *, most: int) -> bool:
+        """Add to what is kept last, if that has no more than so many bytes then; return whether it was added."""
+        if not self._blocks or len(self._blocks[-1]) + len(piece) > most:
+            return False
+        self._blocks[-1] += piece
+        self.size += len(piece)
+        return True
+
+    def flush(self) -> None:
+        """Send until nothing waits, or there is no room.
+
+        Raises:
+            OSError: the other side has closed.
+        """
+        while self._blocks:
+            try:
+                sent = self._send((memoryview(self._blocks[0])[self._sent_of_first :],))
+            except BlockingIOError:
+                return
+            self.size -= sent
+            self.sent += sent
+            self._sent_of_first += sent
+            if self._sent_of_first == len(self._blocks[0]):
+                self._blocks.popleft()
+                self._sent_of_first = 0
+
+    def take(self) -> list[bytes]:
+        """Return what waits, and keep none of it."""
+        rest = [bytes(block) for block in self._blocks]
+        if rest:
+            rest[0] = rest[0][self._sent_of_first :]
+        self._blocks.clear()
+        self.size = self._sent_of_first = 0
+        return rest

@@ -1,0 +1,62 @@
+"""How the package is built where import contracts cannot say it: what only type checkers import counts, too."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "ddplaunch"
+WITHOUT_CIRCLES = ("agent", "loop")
+MOST_CALLBACKS = 8  # parameters of all constructors in agent/ together: parts post events instead
+
+
+def imported(path: Path, names: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a file imports, anywhere."""
+    for found in ast.walk(ast.parse(path.read_text())):
+        if isinstance(found, ast.ImportFrom) and found.module:
+            for name in found.names:
+                full = f"{found.module}.{name.name}"
+                yield full if full in names else found.module
+
+
+def circles() -> list[list[str]]:
+    """Files of one folder that import each other, directly or not."""
+    names = {
+        ".".join(("ddplaunch", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for folder in WITHOUT_CIRCLES
+        for path in (PACKAGE / folder).glob("*.py")
+    }
+    below = {name: {other for other in imported(path, names) if other in names} for name, path in names.items()}
+    while removed := [name for name, others in below.items() if not others]:
+        for name in removed:
+            del below[name]
+        below = {name: others - set(removed) for name, others in below.items()}
+    return [[name, *sorted(others)] for name, others in below.items()]
+
+
+def test_no_files_of_the_agent_and_its_loop_import_each_other():
+    assert circles() == []
+
+
+def callbacks(path: Path) -> Iterator[str]:
+    """The parameters of constructors, and the fields of values, that are called."""
+    for made in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(made, ast.ClassDef):
+            continue
+        for part in made.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                arguments = (*part.args.args, *part.args.kwonlyargs)
+                given = [(one.arg, one.annotation) for one in arguments]
+            elif isinstance(part, ast.AnnAssign):
+                given = [(ast.unparse(part.target), part.annotation)]
+            else:
+                continue
+            yield from (
+                f"{path.name}: {made.name}.{name}" for name, kind in given if kind and "Callable" in ast.unparse(kind)
+            )
+
+
+def test_parts_of_the_agent_post_events_and_take_hardly_any_callbacks():
+    found = [one for path in sorted((PACKAGE / "agent").glob("*.py")) for one in callbacks(path)]
+    assert len(found) <= MOST_CALLBACKS, found
