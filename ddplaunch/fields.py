@@ -22,6 +22,7 @@ HOST = f"[^{NOT_IN_HOSTS}]+"
 _LARGEST = 2**31 - 1
 _LARGEST_SIZE = 2**63 - 1
 _LONGEST_DURATION = 1e12
+_SLOWEST, _FASTEST = 1e-9, 1e9  # steps in a second
 _LINE = 1000  # characters
 _TEXT = 200_000
 _HOST = 255
@@ -30,6 +31,7 @@ Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
 Size = Annotated[int, Meta(ge=0, le=_LARGEST_SIZE)]  # bytes
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]  # of a clock
 Duration = Annotated[float, Meta(ge=0, le=_LONGEST_DURATION)]  # seconds
+Pace = Annotated[float, Meta(ge=_SLOWEST, le=_FASTEST)]  # steps in a second
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Signal = Annotated[int, Meta(ge=1, le=64)]
 SignalOrNone = Annotated[int, Meta(ge=0, le=64)]  # 0: no signal
@@ -96,6 +98,12 @@ def number(value: int) -> int:
 def size(value: int) -> int:
     """Make a number that a program wrote fit for a `Size`."""
     return max(0, min(value, _LARGEST_SIZE))
+
+
+def pace(steps_per_second: float | None) -> float | None:
+    """Make a pace fit for a `Pace`; None where there is none."""
+    is_one = steps_per_second is not None and _SLOWEST <= steps_per_second <= _FASTEST
+    return steps_per_second if is_one else None
 
 
 def duration(seconds: float) -> float:

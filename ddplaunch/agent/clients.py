@@ -20,7 +20,7 @@ from ddplaunch.coordinator.link import JobEnd
 from ddplaunch.coordinator.questions import Asker
 from ddplaunch.errors import expendable
 from ddplaunch.fields import host as host_name
-from ddplaunch.fields import line, piece, text
+from ddplaunch.fields import line, pace, piece, text
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.acceptor import Acceptor
 from ddplaunch.report.run_socket import uid_of
@@ -122,7 +122,7 @@ class Clients:
             restarts=state.restarts,
             max_restarts=state.policy.max_restarts,
             ddplaunch=line(__version__),
-            steps_per_second=stragglers.pace if stragglers is not None else None,
+            steps_per_second=pace(stragglers.pace) if stragglers is not None else None,
             straggler=piece(str((stragglers and stragglers.straggler) or "")),
         )
 

@@ -172,6 +172,7 @@ class AgentContext:
             cwd=working_directory() or "",  # removed meanwhile: no path lies below it
             home=inputs.env.get("HOME", ""),
             origins=inputs.spec.origins,
+            program=inputs.spec.program.target,
             reports_job=inputs.reports_job,
             reply=partial(_send, queue) if inputs.reports_to_caller and inputs.reports_job else None,
             write_last=partial(_send_last, queue) if inputs.allocation.start else None,

@@ -22,6 +22,7 @@ from ddplaunch.fields import (
     Line,
     Malformed,
     Number,
+    Pace,
     Piece,
     Status,
     Text,
@@ -66,7 +67,7 @@ class Run(Struct, frozen=True, tag="run"):
     restarts: Number
     max_restarts: Number
     ddplaunch: Line  # the version
-    steps_per_second: float | None = None
+    steps_per_second: Pace | None = None
     straggler: Piece = ""  # in a sentence
 
 

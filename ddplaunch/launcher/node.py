@@ -23,7 +23,7 @@ from ddplaunch.plan import Plan
 from ddplaunch.plan.make import make_plan
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report.error_file import ErrorFiles
-from ddplaunch.report.state_folder import run_id_of
+from ddplaunch.report.run_name import run_id_of
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 

@@ -19,7 +19,7 @@ from ddplaunch.process.linux import raise_open_files
 from ddplaunch.remote import commands, dispatcher, environment, messages
 from ddplaunch.remote import order as orders
 from ddplaunch.remote.remote_job import AgentStart, RemoteJob
-from ddplaunch.report.state_folder import run_id_of
+from ddplaunch.report.run_name import run_id_of
 from ddplaunch.spec import JobSpec
 
 

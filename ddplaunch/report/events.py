@@ -22,6 +22,7 @@ VERSION = 1
 SCHEMA: Mapping[str, Mapping[str, str]] = {
     "job_started": {
         "run_id": "string",
+        "program": "string: the script, module or command",
         "world_size": "integer",
         "host": "string",
         "backend": "string",

@@ -25,6 +25,7 @@ from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 if TYPE_CHECKING:  # few jobs need it
     from ddplaunch.supervise.outcome import Intent
 
+_LONGEST_PROGRAM = 1000  # characters in an event
 _LONG = 5.0  # seconds of a pause that are worth a line; a process on a busy machine may be late by one or two
 _OF_THIS_NODE = ("refused", "left", "not_reached", "lost")  # ends that no other node reports
 
@@ -43,14 +44,16 @@ class Reporter:
         cwd: str,
         home: str,
         origins: Mapping[str, str],
+        program: str = "",
         reports_job: bool = True,
         reply: Callable[[Mapping[str, Any]], None] | None = None,
         write_last: Callable[[str], None] | None = None,
         why_ending: Callable[[], ClusterEnding] | None = None,
         slurm_job: str = "",
     ) -> None:
-        """Prepare to report; `reports_job` is whether this node reports the job as a whole, as the only or first one does.
+        """Prepare to report on a run of `program`.
 
+        `reports_job` is whether this node reports the job as a whole, as the only or first one does.
         `reply`, if a Python caller has asked for the job, takes how it ended, in place of stderr.
         `write_last`, if a command that started the agents prints last, takes what closes the job.
         `why_ending` finds out why the cluster is ending the job, if it is; this may take seconds.
@@ -68,6 +71,7 @@ class Reporter:
         self._early: list[Event] = []  # from before there was a folder
         self._verbosity = verbosity
         self._origins = origins
+        self._program = program[:_LONGEST_PROGRAM]
         self._reports_job = reports_job
         self._reply = reply
         self._write_last = write if write_last is None else write_last
@@ -153,6 +157,7 @@ class Reporter:
             self.emit(
                 "job_started",
                 run_id=plan.run_id,
+                program=self._program,
                 world_size=plan.world_size,
                 host=plan.workers[0].host,
                 backend=plan.backend,

@@ -1,16 +1,9 @@
-"""Where this user's programs keep what is to last, the folders of all runs there, and their names. Makes nothing."""
+"""Where this user's programs keep what is to last, and the folder of all runs there. Makes nothing."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddplaunch.spec import JobSpec
-
-BEGAN = "%Y%m%d-%H%M%S"  # the time with which the names of runs begin that were given none
 
 
 def state_folder(env: Mapping[str, str]) -> str | None:
@@ -34,8 +27,3 @@ def runs_folder(env: Mapping[str, str]) -> str | None:
     """Return the folder of all runs of this user that have no --log-dir; None if the user has no home."""
     state = state_folder(env)
     return None if state is None else os.path.join(state, "ddplaunch", "runs")
-
-
-def run_id_of(spec: JobSpec) -> str:
-    """Return the name of this run: as was asked, or one that no other run has."""
-    return spec.run_id or f"{time.strftime(BEGAN)}-{os.urandom(2).hex()}"

@@ -17,6 +17,7 @@ from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
 from ddplaunch.process import tree
 from ddplaunch.runs import client, find, stacks
+from ddplaunch.runs.known import Known, heading
 
 UNREACHED = 1  # the exit status where no debugger gets in, since the worker runs no Python
 _FIRST_REPLY = 10.0  # seconds
@@ -35,8 +36,9 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
             "ddplaunch attach needs a terminal, but stdin or stdout is none",
             hint="`ddplaunch stacks` shows where the workers are, and needs none",
         )
-    chosen = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
-    name = find.name_of(chosen)
+    known = find.choose(env, named, "attach", *(["-r", asked] if asked is not None else []))
+    name, chosen = known.name, known.replies
+    assert chosen is not None
     size = chosen.run.world_size if chosen.run is not None else 0
     if asked is None and size > 1:
         raise LaunchError(f"run {name} has {count(size, 'worker')}: which one?", hint="ddplaunch attach -r 0")
@@ -45,10 +47,10 @@ def attach(env: Mapping[str, str], named: str | None, asked: str | None, write: 
         raise find.no_such_ranks(name, [rank], size)
     for node, worker in find.workers_of(chosen):
         if worker.rank == rank and node.node_rank:
-            raise _out_of_reach(name, node, worker)
+            raise _out_of_reach(chosen.run.run_id if chosen.run else name, node, worker)
     try:
         with client.connect(chosen.place) as sock:
-            return _talk(sock, name, rank, env, write)
+            return _talk(sock, known, rank, env, write)
     except (TimeoutError, BlockingIOError):
         raise LaunchError(f"run {name} does not answer: its agent is stopped, or hangs", status=NODE_LOST) from None
     except Malformed as error:
@@ -76,7 +78,8 @@ def _is_here(run_id: str, worker: WorkerStatus) -> bool:
     return f"RANK={worker.rank}".encode() in variables and f"DDPLAUNCH_RUN_ID={run_id}".encode() in variables
 
 
-def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+def _talk(sock: socket.socket, run: Known, rank: int, env: Mapping[str, str], write: Callable[[str], None]) -> int:
+    name = run.name
     try:
         for reply in client.replies_of(sock, requests.Attach(rank), _FIRST_REPLY):
             match reply:
@@ -84,10 +87,11 @@ def _talk(sock: socket.socket, name: str, rank: int, env: Mapping[str, str], wri
                     raise LaunchError(f"run {name}: {below(reason)}")
                 case requests.Unreached():
                     write(f"rank {rank} runs no Python just now, so that no debugger can open; it is here:\n")
-                    here = stacks.show(env, name, ranks=str(rank), threads=False, native=False, as_json=False)
+                    here = stacks.of(env, run, ranks=str(rank))
                     sys.stdout.write(f"{here}\n")
                     return UNREACHED
                 case requests.Attached():
+                    write(f"this is {heading(run)}")
                     write(f"rank {rank} is held; `c`, `q` or Ctrl-D lets it go on")
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends no command at the prompt
                     import readline  # noqa: F401 - lines that are typed can be edited from now on

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
+import re
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -13,17 +14,33 @@ from msgspec import Struct
 from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
 from ddplaunch.errors import LaunchError, did_you_mean, some, why_failed
+from ddplaunch.fields import host as host_name
+from ddplaunch.fields import line
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.parsers import ranks as parse_ranks
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.regular_file import read_json
 from ddplaunch.report import old_runs, other_host, run_socket
+from ddplaunch.report.folders import goes_on, parts_of
+from ddplaunch.report.run_name import short
 from ddplaunch.report.state_folder import runs_folder
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs.client import RunReplies, SocketPlace, ask_all
+from ddplaunch.runs.known import (
+    Known,
+    meant,
+    name_of,
+    newest_first,
+    of_folder,
+    of_running,
+    several,
+    start_of,
+)
 
 ANSWER_WITHIN = 1.0  # seconds that the nodes of a job get
-_SHOWN = 5  # runs that an error names, nodes that have a line each
+_SHOWN = 5  # nodes that have a line each
+_SHOWS = "`ddplaunch ps` shows what runs"
+_IN_SHELLS = re.compile(r"[\w.+:@%=-]+")
 
 
 class Elsewhere(Struct, frozen=True):
@@ -72,49 +89,51 @@ def running(env: Mapping[str, str]) -> list[RunReplies]:
 
 def elsewhere(env: Mapping[str, str], here: Sequence[RunReplies]) -> list[Elsewhere]:
     """Return the runs that go on on other hosts; `here` are those of this one."""
-    import json
     import socket
-
-    from ddplaunch.report.folders import goes_on
 
     known = {name_of(replies) for replies in here}
     found = []
     for folder in folders(env):
         if os.path.basename(folder) in known or not goes_on(folder, for_sure=True):
             continue
-        for events in (f"{folder}/events.jsonl", f"{folder}/node-0/events.jsonl"):
-            with suppress(OSError, ValueError, KeyError, TypeError), open(events, "rb") as file:
-                host = json.loads(file.readline(1 << 16))["host"]
-                if host != socket.gethostname():
-                    found.append(Elsewhere(os.path.basename(folder), str(host), folder, _slurm_job(events)))
-                break
+        host = start_of(folder).get("host")
+        if isinstance(host, str) and host != socket.gethostname():
+            found.append(Elsewhere(line(os.path.basename(folder)), host_name(host), folder, _slurm_job(folder)))
     return found
 
 
-def _slurm_job(events: str) -> str:
-    """The id in Slurm of the job whose file of events this is, by the plan beside it."""
-    plan = read_json(f"{os.path.dirname(events)}/plan.json")
+def _slurm_job(folder: str) -> str:
+    """The id in Slurm of the job in this folder, by the plan of its first node."""
+    plan = read_json(f"{min(parts_of(folder))}/plan.json")
     job = plan.get("slurm_job") if isinstance(plan, dict) else None
     return job if isinstance(job, str) and job.isdecimal() else ""
 
 
-def name_of(replies: RunReplies) -> str:
-    """Return the name of a run, as far as it is known."""
-    if replies.run is not None:
-        return replies.run.run_id
-    in_folder = replies.place.name == run_socket.NAME
-    return os.path.basename(replies.place.folder) if in_folder else replies.place.name.rpartition(".")[0]
+def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str, str]]:
+    """Return the names that complete what was typed, each with what it is: running jobs first, the newest first.
 
-
-def names(env: Mapping[str, str]) -> list[str]:
-    """Return the names of the runs that go on here and of those that are kept."""
-    return sorted({*map(name_of, running(env)), *map(os.path.basename, folders(env))}, reverse=True)
+    Runs that have ended are offered to `logs` only, which alone shows them.
+    """
+    runs = [*map(of_running, running(env))]
+    if verb == "logs":
+        here = {run.run_id for run in runs}
+        runs += [of_folder(folder) for folder in folders(env) if os.path.basename(folder) not in here]
+    now, found = time.time(), []
+    for run in newest_first(runs):
+        name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
+        # a shell reads the answer line by line, and takes a blank for the end of a word
+        if _IN_SHELLS.fullmatch(name):
+            found.append((name, ", ".join(filter(None, (run.program, run.age(now))))))
+    return found
 
 
 def workers(env: Mapping[str, str], named: str | None) -> list[tuple[NodeReply, WorkerStatus]]:
-    """Return the workers of the run of this name, or of the only one, by rank, each with its node; none if it is not clear."""
-    found = [replies for replies in running(env) if named is None or name_of(replies) == named]
-    return sorted(workers_of(found[0]), key=lambda pair: pair[1].rank) if len(found) == 1 else []
+    """Return the workers of the run that is meant, or of the only one, by rank, each with its node; none if it is not clear."""
+    runs = [*map(of_running, running(env))]
+    found = runs if named is None else meant(named, runs)
+    if len(found) != 1 or found[0].replies is None:
+        return []
+    return sorted(workers_of(found[0].replies), key=lambda pair: pair[1].rank)
 
 
 def workers_of(replies: RunReplies) -> Iterator[tuple[NodeReply, WorkerStatus]]:
@@ -146,83 +165,90 @@ def _node(node: NodeReply) -> str:
     return node.host if node.node_rank is None else f"node {node.node_rank} ({node.host})"
 
 
-def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> RunReplies:
-    """Return the running job that is meant: by its name, a beginning of it, or its folder; without any, the only one.
+def choose(env: Mapping[str, str], named: str | None, verb: str, *options: str) -> Known:
+    """Return the running job that is meant: by its name, script, a part of its name, or folder; without any, the only one.
 
     `verb` and `options` are what was typed besides, for hints.
 
     Raises:
         LaunchError: there is none, or it is not clear which.
     """
-    here = running(env)
+    here = [*map(of_running, running(env))]
     if named == "":
-        raise LaunchError("no run is named: the argument is empty", hint="`ddplaunch ps` shows what runs")
+        raise LaunchError("no run is named: the argument is empty", hint=_SHOWS)
     if named is None:
         if len(here) == 1:
             return here[0]
         if not here:
-            raise _none(env, "none of your jobs runs here", elsewhere(env, here), (verb, *options))
-        raise several(f"{len(here)} of your jobs run here", [*map(name_of, here)], verb, *options)
+            raise _none(env, "none of your jobs runs here", elsewhere(env, ()), (verb, *options))
+        raise several(f"{len(here)} of your jobs run here", here, verb, *options)
     if os.sep in named:
         return _by_folder(env, named, here)
-    exact = [replies for replies in here if name_of(replies) == named]
-    has_ended = any(os.path.basename(folder) == named for folder in folders(env))
+    exact = [run for run in here if named in (run.run_id, run.name)]
+    here_too = {run.run_id for run in here}
+    ended = [folder for folder in folders(env) if os.path.basename(folder) not in here_too]
+    has_ended = any(named in (name, short(name)) for name in map(os.path.basename, ended))
     removed = removed_run(env, named, exactly=True)
-    by_beginning = [] if has_ended or removed else [each for each in here if name_of(each).startswith(named)]
-    found = exact or by_beginning
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise several(f"{named} is the beginning of {len(found)} runs", [*map(name_of, found)], verb, *options)
-    there = [run for run in elsewhere(env, here) if run.run_id.startswith(named)]
-    if has_ended and not there:
-        raise LaunchError(f"run {named} has ended", hint=f"`ddplaunch logs {named}` shows its output")
-    if not there and (removed := removed_run(env, named)):
+    # whoever types the whole name of a run that is over does not mean a job whose name begins so
+    if found := exact or ([] if has_ended or removed else meant(named, here)):
+        if len(found) == 1:
+            return found[0]
+        raise several(f"{line(named)} may be any of {len(found)} jobs that run here", found, verb, *options)
+    fitting = newest_first(meant(named, [*map(of_folder, ended)]))
+    ids = {run.run_id for run in fitting}
+    if there := [run for run in elsewhere(env, [run.replies for run in here if run.replies]) if run.run_id in ids]:
+        raise _none(env, f"there is no run {line(named)} here", there, (verb, *options))
+    if fitting:
+        last = fitting[0]
+        what = f"run {last.name} has ended: {', '.join(filter(None, (last.program, last.age(time.time()))))}"
+        raise LaunchError(what, hint=f"`ddplaunch logs {last.name}` shows its output")
+    if removed := removed or removed_run(env, named):
         raise removed
-    meant = did_you_mean(named, map(name_of, here))
-    raise _none(env, f"there is no run {named} here", there, (verb, *options), meant)
+    raise no_such_run(env, named, here, verb, *options)
 
 
-def _by_folder(env: Mapping[str, str], named: str, here: Sequence[RunReplies]) -> RunReplies:
+def no_such_run(env: Mapping[str, str], named: str, runs: Sequence[Known], verb: str, *options: str) -> LaunchError:
+    """Return the error where no run has this name; `runs` are those that could have been meant."""
+    what = f"there is no run {line(named)} here"
+    if named.isdigit():
+        option = {"logs": "-r", "stacks": "-r", "attach": "-r"}.get(verb)
+        return LaunchError(what, hint=f"for rank {named} type `ddplaunch {verb} -r {named}`" if option else _SHOWS)
+    like = did_you_mean(named, [name for run in runs for name in (run.name, run.run_id, run.program) if name])
+    return _none(env, what, (), (verb, *options), like)
+
+
+def _by_folder(env: Mapping[str, str], named: str, here: Sequence[Known]) -> Known:
     path = os.path.realpath(named)
-    for replies in here:
-        if replies.run is not None and replies.run.folder:
-            folder = os.path.realpath(replies.run.folder)
-            if path in (folder, os.path.dirname(folder)):
-                return replies
+    for known in here:
+        run = known.replies.run if known.replies is not None else None
+        if run is not None and run.folder and path in map(os.path.realpath, (known.folder, run.folder)):
+            return known
     try:
         owner = os.stat(path).st_uid
     except OSError as error:
-        raise LaunchError(f"{named}: {why_failed(error)}", hint="`ddplaunch ps` shows what runs") from None
+        raise LaunchError(f"{named}: {why_failed(error)}", hint=_SHOWS) from None
     place = SocketPlace(path, run_socket.NAME)
     if os.path.lexists(place.path):  # a folder below another home, as that of another XDG_STATE_HOME
         if found := ask_all([place], AskStatus(), ANSWER_WITHIN):
-            return found[0]
+            return of_running(found[0])
     elif owner not in (os.getuid(), 0) and os.getuid() != 0:
         raise LaunchError(f"{named} is of another user ({owner})", hint="only that user, or root, can look into it")
-    raise LaunchError(f"no job runs in {named}", hint="`ddplaunch ps` shows what runs")
-
-
-def several(what: str, names: Sequence[str], verb: str, *options: str) -> LaunchError:
-    """Return the error where several runs could be meant."""
-    return LaunchError(
-        f"{what}: {some(names, _SHOWN)}", hint=f"name one: `{shlex.join(('ddplaunch', verb, names[-1], *options))}`"
-    )
+    raise LaunchError(f"no job runs in {named}", hint=_SHOWS)
 
 
 def removed_run(env: Mapping[str, str], named: str, *, exactly: bool = False) -> LaunchError | None:
     """Return the error for a run that was removed, by its name or, unless `exactly`, a beginning of it; None if there is none."""
     runs = runs_folder(env)
     removed = old_runs.removals(runs) if runs is not None else {}
-    found = [removed[named]] if named in removed else []
+    found = [one for name, one in removed.items() if named in (name, short(name))]
     if not found and not exactly:
-        found = [one for name, one in removed.items() if name.startswith(named)]
+        found = [one for name, one in removed.items() if name.startswith(named) or short(name).startswith(named)]
     if not found:
         return None
     latest = found[-1]
-    what = f"run {latest.name} was removed on {latest.date}: {latest.why}"
+    what = f"run {line(latest.name)} was removed on {latest.date}: {latest.why}"
     if len(found) > 1:
-        what = f"{named} is the beginning of {len(found)} runs that were removed, the latest on {latest.date}"
+        what = f"{line(named)} may be any of {len(found)} runs that were removed, the latest on {latest.date}"
     return LaunchError(what, hint="`--keep-runs DAYS` or DDPLAUNCH_KEEP_RUNS keeps runs longer, 0 for ever")
 
 
@@ -250,10 +276,10 @@ def _none(
     if there:
         run = there[-1]
         verb, *options = typed
-        line = run.line((verb, run.run_id, *options))
-        return LaunchError(f"{what}; {run.run_id} runs on {run.host}", hint=f"`{line}`")
+        hint = f"`{run.line((verb, short(run.run_id), *options))}`"
+        return LaunchError(f"{what}; {short(run.run_id)} runs on {run.host}", hint=hint)
     if why := run_socket.problem():
         return LaunchError(
             f"{what}, and {why}", hint="only root can remove it: jobs with --log-dir are reached through it"
         )
-    return LaunchError(what, hint=f"did you mean {meant}?" if meant else "`ddplaunch ps` shows what runs")
+    return LaunchError(what, hint=f"did you mean {meant}?" if meant else _SHOWS)

@@ -6,21 +6,23 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from msgspec import Struct
 
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError, some
 from ddplaunch.exitcodes import OK
+from ddplaunch.fields import line as printable
 from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.regular_file import read_json
-from ddplaunch.report.folders import OF_A_NODE, goes_on
+from ddplaunch.report.folders import goes_on
+from ddplaunch.report.run_name import short
 from ddplaunch.report.words import these_ranks
 from ddplaunch.runs import find
+from ddplaunch.runs.known import Known, heading, meant, newest_first, of_folder, of_running, several
 from ddplaunch.runs.log_files import LogFile, LogReader, logs_of
 
 _TIME_OF_DAY = re.compile(r"\d\d?:\d\d(:\d\d)?")
@@ -98,7 +100,9 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     """
     if want.yesterday:
         say(f"since {want.yesterday} yesterday")
-    folder = _folder(env, named, want.typed)
+    run, others = _run(env, named, want)
+    folder = run.folder
+    say(_heading(run, others))
     logs = _chosen(folder, logs_of(folder), want)
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
     readers = {log: LogReader(log, want.since) for log in logs}
@@ -117,7 +121,7 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
                 readers[log] = LogReader(log, want.since)
     if want.follow:
-        say(f"{os.path.basename(folder)} {_how_it_ended(folder)}")
+        say(f"{run.name} {_how_it_ended(folder)}")
     return OK
 
 
@@ -159,68 +163,63 @@ def _check_ranks(folder: str, ranks: Collection[int]) -> None:
     world_size = _read(folder, "plan.json", "world_size")
     if isinstance(world_size, int) and max(ranks) >= world_size:
         unknown = [rank for rank in ranks if rank >= world_size]
-        raise find.no_such_ranks(os.path.basename(folder), unknown, world_size)
+        raise find.no_such_ranks(short(os.path.basename(folder)), unknown, world_size)
 
 
 def _missing(folder: str, ranks: Collection[int], logs: list[LogFile]) -> LaunchError:
-    what = f"{these_ranks(ranks)} of {os.path.basename(folder)}"
+    what = f"{these_ranks(ranks)} of {short(os.path.basename(folder))}"
     if not logs:
         return LaunchError(f"there is no log of {what} in {folder}", hint=_WHY_NONE)
     here = f"here are those of {compress(log.rank for log in logs)}; the others are on the hosts of their nodes"
     return LaunchError(f"there is no log of {what} here", hint=here)
 
 
-def _folder(env: Mapping[str, str], named: str | None, typed: Sequence[str]) -> str:
-    """The folder of the run that is meant; without a name, of the latest.
+def _run(env: Mapping[str, str], named: str | None, want: Wanted) -> tuple[Known, list[Known]]:
+    """Return the run that is meant, and other jobs that run here where none was named.
+
+    Without a name it is the latest; of those to be followed, the latest that runs, if one does.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is none, or it is not clear which.
     """
     if named is not None and os.sep in named:
         try:
             os.listdir(named)
         except OSError as error:
             raise LaunchError(f"{named}: {(error.strerror or '').lower()}", hint="name the folder of a run") from None
-        return os.path.abspath(named)
-    running = [replies for replies in find.running(env) if replies.run is not None]
-    of_running = {find.name_of(each): _whole(each.run.folder) for each in running if each.run and each.run.folder}
-    folders = {**{os.path.basename(folder): folder for folder in find.folders(env)}, **of_running}
+        return of_folder(os.path.abspath(named)), []
+    running = [of_running(replies) for replies in find.running(env) if replies.run is not None]
+    ids = {run.run_id for run in running}
+    runs = [*running, *(of_folder(folder) for folder in find.folders(env) if os.path.basename(folder) not in ids)]
     if named is None:
-        if not folders:
+        if not (with_logs := [run for run in runs if run.folder]):
             raise LaunchError("there is no run with logs", hint="`ddplaunch logs FOLDER` reads those of --log-dir")
-        return max(folders.values(), key=_began)
-    if named in folders:
-        return folders[named]
-    if named in map(find.name_of, running):
-        raise LaunchError(f"run {named} keeps no logs", hint="see `--log-dir`, and what the command said at its start")
-    if removed := find.removed_run(env, named, exactly=True):
-        raise removed
-    found = sorted(name for name in folders if name.startswith(named))
-    if len(found) == 1:
-        return folders[found[0]]
-    if found:
-        raise find.several(f"{named} is the beginning of {len(found)} runs", found, "logs", *typed)
-    if removed := find.removed_run(env, named):
-        raise removed
-    meant = did_you_mean(named, folders)
-    hint = (
-        f"did you mean {meant}?"
-        if meant
-        else "`ddplaunch ps` shows what runs; `--keep-runs` says how long runs are kept"
-    )
-    raise LaunchError(f"there is no run {named} here", hint=hint)
+        latest = newest_first(with_logs)[0] if want.follow else max(with_logs, key=lambda run: run.began)
+        return latest, [run for run in running if run is not latest]
+    found = meant(named, runs)
+    if not any(named in (run.run_id, run.name) for run in found):
+        if removed := find.removed_run(env, named, exactly=True):
+            raise removed
+        found = [run for run in found if run.replies is not None] or found
+    if len(found) > 1:
+        raise several(f"{printable(named)} may be any of {len(found)} runs", found, "logs", *want.typed)
+    if not found:
+        raise find.removed_run(env, named) or find.no_such_run(env, named, runs, "logs")
+    if not found[0].folder:
+        hint = "see `--log-dir`, and what the command said at its start"
+        raise LaunchError(f"run {found[0].name} keeps no logs", hint=hint)
+    return found[0], []
 
 
-def _whole(folder: str) -> str:
-    """The folder of a run, given that of one of its nodes."""
-    return os.path.dirname(folder) if os.path.basename(folder).startswith(OF_A_NODE) else folder
-
-
-def _began(folder: str) -> float:
-    for path in (f"{folder}/plan.json", f"{folder}/node-0/plan.json", folder):
-        with suppress(OSError):
-            return os.stat(path).st_mtime
-    return 0.0
+def _heading(run: Known, others: list[Known]) -> str:
+    """Say whose logs are shown: people have several runs, and a log says nothing of which it is."""
+    text = f"logs of {heading(run)}"
+    if run.replies is None and not goes_on(run.folder):
+        text += f"; {_how_it_ended(run.folder)}"
+    if others:
+        names = some((f"{other.name} ({other.program})" for other in newest_first(others)), 3)
+        text += f"; not those of {names}, which {'runs' if len(others) == 1 else 'run'} here too"
+    return text
 
 
 def _how_it_ended(folder: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply
-from ddplaunch.errors import below, count
+from ddplaunch.errors import count
+from ddplaunch.fields import line as printable
 from ddplaunch.report.console import (
     BAD,
     COMMAND,
@@ -23,13 +24,16 @@ from ddplaunch.report.console import (
     table,
     written,
 )
+from ddplaunch.report.run_name import short
 from ddplaunch.report.words import duration, size
 from ddplaunch.runs import find
 from ddplaunch.runs.client import RunReplies
 from ddplaunch.runs.find import Elsewhere
+from ddplaunch.runs.known import name_of
 
 _COLUMNS = ("rank", "host", "pid", "device", "state", "cpu", "memory", "quiet")
 _NUMBERS = ("pid", "cpu", "memory", "quiet")  # flush right
+_MOMENT = 0.001  # seconds
 _ENDED_WELL = "exit status 0"
 _STYLES = {"running": GOOD, "waiting": NOTE, "ended": NOTE}  # of states
 
@@ -50,7 +54,7 @@ def render(replies: RunReplies) -> Block:
     """Show one run, and its workers below it."""
     run = replies.run
     if run is None:
-        return line((find.name_of(replies), NAME), f": {below(replies.problem)}")
+        return line((short(name_of(replies)), NAME), f": {printable(replies.problem)}")
     restarts = f", restart {run.restarts} of {run.max_restarts}" if run.restarts else ""
     nodes = f" on {count(run.nnodes, 'node')}" if run.nnodes > 1 else ""
     phase = {"rendezvous": "waits for its nodes", "pausing": "pauses before a restart"}.get(run.phase, run.phase)
@@ -58,12 +62,20 @@ def render(replies: RunReplies) -> Block:
     pace = f", {_pace(run.steps_per_second)}" if run.steps_per_second else ""
     phase_style = GOOD if run.phase == "running" else ODD
     facts = f"{workers}, for {duration(run.seconds)}{restarts}{pace}: "
-    parts: list[Block] = [line((run.run_id, NAME), ": ", (phase, phase_style), facts, (below(run.command), COMMAND))]
+    parts: list[Block] = [
+        line(
+            (short(name_of(replies)), NAME),
+            ": ",
+            (phase, phase_style),
+            facts,
+            (run.command.replace("\n", r"\n"), COMMAND),
+        )
+    ]
     if rows := [_row(node, worker) for node in _by_rank(replies.nodes) for worker in _workers(node)]:
         shown = [name for name in _COLUMNS if any(str(row[name]) for row in rows)]
         parts.append(table(([row[name] for name in shown] for row in rows), header=shown, right=_NUMBERS, indent=2))
-    problems = [*find.silent(replies.nodes), *([below(replies.problem)] if replies.problem else [])]
-    parts += [line(f"  {below(run.straggler)}")] if run.straggler else []
+    problems = [*find.silent(replies.nodes), *([printable(replies.problem)] if replies.problem else [])]
+    parts += [line(f"  {printable(run.straggler)}")] if run.straggler else []
     return section(*parts, *(line(("  " + problem, ODD)) for problem in problems))
 
 
@@ -88,15 +100,16 @@ def _state(worker: WorkerStatus) -> Words:
 
 
 def _render_elsewhere(run: Elsewhere) -> Block:
-    return line((run.run_id, NAME), f": runs on {run.host} (`", (run.line(("ps",)), COMMAND), "`)")
+    return line((short(run.run_id), NAME), f": runs on {run.host} (`", (run.line(("ps",)), COMMAND), "`)")
 
 
 def _data(replies: RunReplies) -> dict[str, Any]:
     run = replies.run
     facts = {name: getattr(run, name) for name in run.__struct_fields__} if run is not None else {}
     return {
-        "run_id": find.name_of(replies),
         **facts,
+        "run_id": name_of(replies),
+        "name": short(name_of(replies)),
         "problem": replies.problem,
         "nodes": [
             {
@@ -120,7 +133,13 @@ def _data(replies: RunReplies) -> dict[str, Any]:
 
 
 def _data_elsewhere(run: Elsewhere) -> dict[str, Any]:
-    return {"run_id": run.run_id, "host": run.host, "folder": run.folder, "problem": f"runs on {run.host}"}
+    return {
+        "run_id": run.run_id,
+        "name": short(run.run_id),
+        "host": run.host,
+        "folder": run.folder,
+        "problem": f"runs on {run.host}",
+    }
 
 
 def _by_rank(nodes: Sequence[NodeReply]) -> list[NodeReply]:
@@ -137,5 +156,5 @@ def _pace(steps_per_second: float) -> str:
 
 
 def _cpu_percent(worker: WorkerStatus) -> float:
-    """Since it was started, as ps(1) says it."""
-    return 100 * worker.cpu_seconds / worker.seconds if worker.seconds else 0.0
+    """Since it was started, as ps(1) says it; 0 in the first moment, of which there is no saying."""
+    return 100 * worker.cpu_seconds / worker.seconds if worker.seconds >= _MOMENT else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from ddplaunch.exitcodes import NODE_LOST
 from ddplaunch.process.program import working_directory
 from ddplaunch.report.console import NAME, NOTE, ODD, Block, Look, line, section, written
 from ddplaunch.runs import client, find
+from ddplaunch.runs.known import Known, heading
 from ddplaunch.stacks.collectives import explain
 from ddplaunch.stacks.hang import told_by_ras
 from ddplaunch.stacks.merge import Line, lines, merge
@@ -26,14 +27,21 @@ _NATIVE = 10.0  # seconds that py-spy has
 
 
 def show(
-    env: Mapping[str, str], named: str | None, *, ranks: str | None, threads: bool, native: bool, as_json: bool
+    env: Mapping[str, str],
+    named: str | None,
+    say: Callable[[str], None],
+    *,
+    ranks: str | None,
+    threads: bool,
+    native: bool,
+    as_json: bool,
 ) -> str:
-    """Ask the job that is meant, and give the answer for stdout.
+    """Ask the job that is meant, and give the answer for stdout; `say` writes a line to stderr.
 
     Raises:
         LaunchError: it is not clear which job is meant, it does not answer, or it has no such ranks.
     """
-    wanted = find.ranks_meant(ranks)
+    find.ranks_meant(ranks)
     if native and not shutil.which("py-spy"):
         raise LaunchError(
             "--native needs py-spy, which is not installed here",
@@ -41,8 +49,29 @@ def show(
         )
     given = {"--threads": threads, "--native": native, "--json": as_json}
     options = [*(["-r", ranks] if ranks is not None else []), *(flag for flag, is_given in given.items() if is_given)]
-    chosen = find.choose(env, named, "stacks", *options)
-    name = find.name_of(chosen)
+    run = find.choose(env, named, "stacks", *options)
+    if not as_json:
+        say(f"stacks of {heading(run)}")
+    return of(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json)
+
+
+def of(
+    env: Mapping[str, str],
+    run: Known,
+    *,
+    ranks: str | None = None,
+    threads: bool = False,
+    native: bool = False,
+    as_json: bool = False,
+) -> str:
+    """Ask this job, and give the answer for stdout.
+
+    Raises:
+        LaunchError: it does not answer, or it has no such ranks.
+    """
+    wanted = find.ranks_meant(ranks)
+    name, chosen = run.name, run.replies
+    assert chosen is not None
     within = _NATIVE if native else WITHIN
     found = client.ask_all([chosen.place], AskStacks(within, threads, native), within + _ON_THE_WAY)
     if not found or (found[0].problem and not found[0].nodes):
@@ -70,7 +99,7 @@ def show(
     if as_json:
         import json
 
-        data = {"run_id": name, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
+        data = {"run_id": run.run_id, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
         return json.dumps(data, indent=1)
     parts: list[list[Block]] = [
         [line((text, ODD)) for text in waits],

@@ -11,6 +11,7 @@ from ddplaunch.exitcodes import NODE_LOST, OK
 from ddplaunch.fields import Malformed
 from ddplaunch.report.words import duration
 from ddplaunch.runs import client, find
+from ddplaunch.runs.known import heading
 
 _FIRST_REPLY = 5.0  # seconds
 _SENT = 0.2
@@ -23,15 +24,16 @@ def stop(env: Mapping[str, str], named: str | None, write: Callable[[str], None]
         LaunchError: it is not clear which job is meant, or it does not answer.
     """
     chosen = find.choose(env, named, "stop")
-    name, began = find.name_of(chosen), time.monotonic()
+    name, began = chosen.name, time.monotonic()
+    assert chosen.replies is not None
     try:
-        with client.connect(chosen.place) as sock:
+        with client.connect(chosen.replies.place) as sock:
             # who has not answered just now is asked to stop all the same, and does so when it can
-            within = _FIRST_REPLY if chosen.run is not None else _SENT
+            within = _FIRST_REPLY if chosen.replies.run is not None else _SENT
             for reply in client.replies_of(sock, requests.StopRun(), within):
                 match reply:
                     case requests.Run():
-                        write(f"stopping {name}, as Ctrl-C does; Ctrl-C here only ends the waiting")
+                        write(f"stopping {heading(chosen)}, as Ctrl-C does; Ctrl-C here only ends the waiting")
                     case requests.RunEnded(status):
                         write(f"{name} has ended with status {status}, {duration(time.monotonic() - began)} later")
                         return OK

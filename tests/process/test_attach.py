@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from ddplaunch.report.run_name import short
 from tests.conftest import until
 from tests.process.terminal import CTRL_C, CTRL_D, ENTER, Terminal, stopped, typed
 from tests.process.test_debug import PDB, enter
@@ -69,7 +70,7 @@ def test_the_rank_is_held_where_it_is_and_steps(job, runs, attach):
     shown = {each["run_id"]: each for each in json.loads(job.__class__(job.home).run("ps", "--json").out)}
     assert [each["state"] for each in shown[run]["workers"]] == ["running", "debugged"]
     second = attach(run, 1)
-    assert second.sees_the_end() == f"error: run {run}: rank 1 has a debugger already\r\n"
+    assert second.sees_the_end() == f"error: run {short(run)}: rank 1 has a debugger already\r\n"
     terminal.press("p nonsense", CTRL_C)
     terminal.sees(PDB)
     enter(terminal, "break count")
@@ -144,7 +145,7 @@ def test_who_cannot_be_attached_to_is_named(job, runs, attach):
     run = runs("own", "held")
     assert "rank 0 handles signal 58 (SIGRTMAX-6) itself" in attach(run, 0).sees_the_end()
     assert not job.has_sign("own")
-    assert f"there is no rank 9 in {run}: it has ranks 0-1" in attach(run, 9).sees_the_end()
+    assert f"there is no rank 9 in {short(run)}: it has ranks 0-1" in attach(run, 9).sees_the_end()
     assert "no run nosuch" in attach("nosuch", 0).sees_the_end()
     shown = attach(run, 1).sees_the_end()
     assert "rank 1 runs no Python just now" in shown

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from contextlib import ExitStack, suppress
@@ -11,6 +12,7 @@ import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.report import run_socket
+from ddplaunch.report.run_name import short
 from ddplaunch.runs import find
 from ddplaunch.runs.client import SocketPlace, connect
 from tests.conftest import Job, Result, until
@@ -47,7 +49,7 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     until(lambda: len([p for p in find.places(job.env) if name in p.path]) == 2, "the socket of the other")
 
     shown = verb("ps").out
-    assert f"{name}: running, 2 workers" in shown
+    assert f"{short(name)}: running, 2 workers" in shown
     assert "behave.py" in shown
     assert all(str(pid) in shown for pid in job.pids().values())
     runs = {run["run_id"]: run for run in json.loads(verb("ps", "--json").out)}
@@ -57,8 +59,13 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
 
     ambiguous = verb("stop", name[:-1])
     assert ambiguous.status == 2
-    assert f"is the beginning of 2 runs: {name}" in ambiguous.err
+    listed = ambiguous.err.splitlines()
+    assert listed[0] == f"error: {name[:-1]} may be any of 2 jobs that run here:"
+    for shown in (short(name), f"{name}-other"):
+        assert any(re.fullmatch(rf"  {shown} +behave.py  running for .*", line) for line in listed), listed
     assert "did you mean" in verb("stop", f"{name}x").err
+    assert verb("stacks", short(name)).err.startswith(f"ddplaunch: stacks of {short(name)}, behave.py, running for ")
+    assert verb("stacks", name[-8:]).err.startswith(f"ddplaunch: stacks of {short(name)}, ")
     assert "ddplaunch ps" in verb("stop", "/nowhere").err
     (tmp_path / "empty").mkdir()
     assert "no job runs in" in verb("stop", str(tmp_path / "empty")).err
@@ -73,7 +80,9 @@ def test_what_runs_is_shown_with_its_workers_and_stopped_by_name(job, program, v
     assert job.wait().status == 130
     out, err = following.communicate(timeout=60)  # it ends with the run
     assert out == (job.folder / "rank-1.out").read_bytes() + (job.folder / "rank-1.err").read_bytes() != b""
-    assert err.decode() == f"ddplaunch: {name} has ended with status 130\n"
+    heading, ended = err.decode().splitlines()
+    assert heading.startswith(f"ddplaunch: logs of {short(name)}, behave.py, running for ")
+    assert ended == f"ddplaunch: {short(name)} has ended with status 130"
     gone = verb("stop", name)
     assert (gone.status, "has ended" in gone.err) == (2, True)
     for each in (job, other):
@@ -87,7 +96,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
     agent = int(stat(worker)[1])
     os.kill(agent, signal.SIGSTOP)
     until(lambda: stopped([agent]), "the agent to stop")
-    assert f"{name}: does not answer" in verb("ps").out
+    assert f"{short(name)}: does not answer" in verb("ps").out
     silent = verb("stop", name)
     assert "does not answer" in silent.err
     assert silent.status == 122
@@ -95,7 +104,7 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
         with suppress(BlockingIOError):
             while True:
                 waiting.enter_context(connect(SocketPlace(str(job.folder), run_socket.NAME)))
-        assert f"{name}: does not answer" in verb("ps").out
+        assert f"{short(name)}: does not answer" in verb("ps").out
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)
     assert job.wait().status == 130  # what was asked for is done when it can be

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from ddplaunch.control import requests
 from ddplaunch.control.questions import NoAnswer, NodeStatus, WorkerStatus
 from ddplaunch.control.requests import NodeReply, Run
 from ddplaunch.errors import LaunchError
+from ddplaunch.fields import Malformed
 from ddplaunch.report import run_socket
 from ddplaunch.report.console import Look, written
 from ddplaunch.runs import find, ps
@@ -120,6 +123,27 @@ def test_all_ranks_are_shown_in_their_order_and_a_node_that_did_not_answer_is_na
         "  2     gpu02    9  cuda:0  exit status 1\n"
         "  node 2 (gpu03) has not answered within 1 s"
     )
+
+
+@pytest.mark.parametrize("pace", ["1e-320", "-1.0", "0", "1e300", "1e999", "NaN"])
+def test_a_pace_that_is_none_is_refused_as_malformed(pace):
+    payload = requests.encode(replace(RUN, steps_per_second=2.0)).replace(b":2.0", f":{pace}".encode())
+    with pytest.raises(Malformed):
+        requests.for_client(payload)
+
+
+@pytest.mark.parametrize("text", ["\n  0  gpu01  forged", "\x1b[2J", "\r", "\u2028", "\x85"])
+@pytest.mark.parametrize("pace", [1e-9, 1e9])
+def test_whatever_a_run_says_it_takes_the_lines_of_one_run(text, pace):
+    odd = replace(RUN, run_id=f"a{text}b", command=f"a.py{text}", straggler=f"rank 1{text}", steps_per_second=pace)
+    worker = WorkerStatus(0, 0, 7, "cpu", "running", "", 1e-320, 1e12, 0, 0.0)
+    replies = RunReplies(
+        SocketPlace(f"/runs/run{text}", "socket"), odd, (NodeReply(0, "gpu01", NodeStatus((worker,))),), text
+    )
+    shown = written([ps.render(replies)], Look())
+    assert len(shown.splitlines()) == 5  # the run, the header, its worker, the straggler, the problem
+    assert all(char.isprintable() for char in shown.replace("\n", ""))
+    assert json.loads(json.dumps(ps._data(replies), allow_nan=False))
 
 
 @pytest.mark.parametrize(
