@@ -47,7 +47,7 @@ class _Zsh(_Joined, ZshComplete):
 
 
 class _Fish(_Joined, FishComplete):
-    pass
+    source_template = FishComplete.source_template.replace("--no-files", "--keep-order --no-files")
 
 
 class _Bash(BashComplete):

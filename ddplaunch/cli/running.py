@@ -18,18 +18,20 @@ Env = Mapping[str, str]
 
 
 def _runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ddplaunch.runs.find import names
+    from ddplaunch.runs.find import completions
 
-    found = [CompletionItem(name) for name in names(os.environ) if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="dir")]
+    found = completions(os.environ, incomplete, str(ctx.info_name))
+    return [CompletionItem(name, help=text or None) for name, text in found] or [CompletionItem(incomplete, type="dir")]
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from ddplaunch.runs.find import workers
 
+    # click leaves the words before an option unread whose value is still to come
+    named = ctx.params.get("run") or next(iter(ctx.args), None)
     return [
         CompletionItem(str(worker.rank), help=f"pid {worker.pid} on {node.host}, {worker.state}")
-        for node, worker in workers(os.environ, ctx.params.get("run"))
+        for node, worker in workers(os.environ, named)
         if str(worker.rank).startswith(incomplete)
     ]
 
@@ -39,8 +41,8 @@ def _say(text: str) -> None:
 
 
 _RUN = (
-    "RUN is the name of a run, as `ddplaunch ps` shows it, a beginning of that, or its folder. It may be left out where only "
-    "one job runs."
+    "RUN is the name of a run, as `ddplaunch ps` shows it, a part of its long name, its script, or its folder. It may be left "
+    "out where only one job runs."
 )
 _ONE_RUN = "at most the name of one run"
 _run = click.argument("run", metavar="[RUN]", required=False, shell_complete=_runs)
@@ -79,7 +81,8 @@ def ps(env: Env, as_json: bool) -> int:
 @click.pass_obj
 def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str | None, run: str | None) -> int:
     """Writes what the workers of a run wrote to their stdout and stderr, rank by rank, from the logs of the run; of several
-    ranks with the rank before each line. RUN is the name of a run or its folder, and the latest run if it is left out.
+    ranks with the rank before each line. RUN is the name of a run, a part of its long name, its script, or its folder; the
+    latest run if it is left out, and with -f the latest that runs. The first line, on stderr, says which.
     """  # noqa: D205
     from ddplaunch.runs import logs as verb
 
@@ -106,7 +109,7 @@ def stacks(env: Env, run: str | None, ranks: str | None, threads: bool, native: 
     """Show where the workers are."""
     from ddplaunch.runs import stacks as verb
 
-    return show(verb.show(env, run, ranks=ranks, threads=threads, native=native, as_json=as_json))
+    return show(verb.show(env, run, _say, ranks=ranks, threads=threads, native=native, as_json=as_json))
 
 
 @click.command(

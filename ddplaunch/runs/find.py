@@ -121,9 +121,9 @@ def completions(env: Mapping[str, str], typed: str, verb: str) -> list[tuple[str
     now, found = time.time(), []
     for run in newest_first(runs):
         name = next((name for name in (run.name, run.run_id, run.program) if name.startswith(typed)), "")
-        # a shell reads the answer line by line, and takes a blank for the end of a word
+        # a shell reads the answer line by line, takes a blank for the end of a word, and click's script for fish a comma
         if _IN_SHELLS.fullmatch(name):
-            found.append((name, ", ".join(filter(None, (run.program, run.age(now))))))
+            found.append((name, " ".join(filter(None, (run.program, run.age(now))))))
     return found
 
 

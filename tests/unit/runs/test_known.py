@@ -202,7 +202,7 @@ def test_running_jobs_are_offered_first_the_newest_first_and_nothing_that_a_shel
         (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
     found = find.completions(env, "", "logs")
     assert [name for name, _ in found] == ["k7qx", "k7qy"]
-    assert found[0][1].startswith("a?b.py, began 5 d")
+    assert found[0][1].startswith("a?b.py began 5 d")
     assert [name for name, _ in find.completions(env, "2026110", "logs")] == ["20261101-194501-k7qy"]
     assert find.completions(env, "", "stop") == []
     ordered = newest_first([OLD, K7QX, NAMED, M3ZD])
