@@ -260,18 +260,3 @@ def test_the_node_of_the_rank_has_the_terminal_and_the_others_need_none(nodes, p
     lacks = nodes.node(*nodes.static(2, 1), "--debug", 1, *target)
     assert lacks.process.wait() == 2
     assert "hint: run it in a terminal, on each node whose ranks it is for" in lacks.err
-
-
-# --- mistakes
-
-
-def test_without_a_terminal_it_says_what_to_do(job, program):
-    result = job.run("--debug", 1, "--nproc-per-node", 2, program("debug_target"), "breakpoint", 1, "done").expect(2)
-    assert result.err == (
-        "error: --debug needs a terminal for its worker, but stdin or stdout is none\n\nhint: run it in a terminal\n"
-    )
-
-
-def test_a_rank_that_the_job_does_not_have(job, program):
-    result = job.run("--debug", 7, "--nproc-per-node", 2, program("debug_target"), "breakpoint", 1, "done").expect(2)
-    assert result.err == "error: --debug 7: the job has ranks 0 to 1\n\nhint: --debug 0\n"

@@ -187,15 +187,6 @@ def test_the_cpus_that_the_command_was_given_are_all_that_workers_get(job: Job, 
     assert threads(job) == [1]
 
 
-def test_more_bound_workers_than_cpus_are_refused(job: Job) -> None:
-    result = restricted(job, "--nproc-per-node", 2, "--cpu-bind", "cores", PLACE)
-    assert (result.status, result.err) == (
-        2,
-        "error: --cpu-bind cores: 2 workers need CPUs of their own, but the job may use only 1 CPU\n\n"
-        "hint: --cpu-bind none\n",
-    )
-
-
 # --- the plan in the shell
 
 

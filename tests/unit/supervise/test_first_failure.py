@@ -192,20 +192,43 @@ def test_a_job_whose_workers_all_ended_with_0_has_no_failure() -> None:
     assert first_failure([]) is None
 
 
-def test_workers_that_ended_only_because_we_stopped_them_did_not_fail() -> None:
-    assert first_failure([end(0, signal=SIGTERM, stopped=(SIGTERM, 9.9)), end(1, 143, stopped=(SIGTERM, 9.9))]) is None
+OURS = (SIGTERM, 10.1)
+FIRST: dict[str, tuple[list[WorkerExit], int | None]] = {  # the ends, and the rank that failed first
+    "those that we stopped did not fail": ([end(0, signal=SIGTERM, stopped=OURS), end(1, 143, stopped=OURS)], None),
+    "nor did one that we had to kill": ([end(0, signal=SIGKILL, at=20.0, stopped=(SIGKILL, 20.0))], None),
+    "of two that die 1 ms apart the earlier": ([end(0, 3, at=10.001), end(1, 4, at=10.000)], 1),
+    "of two that die 1 ms apart the earlier, told first": ([end(1, 4, at=10.000), end(0, 3, at=10.001)], 1),
+    "the one that raised earlier, although it ended later": (
+        [end(0, at=10.0, error=error("ValueError", "b", 9.8)), end(1, at=12.0, error=error("ValueError", "a", 9.7))],
+        1,
+    ),
+    "not an error that was raised because of our stop": (
+        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("KeyboardInterrupt", "", 10.2))],
+        0,
+    ),
+    "not an error of unknown time in a worker that we stopped": (
+        [end(0, 3), end(1, 1, at=11.0, stopped=OURS, error=error("ValueError", "boom"))],
+        0,
+    ),
+    "a failure of its own before one that dies of something else while we stop it": (
+        [end(0, 3, at=10.0), end(1, signal=SIGSEGV, at=10.2, stopped=OURS)],
+        0,
+    ),
+    "where all only follow the earliest: one rank left early with 0, or hangs": (
+        [
+            end(0, at=10.2, error=error("RuntimeError", GLOO_CLOSED, 10.1)),
+            end(1, at=10.3, error=error("RuntimeError", GLOO_RESET, 10.0)),
+            end(2, 0, at=9.0),
+        ],
+        1,
+    ),
+}
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_that_die_1_ms_apart_the_earlier_is_first(order: tuple[int, int]) -> None:
-    exits = [end(0, 3, at=10.001), end(1, 4, at=10.000)]
-    first = first_failure([exits[order[0]], exits[order[1]]])
-    assert first is exits[1]
-
-
-def test_the_one_that_raised_earlier_is_first_although_it_ended_later() -> None:
-    exits = [end(0, at=10.0, error=error("ValueError", "b", 9.8)), end(1, at=12.0, error=error("ValueError", "a", 9.7))]
-    assert first_failure(exits) is exits[1]
+@pytest.mark.parametrize(("exits", "rank"), FIRST.values(), ids=FIRST)
+def test_the_first_failure_is(exits: list[WorkerExit], rank: int | None) -> None:
+    first = first_failure(exits)
+    assert (first and first.rank) == rank
 
 
 @pytest.mark.parametrize(("kind", "message"), FOLLOWING, ids=_short)
@@ -222,41 +245,12 @@ def test_a_culprit_that_raised_and_was_then_stopped_by_us_is_first() -> None:
     assert failure_status(culprit) == 1
 
 
-def test_an_error_raised_because_of_our_stop_is_not_a_failure() -> None:
-    exits = [end(0, 3), end(1, 1, at=11.0, stopped=(SIGTERM, 10.1), error=error("KeyboardInterrupt", "", 10.2))]
-    assert first_failure(exits) is exits[0]
-
-
-def test_an_error_of_unknown_time_in_a_worker_that_we_stopped_is_not_a_failure() -> None:
-    exits = [end(0, 3), end(1, 1, at=11.0, stopped=(SIGTERM, 10.1), error=error("ValueError", "boom"))]
-    assert first_failure(exits) is exits[0]
-
-
 def test_a_worker_that_dies_of_something_else_while_we_stop_it_comes_before_those_that_follow() -> None:
     """A process with a GPU closes its connections long before it is known to be dead."""
     victim = end(0, at=10.0, error=error("RuntimeError", GLOO_RESET, 9.9))
     killed = end(1, signal=SIGKILL, at=11.0, stopped=(SIGTERM, 10.5))
     assert first_failure([victim, killed]) is killed
     assert failure_status(killed) == 137
-
-
-def test_a_worker_that_dies_of_something_else_while_we_stop_it_comes_after_a_failure_of_its_own() -> None:
-    exits = [end(0, 3, at=10.0), end(1, signal=SIGSEGV, at=10.2, stopped=(SIGTERM, 10.1))]
-    assert first_failure(exits) is exits[0]
-
-
-def test_a_worker_that_we_had_to_kill_did_not_fail() -> None:
-    assert first_failure([end(0, signal=SIGKILL, at=20.0, stopped=(SIGKILL, 20.0))]) is None
-
-
-def test_where_all_only_follow_the_earliest_is_first() -> None:
-    """One rank left early with 0, or hangs."""
-    exits = [
-        end(0, at=10.2, error=error("RuntimeError", GLOO_CLOSED, 10.1)),
-        end(1, at=10.3, error=error("RuntimeError", GLOO_RESET, 10.0)),
-        end(2, 0, at=9.0),
-    ]
-    assert first_failure(exits) is exits[1]
 
 
 def test_an_error_that_was_read_apart_from_the_exit_counts_and_is_in_the_answer() -> None:
