@@ -35,15 +35,11 @@ def closing(*fds: int):
 # --- closed streams
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
-def test_closed_streams_keep_no_job_from_running_and_none_of_our_files_takes_their_place(job, program, closed):
-    job.run("--nproc-per-node", 2, program("writes"), "descriptors", preexec_fn=closing(*closed)).expect(0)
-    assert job.signs("fds", 2) == ["0=/dev/null 1=pipe 2=pipe others=[]"] * 2
-
-
-def test_one_worker_gets_the_null_device_for_what_the_caller_closed(job, program):
-    assert job.run(program("writes"), "descriptors", preexec_fn=closing(0, 1, 2)).status == 0
-    assert job.sign("fds-0") == "0=/dev/null 1=/dev/null 2=/dev/null others=[]"
+def test_closed_streams_keep_no_job_from_running_and_none_of_our_files_takes_their_place(job, program, closed, workers):
+    job.run("--nproc-per-node", workers, program("writes"), "descriptors", preexec_fn=closing(*closed)).expect(0)
+    assert job.signs("fds", workers) == ["0=/dev/null 1=pipe 2=pipe others=[]"] * workers
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
