@@ -261,7 +261,7 @@ class Coordinator:
         status, why = outcome or (status, self.state.why.value if self.state.why is not None else "failed")
         self._has_ended = True
         self._over.set(self._loop.now() + QUIT_TIMEOUT)
-        end = JobEnd(status=status, why=why, requeue=requeue)
+        end = JobEnd(status=status, why="left_after_notice" if requeue else why, requeue=requeue)
         if self._agents is not None:
             end = replace(end, is_watched=self._agents.are_watched(requeue))
             self._agents.end(replace(end, text=text))

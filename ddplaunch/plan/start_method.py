@@ -66,10 +66,10 @@ def keep_warm(
     if spec.keep_warm is None or preload is None:
         return None, ""
     why = ""
-    if allocation.cluster != "local" or allocation.nnodes != (1, 1):
-        why = "what is kept serves jobs on this machine alone"
-    elif names := [name for name in _OF_A_JOB if caller.get(name)]:
+    if names := [name for name in _OF_A_JOB if caller.get(name)]:
         why = f"nothing may outlive a batch job, and {names[0]} is set"
+    elif allocation.cluster != "local" or allocation.nnodes != (1, 1):
+        why = "what is kept serves jobs on this machine alone"
     elif any(map(caller.get, _OF_A_WORKER)):
         why = "nothing may outlive the job whose worker has started this one"
     elif caller.get("SUDO_UID"):

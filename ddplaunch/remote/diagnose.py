@@ -18,6 +18,7 @@ from ddplaunch.report.closing import render_stopped
 
 _SSH_FAILED = 255  # ssh(1); any other status is that of the remote command
 _SHOWN = 8  # lines
+_NAMED = 8  # hosts with the same error
 
 
 class HostError(Struct, frozen=True):
@@ -29,12 +30,13 @@ class HostError(Struct, frozen=True):
 
 
 NO_STATUS = HostError("it has not reported how the job ended", None, NODE_LOST)
+UNRESOLVED = "cannot resolve the host name"
 _LOGIN = "`ssh {host}` has to work without a password prompt"
 # the first pattern that is found in what was printed; OpenSSH's texts are in its readconf.c, sshconnect*.c and packet.c
 _SSH: Sequence[tuple[str, str, str]] = (
     (
         r"Could not resolve hostname|Name or service not known|name resolution",
-        "cannot resolve the host name",
+        UNRESOLVED,
         "is it spelled right? " + _LOGIN,
     ),
     (
@@ -144,13 +146,16 @@ def _end_of(output: str) -> str:
     return "".join(f"\n  {line}" for line in output.strip().splitlines()[-_SHOWN:])
 
 
-def error(errors: Sequence[tuple[str, HostError]]) -> LaunchError:
-    """Combine the errors of several hosts into one."""
+def error(errors: Sequence[tuple[str, HostError]], of: int = 0) -> LaunchError:
+    """Combine the errors of several hosts into one; `of` is how many hosts the job has: of many, those are counted."""
     first = errors[0][1]
     by_message: dict[str, list[str]] = {}
     for host, one in errors:
         by_message.setdefault(one.message, []).append(host.rpartition("@")[2])
-    message = "\n  ".join(f"{some(hosts)}: {what}" for what, hosts in by_message.items())
+    counted = {
+        what: f" ({len(hosts)} of {of} hosts)" for what, hosts in by_message.items() if of and len(hosts) > _NAMED
+    }
+    message = "\n  ".join(f"{some(hosts, _NAMED)}{counted.get(what, '')}: {what}" for what, hosts in by_message.items())
     return LaunchError(message, hint=first.hint and first.hint.replace("{host}", errors[0][0]), status=first.status)
 
 
@@ -182,6 +187,11 @@ class HostStatuses:
         """Whether the job cannot begin because of a host."""
         return bool(self.errors) and not self.has_begun
 
+    @property
+    def may_try_others(self) -> bool:
+        """Whether other hosts are still tried: a list of names is often wrong in many places, and all are to be known at once."""
+        return all(one.message == UNRESOLVED for one in self.errors.values())
+
     def can_go_on_without(self, node_rank: int, left: int) -> bool:
         """Whether the job can begin without this host; `left` is the number of others."""
         return node_rank > 0 and left >= self._min_nodes and not self.errors
@@ -191,7 +201,7 @@ class HostStatuses:
         if front_lost:
             return Verdict(exitcodes.of_signal(SIGKILL))
         if self.errors:
-            found = error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)])
+            found = error([(self._hosts[rank], self.errors[rank]) for rank in sorted(self.errors)], len(self._hosts))
             return Verdict(found.status, found.render())
         if 0 in self.ended:
             return Verdict(self.ended[0])

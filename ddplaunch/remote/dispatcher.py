@@ -59,7 +59,7 @@ class Dispatcher:
             open_files=job.open_files,
             rdzv_timeout=job.rdzv_timeout,
             quit_timeout=job.grace_period + job.heartbeat_timeout + QUIT_TIMEOUT,
-            has_failed=lambda: bool(self._statuses.errors),
+            has_failed=lambda: not self._statuses.may_try_others,
             unconnected=self._give_up_unconnected,
             notify=self._console.notify,
         )
@@ -268,5 +268,5 @@ class Dispatcher:
             self._console.notify(f"going on without {host}: {error.message}")
             return
         statuses.errors[node_rank] = error
-        if not self._settle_by.is_set:
+        if not self._settle_by.is_set or statuses.may_try_others:
             self._settle_by.set(self._loop.now() + SETTLE_TIME)

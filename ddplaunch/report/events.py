@@ -84,7 +84,8 @@ SCHEMA: Mapping[str, Mapping[str, str]] = {
     },
     "job_ended": {
         "status": "integer: the command's exit status",
-        "why": "string: finished, failed, hung, signalled, timed_out, front_lost, node_lost; with several nodes also not_met, "
+        "why": "string: finished, failed, hung, signalled, timed_out, front_lost, node_lost, "
+        "left_after_notice; with several nodes also not_met, "
         "not_reached, refused, left (this node alone), lost (node 0)",
         "seconds": "number",
     },

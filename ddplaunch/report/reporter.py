@@ -150,8 +150,8 @@ class Reporter:
         assert folder is not None
         if plan is not self._kept_plan:  # the nodes may have agreed on another one
             self._kept_plan = plan
-            of_slurm = {"slurm_job": self._slurm_job} if self._slurm_job else {}
-            folder.write("plan.json", {**plan.data(self._origins), "agent_pid": os.getpid(), **of_slurm})
+            here = {"agent_pid": os.getpid(), "slurm_job": self._slurm_job}
+            folder.write("plan.json", {**plan.data(self._origins), **here})
         if not self._is_announced:
             self._is_announced = True
             self.emit(

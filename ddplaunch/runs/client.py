@@ -15,12 +15,13 @@ from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
-from ddplaunch.process import clock
+from ddplaunch.process import clock, tree
 from ddplaunch.report import run_socket
 
 _CHUNK = 1 << 16  # bytes
 _MOST_REPLIES = 100_000  # of one run
 _SILENT = "does not answer"
+_SUSPENDED = "is suspended"  # as a whole, so that nothing answers
 _MARGIN = 1.0  # seconds that replies may take beyond those that the nodes have
 
 
@@ -134,7 +135,8 @@ class _Conversation:
         self._decoder = Decoder(LIMIT)
         self._run: requests.Run | None = None
         self._nodes: list[requests.NodeReply] = []
-        self._problem = _SILENT
+        self._problem = ""
+        self._is_complete = False
         self.has_gone = False  # it ended before it had answered anything
 
     def read(self) -> bool:
@@ -168,10 +170,20 @@ class _Conversation:
                 self._problem = f"refuses to answer: {reason}"
                 return False
             case requests.Done():
-                self._problem = ""
+                self._is_complete = True
                 return False
         return True
 
     def replies(self) -> RunReplies:
         """What has come."""
-        return RunReplies(self._place, self._run, tuple(self._nodes), self._problem)
+        problem = self._problem or ("" if self._is_complete else _why_silent(self._sock))
+        return RunReplies(self._place, self._run, tuple(self._nodes), problem)
+
+
+def _why_silent(sock: socket.socket) -> str:
+    """Say why a run does not answer, by the process that listens for it: all of a job may be suspended, as by scontrol."""
+    with suppress(OSError):
+        listener = tree.look(run_socket.pid_of(sock))
+        if listener is not None and listener.state == "T":
+            return _SUSPENDED
+    return _SILENT

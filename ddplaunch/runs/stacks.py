@@ -101,7 +101,9 @@ def of(
 
         data = {"run_id": run.run_id, "waits": waits, "problems": silent, "processes": [_plain(one) for one in shown]}
         return json.dumps(data, indent=1)
+    is_suspended = replies.run is not None and replies.run.phase == "suspended"
     parts: list[list[Block]] = [
+        [line((f"run {name} is suspended", ODD))] if is_suspended else [],
         [line((text, ODD)) for text in waits],
         [_line(each) for each in lines(merge(shown, threads=threads), cwd, threads=threads)],
         [line(text) for text in told_by_ras(samples)],

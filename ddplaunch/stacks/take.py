@@ -197,7 +197,7 @@ def _native(target: Target, until: float, found: dict[int, str]) -> Iterator[boo
 def _why_not(pid: int, status: Status, file: int | None) -> str | None:
     """Say why a process cannot be asked, None if it can."""
     if status.is_stopped:
-        return "stopped" if status.state == "T" else "held by a debugger"
+        return "suspended" if status.state == "T" else "held by a debugger"
     if file is None or not status.catches(STACKS_SIGNAL):
         return "no Python, or it has not begun to run its program" + place_in_kernel(pid, status)
     if not has_file(pid, file):

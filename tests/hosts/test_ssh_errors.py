@@ -68,6 +68,15 @@ def test_a_host_to_which_ssh_finds_no_way(job, ssh_config, refused, config, mess
     assert remedy in result.err.partition("hint: ")[2]
 
 
+def test_all_hosts_whose_names_are_wrong_are_counted(job, program):
+    names = [f"nowhere{number}" for number in range(100)]
+    over_ssh.start(job, program("behave"), nodes=",".join(("node0", *names, "node1")))
+    result = job.wait(host=LOGIN)
+    assert result.status == 121
+    assert "and 92 more (100 of 102 hosts): cannot resolve the host name\n" in result.err
+    job.nothing_left(patience=PATIENCE)
+
+
 def test_a_host_that_is_down(job, refused):
     job.bed.power_cut("node1")
     job.bed.run(LOGIN, ["ip", "neigh", "flush", "all"])  # else ssh knows its card and waits for an answer

@@ -109,6 +109,7 @@ def noticed(job, program):
     words = "the job is not requeued after SIGUSR1: not inside a Slurm job (SLURM_JOB_ID is not set)"
     assert result.err.splitlines()[-1] == f"ddplaunch: {words}"
     summary = json.loads((job.folder / "summary.json").read_text())
+    assert (summary["why"], summary["first_failure"]) == ("left_after_notice", None)
     assert summary["left_after"] == {"signal": "SIGUSR1", "job": "", "sent": False, "text": words}
 
 

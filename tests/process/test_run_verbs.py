@@ -11,6 +11,7 @@ from subprocess import PIPE
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.process import tree
 from ddplaunch.report import run_socket
 from ddplaunch.report.run_name import short
 from ddplaunch.runs import find
@@ -108,6 +109,25 @@ def test_a_run_whose_agent_does_not_run_is_named_and_does_not_hold_up_the_others
         assert verb("stop", name).status == 122
     os.kill(agent, signal.SIGCONT)
     assert job.wait().status == 130  # what was asked for is done when it can be
+
+
+def test_a_job_that_is_suspended_is_shown_so_all_of_it_or_its_workers_alone(job, program, verb):
+    job.start("--nproc-per-node", 1, program("behave"))
+    worker = int(job.sign("ready-0"))
+    name = socket_of(job)
+    os.kill(worker, signal.SIGSTOP)
+    until(lambda: stopped([worker]), "the worker to stop")
+    assert "rank 0: suspended" in verb("stacks", name).out
+    everything = [job.process.pid, *(process.pid for process in tree.descendants(job.process.pid))]
+    for pid in everything:  # as `scontrol suspend` does
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: stopped(everything), "all to stop")
+    assert f"{name[-4:]}: is suspended" in verb("ps").out
+    assert "is suspended" in verb("stacks", name).err
+    for pid in everything:
+        os.kill(pid, signal.SIGCONT)
+    verb("stop", name)
+    assert job.wait().status == 130
 
 
 def test_a_job_that_waits_for_its_nodes_is_shown_and_can_be_stopped(nodes, verb, monkeypatch):

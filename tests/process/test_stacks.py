@@ -44,7 +44,7 @@ CASES = {
     "closes": OWN_SIGNAL,
     "blocks": "the program blocks signal 59, so its stack cannot be taken",
     "executes": "no Python, or it has not begun to run its program.*",
-    "stops": "stopped",
+    "stops": "suspended",
 }
 READY = sum({"forks": 2, "spawns": 2}.get(case, 1) for case in CASES)  # processes that say so
 

@@ -70,6 +70,8 @@ def test_hosts_with_one_trouble_are_named_together():
 def test_very_many_hosts_are_counted():
     text = diagnose.error([(f"h{number}", HostError("down")) for number in range(20)]).message
     assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more: down"
+    text = diagnose.error([(f"h{number}", HostError("down")) for number in range(20)], of=30).message
+    assert text == "h0, h1, h2, h3, h4, h5, h6, h7 and 12 more (20 of 30 hosts): down"
 
 
 def test_the_command_for_a_host_needs_no_terminal_asks_nothing_and_quotes():

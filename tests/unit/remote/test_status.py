@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.remote.diagnose import HostError, HostStatuses
+from ddplaunch.remote.diagnose import UNRESOLVED, HostError, HostStatuses
 
 LOST = HostError("it was lost", None, 122)
 
@@ -45,6 +45,14 @@ def test_a_host_on_which_the_job_cannot_run_decides(statuses):
     statuses.errors[1] = HostError("down", "up")
     assert verdict(statuses).status == 121
     assert verdict(statuses).error == "error: b: down\n\nhint: up\n"
+
+
+def test_others_are_tried_as_long_as_all_that_is_wrong_are_names(statuses):
+    assert statuses.may_try_others
+    statuses.errors[1] = HostError(UNRESOLVED)
+    assert statuses.may_try_others
+    statuses.errors[2] = HostError("down")
+    assert not statuses.may_try_others
 
 
 def test_no_agent_reports_how_a_job_ended_that_a_host_prevents(statuses):
