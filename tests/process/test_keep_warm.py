@@ -23,7 +23,7 @@ from ddplaunch.report import run_socket
 from ddplaunch.warm import find, show
 from tests.conftest import PATIENCE, Job, Result, until
 from tests.process import keeping
-from tests.process.terminal import child
+from tests.process.terminal import child, typed
 from tests.process.test_fork_server import LIMITED, few_files, limited_files
 
 PTRACE_SEIZE = 0x4206  # linux/ptrace.h
@@ -349,8 +349,10 @@ def sleeps(pid: int) -> int:
 
 
 def test_a_single_worker_which_has_the_terminal_leaves_nothing_and_the_run_says_so(keep):
-    result = keep.job.run("--keep-warm", "--preload", "preloaded", keep.folder / "preloaded.py").expect(0)
-    assert "no interpreter is kept warm: the worker that has the terminal is a fresh process" in result.err
+    terminal = typed(keep.job, "--keep-warm", "--preload", "preloaded", keep.folder / "preloaded.py")
+    shown = " ".join(terminal.sees_the_end().split())
+    assert "no interpreter is kept warm: the worker that has the terminal is a fresh process" in shown
+    assert terminal.status() == 0
 
 
 def test_two_runs_at_once_share_it_and_it_ends_with_the_last_if_it_was_stopped(keep, job, tmp_path):
