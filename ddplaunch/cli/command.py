@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -100,8 +101,10 @@ class Command(click.Command):
         ctx.meta[WORDS] = args
         try:
             return super().parse_args(ctx, self.prepared(ctx, args))
-        except click.UsageError as error:
-            raise self.mistake(error, args) from None
+        except (click.UsageError, LaunchError) as error:
+            if (asked := _asks_about(args)) is not None and args != [asked] and not ctx.resilient_parsing:
+                return super().parse_args(ctx, [asked])  # a line is not read for its mistakes where help is asked for
+            raise (self.mistake(error, args) if isinstance(error, click.UsageError) else error) from None
 
     def prepared(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Return the arguments as click understands them."""
@@ -120,7 +123,8 @@ class Command(click.Command):
                 metavar = names[name].metavar if name in names else None
                 lacks = f"needs a value ({metavar})" if metavar else "takes no value"
                 return LaunchError(f"{name} {lacks}", hint=f"{verb} --help")
-        return LaunchError(f"{verb} takes {self.takes}", hint=self.hint or f"{verb} --help")
+        meant = next((f"did you mean `{verb} --{word}`?" for word in args if f"--{word}" in names), None)
+        return LaunchError(f"{verb} takes {self.takes}", hint=meant or self.hint or f"{verb} --help")
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return how it is typed, each of its options by its shortest name."""
@@ -204,6 +208,13 @@ def _about(*names: str, text: str, show_it: Callable[[click.Context], str]) -> c
 def _full_help(ctx: click.Context) -> str:
     ctx.meta[FULL_HELP] = True
     return page(ctx, ctx.get_help())
+
+
+def _asks_about(args: Sequence[str]) -> str | None:
+    """Return the first word that asks for help or the version, unless a script or another program stands before it."""
+    before = takewhile(lambda word: (word.startswith("-") and word != "--") or not os.path.lexists(word), args)
+    names = {name for option in _ABOUT for name in option.opts}
+    return next((word for word in before if word in names), None)
 
 
 _ABOUT = (

@@ -42,10 +42,15 @@ _MORE_EXAMPLES = (
 )
 # what people use, in the order in which they come to need it, and where the first sentence of the full text is no summary
 _COMMON = {
-    **dict.fromkeys(("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend", "max_restarts", "timeout"), ""),
-    "output": "How to show what workers print: prefix, raw, collapse, rank0 or none.",
-    **dict.fromkeys(("log_dir", "quiet"), ""),
+    **dict.fromkeys(("nproc_per_node", "devices", "gpus_per_worker", "module", "env", "backend"), ""),
+    "max_restarts": "How often to restart all after a failure.",
+    "timeout": "Stop the job after this time, with status 124.",
+    "output": "prefix, raw, collapse, rank0 or none.",
+    "log_dir": "Where each run gets a folder for its logs.",
+    "quiet": "",
     "debug": "breakpoint() and pdb work in this rank.",
+    "debug_on_error": "The first rank that fails gets pdb.",
+    "keep_warm": "torch stays imported for the next run.",
     **dict.fromkeys(("nnodes", "hosts"), ""),
     "simulate": "All nodes on this one machine, to try it.",
 }  # fmt: skip
@@ -59,7 +64,7 @@ _SELF = (
     ("--help-all", "All options, by topic, and the exit statuses."),
     ("-V, --version", "The version."),
 )
-_INTO_RUNS = ("ps, logs, stacks, stop", "Look into your running jobs, and end them.")
+_INTO_RUNS = ("ps, logs, stacks, attach, stop", "Look into your running jobs, and end them.")
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -76,7 +81,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         assert isinstance(param, JobOption)
         if value is False:  # a flag that is not given, in click 8.1
             return None
-        if value.partition("=")[0].replace("_", "-") in _FLAGS:
+        if value.partition("=")[0].replace("_", "-") in _FLAGS or value in ("-h", "--help", "--help-all"):
             hint = f"type for example `{param.flag} {param.option.example}`"
             raise LaunchError(f"{param.flag} needs a value, but {value} follows", hint=hint)
         form = param.flag if param.is_flag else f"{param.flag} {{}}"
@@ -174,6 +179,10 @@ class JobCommand(Command):
                 continue
             else:
                 taken = following if option is not None and not option.is_flag else []
+            if taken and (taken == ["="] or (taken[0].startswith("=") and "-env" not in word)):
+                from ddplaunch.cli.mistakes import apart
+
+                raise apart(word, taken[0], "".join(args[at + 2 : at + 3]))
             result += [word, *taken]
             at += 1 + len(taken)
         return [*result, *args[at:]]
@@ -289,14 +298,21 @@ def _job(ctx: click.Context) -> JobSpec:
             hint="type the value of the option first, then the script",
         )
     spec = interpreter.chosen(resolve(line, env, working_directory()), env)
-    _check(spec, env, line.before)
-    for note in _notes(spec, env, line.before):
+    assert isinstance(ctx.command, JobCommand)
+    forms = [option.opts[0] for option in ctx.command.own_options]
+    before = (*(["plan"] if forms else []), *line.before)
+    _check(spec, env, before)
+    for note in _notes(spec, env, before, forms):
         write_stderr(visible(f"note: {below(note)}\n"))
     return spec
 
 
 def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None:
-    """Check the program; `before` are the words before it."""
+    """Check the program; `before` are the words before it.
+
+    Raises:
+        LaunchError: it does not exist, or is hardly meant.
+    """
     target, args = spec.program.target, spec.program.args
     if spec.program.kind is ProgramKind.SCRIPT:
         missing = not os.path.lexists(target)
@@ -305,27 +321,27 @@ def _check(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> None
 
             if error := mistakes.in_place_of(before, (target, *args)):
                 raise error
-            if missing and (verb := mistakes.verb_meant(target)):
-                meant = (
-                    f"a verb comes first: `ddplaunch {verb} ...`" if before else f"did you mean `ddplaunch {verb} ...`?"
-                )
-                raise LaunchError(f"{target} does not exist", hint=meant)
+    elif spec.program.kind is ProgramKind.MODULE and target.partition(".")[0] in ("torch", "accelerate", "deepspeed"):
+        from ddplaunch.cli import mistakes
+
+        if error := mistakes.launcher_as_module(before, (target, *args)):
+            raise error
     check(spec.program, {**env, **dict(spec.env)}.get("PATH"))
     if spec.token_file is not None and not os.path.exists(spec.token_file):
         raise LaunchError(f"{spec.asked('token_file', spec.token_file)}: no such file or directory")
 
 
-def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str]) -> Iterator[str]:
-    """What is no error, and yet hardly meant."""
+def _notes(spec: JobSpec, env: Mapping[str, str], before: Sequence[str], forms: Sequence[str]) -> Iterator[str]:
+    """What is no error, and yet hardly meant; `forms` are the flags of the verb."""
     if spec.verbosity < 0:
         return
     yield from sources.unknown_variables(env)
     if spec.simulate and spec.nnodes[1] == 1 and not spec.origin("nnodes").startswith("-"):
         yield f"{spec.origin('simulate')} has one node; for two type `--nnodes 2` as well"
-    if any(word.partition("=")[0].replace("_", "-") in _FLAGS for word in spec.program.args):
+    if not _FLAGS.union(forms).isdisjoint(word.partition("=")[0].replace("_", "-") for word in spec.program.args):
         from ddplaunch.cli import mistakes
 
-        if note := mistakes.behind_script((spec.program.target, *spec.program.args), before):
+        if note := mistakes.behind_script((spec.program.target, *spec.program.args), before, forms):
             yield note
 
 

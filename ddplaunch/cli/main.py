@@ -45,10 +45,18 @@ class Application(click.Group):
         return sys.exit(status) if standalone_mode else status
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` before what begins with no verb, and read `help`, `help plan` and `version` as options."""
+        """Put `run` before what begins with no verb, and read `help`, `help plan` and `version` as options.
+
+        Raises:
+            LaunchError: there is no such verb.
+        """
         match args:
             case ["help", verb, *_] if verb in VERBS:
                 args = [verb, "--help"]
+            case ["help", word, *_] if not word.startswith("-"):
+                from ddplaunch.cli.mistakes import no_help
+
+                raise no_help(word)
             case ["help", *_]:
                 args = ["run", "--help"]
             case ["version"]:

@@ -12,8 +12,9 @@ from itertools import takewhile
 import click
 
 from ddplaunch.cli.main import VERBS
-from ddplaunch.errors import LaunchError, did_you_mean
+from ddplaunch.errors import LaunchError, did_you_mean, some
 from ddplaunch.options.option import Option
+from ddplaunch.options.parsers import BadValue
 from ddplaunch.options.table import ALIASES, BY_NAME, OPTIONS
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # what editors, chats and PDF files make of - and --
@@ -30,18 +31,34 @@ _FLAGS: Mapping[str, Option | None] = {
 _OURS = {alias.flag: BY_NAME[alias.option].flag for alias in ALIASES}
 _MPIRUN = {"-H": "--hosts", "--host": "--hosts", "-x": "--env", "--allow-run-as-root": None, "--oversubscribe": None}
 _LAUNCH = {"--use-env": None}
+_DEEPSPEED = {"--no-local-rank": None, "--no-ssh": None}
 _LAUNCHERS: Mapping[str, Mapping[str, str | None]] = {
     "torchrun": _LAUNCH,
     "torch.distributed.run": _LAUNCH,
     "torch.distributed.launch": _LAUNCH,
     "accelerate": {"--multi-gpu": None},
-    "deepspeed": {"--no-local-rank": None, "--no-ssh": None},
+    "accelerate.commands.launch": {"--multi-gpu": None},
+    "deepspeed": _DEEPSPEED,
+    "deepspeed.launcher.runner": _DEEPSPEED,
     "mpirun": _MPIRUN,
     "mpiexec": _MPIRUN,
     "horovodrun": _MPIRUN,
 }
-_IN_FRONT = ("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "srun", "sudo", "nohup", "time")  # they run any command
+_IN_FRONT = (
+    "env",
+    "uv",
+    "poetry",
+    "pipenv",
+    "pdm",
+    "hatch",
+    "conda",
+    "srun",
+    "sudo",
+    "nohup",
+    "time",
+)  # they run any command
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
+_NUMERAL = re.compile(r"[-+]?\d*\.?\d+")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # what people call our options
 _WORDS_FOR = {
@@ -52,8 +69,18 @@ _WORDS_FOR = {
     "procs": _NUMBER, "gpus-per-node": _NUMBER, "ngpus-per-node": _NUMBER, "gpu": "--devices", "cuda": "--devices",
     "cuda-visible-devices": "--devices", "retries": "--max-restarts", "kill-after": "--grace-period", "omp": "--threads",
     "omp-num-threads": "--threads", "log-level": "--verbose", "export": "--env", "e": "--env",
+    **dict.fromkeys(("pdb", "ipdb", "post-mortem"), "--debug"), "vscode": "--debugpy",
 }  # fmt: skip
 _VERBS_FOR = {"kill": "stop", "cancel": "stop", **dict.fromkeys(("list", "ls", "jobs", "status", "top"), "ps")}
+# verbs that other tools have, and what serves in their place
+_LOOK = "`ddplaunch plan train.py` shows what is found here and what would be started, and starts nothing"
+_SERVES = {
+    **dict.fromkeys(("doctor", "info", "env", "test", "check", "devices", "gpus"), _LOOK),
+    **dict.fromkeys(
+        ("init", "config", "configure", "setup"),
+        "nothing has to be set up; options may stand in ddplaunch.toml, and `ddplaunch plan train.py` shows which hold",
+    ),
+}
 # options of other launchers that have no counterpart, and why none is needed
 _NEEDLESS = {
     "multi-gpu": "there is a worker for each GPU anyway",
@@ -93,7 +120,8 @@ def written_out(argument: str, following: str) -> str:
     typed, equals, value = argument.partition("=")
     name = typed.replace("_", "-")
     if meant := _of_others(name, value if equals else following):
-        raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{meant}`?")
+        whole = meant + equals + value if meant == f"-{name}" else meant
+        raise LaunchError(f"{typed} is not an option", hint=f"did you mean `{whole}`?")
     found = [option for option in OPTIONS if option.flag.startswith(name)] if name.startswith("--") else []
     if len(found) != 1 or not (found[0].pet or found[0].torchruns):
         return argument
@@ -103,7 +131,7 @@ def written_out(argument: str, following: str) -> str:
 def _of_others(name: str, value: str) -> str | None:
     """What to type in place of a flag that other launchers have, and one of ours that lacks a dash."""
     if name.startswith("-") and BY_NAME.get(name[1:].replace("-", "_")):
-        return f"-{name}"
+        return f"-{name}"  # with one dash
     counts = value.isdecimal()
     match name:
         case "--gpus" | "-g" if value and not counts:
@@ -153,15 +181,19 @@ def _no_option(name: str, argv: Sequence[str]) -> LaunchError:
         return LaunchError(f"{name} is not an option", hint=f"leave it out: {why}")
     if whole := _of_sbatch(argv, at):
         return LaunchError(f"{name} is not an option", hint=f"sbatch has it: type `{whole}`")
+    if typed[1:].isdecimal():
+        return LaunchError(f"{typed} is not an option", hint=_type(argv[:at], [_NUMBER, typed[1:], *argv[at + 1 :]]))
+    if typed == "-c":
+        return LaunchError("-c is not an option: workers run a file", hint="write the code to a file, and name that")
     meant = _option_meant(_flag(typed))
     order = "options of the script come after it: ddplaunch [OPTIONS] SCRIPT [ARGS]..."
     return LaunchError(f"{name} is not an option", hint=f"did you mean `{meant}`?" if meant else order)
 
 
 def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
-    """The error for a SCRIPT that is another launcher, a variable, a number or a whole command line; None: it is none of these.
+    """The error for a SCRIPT that is another launcher or verb, a variable, a number, a URL, a whole command line or half a name.
 
-    `before` are the words before it.
+    None: it is none of these. `before` are the words before it, the verb `plan` among them.
     """
     target, *rest = program
     name = os.path.basename(target)
@@ -179,6 +211,15 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         words = [word for word in rest[:at] if not _PYTHON.fullmatch(word)]
         whole = shlex.join([target, *words, "ddplaunch", *before, *rest[at:]])
         return LaunchError(f"{target} is a command that runs others, not a script", hint=f"type `{whole}`")
+    if target in _SERVES and "." not in "".join(rest[:1]):
+        return LaunchError(f"{target} is no verb of ddplaunch", hint=_SERVES[target])
+    if re.match(r"\w+://", target):
+        return LaunchError(
+            f"{target} is a URL, not a file",
+            hint=_type(before, [os.path.basename(target) or "train.py", *rest], "fetch it first, then "),
+        )
+    if error := _of_optional(before, program):
+        return error
     if "--" + _flag(target) in _FLAGS:
         return LaunchError(
             f"{target} is no script, but an option without its dashes", hint=_type([*before, f"--{target}"], rest)
@@ -195,6 +236,8 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
         return LaunchError(f"{target} does not exist", hint=_type([], meant, "a value is one word: "))
     if target.isdecimal():
         return LaunchError(f"{target} is a number, not a script", hint=_type([*before, _NUMBER, target], rest))
+    if _NUMERAL.fullmatch(target):
+        return LaunchError(f"{target} is a number, not a script", hint=_type(before, rest))
     if error := not_typed(target, before, rest):
         return error
     words = target.split()
@@ -204,7 +247,75 @@ def in_place_of(before: Sequence[str], program: Sequence[str]) -> LaunchError | 
             f"{shlex.quote(target)} is one word to the shell",
             hint=_type(before, [*unquoted, *rest], "without the quotes: "),
         )
+    return _not_there(before, program)
+
+
+def _not_there(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
+    """The error for a file that does not exist, if it is part of a name with a blank, or a verb or a word before the script."""
+    target, *rest = program
+    missing = f"{target} does not exist"
+    for end in range(2, len(program) + 1):
+        if os.path.isfile(" ".join(program[:end])):
+            whole = [" ".join(program[:end]), *program[end:]]
+            return LaunchError(missing, hint=_type(before, whole, "a name with a blank in it is quoted: "))
+    if verb := verb_meant(target):
+        late = [word for word in before if word not in VERBS]
+        hint = f"a verb comes first: `ddplaunch {verb} ...`" if late else f"did you mean `ddplaunch {verb} ...`?"
+        return LaunchError(missing, hint=hint)
+    is_word = target.isidentifier() and not os.path.lexists(f"{target}.py")
+    if is_word and rest and (_flag(rest[0]) in _FLAGS or (rest[0].endswith(".py") and os.path.isfile(rest[0]))):
+        return LaunchError(f"{target} is neither a verb of ddplaunch nor a script", hint=_type(before, rest))
     return None
+
+
+def _of_optional(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
+    """The error for a word that was to be the value of the option before it, which may have none; None: it was not."""
+    target, *rest = program
+    option = _FLAGS.get(before[-1].replace("_", "-")) if before else None
+    if option is None or option.optional is None or target.endswith(".py") or not any(map(os.path.isfile, rest[:1])):
+        return None
+    try:
+        option.parse(target)
+    except BadValue as error:
+        why = error
+    else:
+        return None
+    numbers = re.findall(r"\d+", target)
+    if option.name == "simulate" and target.isdecimal():
+        meant = [before[-1], "--nnodes", target]
+    elif option.name == "debug" and len(numbers) > 1:  # one terminal is not for two debuggers
+        meant = ["--debugpy", ",".join(numbers)]
+    elif len(numbers) == 1 and not option.choices:
+        meant = [before[-1], numbers[0]]
+    else:
+        meant = [before[-1], did_you_mean(target.lower(), option.choices) or option.example]
+    return LaunchError(f"{before[-1]} {target}: {why}", hint=_type([*before[:-1], *meant], rest))
+
+
+def launcher_as_module(before: Sequence[str], program: Sequence[str]) -> LaunchError | None:
+    """The error for -m with the module of another launcher; None: it is none."""
+    target, *rest = program
+    if target not in _LAUNCHERS:
+        return None
+    meant, lost = _of_launcher(target, rest)
+    hint = _type([word for word in before if word not in ("-m", "--module")], meant)
+    left_out = f", which leaves out {' '.join(lost)}" if lost and meant else ""
+    return LaunchError(f"-m {target} is a launcher as ddplaunch is: one of them is enough", hint=hint + left_out)
+
+
+def no_help(word: str) -> LaunchError:
+    """Return the error for `help` with a word that is no verb."""
+    if verb := verb_meant(word):
+        return LaunchError(f"{word} is no verb of ddplaunch", hint=f"did you mean `ddplaunch help {verb}`?")
+    flags = [option.flag for option in OPTIONS if word.strip("-").replace("_", "-") in option.key]
+    about = f"`ddplaunch --help-all` has {some(flags, 3)}" if flags else f"`ddplaunch help VERB`, of {', '.join(VERBS)}"
+    return LaunchError(f"{word} is no verb of ddplaunch", hint=about)
+
+
+def apart(flag: str, value: str, following: str) -> LaunchError:
+    """Return the error for a value with blanks around its =."""
+    whole = value.removeprefix("=") or following
+    return LaunchError(f"{flag} {value}: a value has no blanks around its =", hint=f"type `{flag} {whole or 'VALUE'}`")
 
 
 def not_typed(word: str, before: Sequence[str], rest: Sequence[str]) -> LaunchError | None:
@@ -244,18 +355,22 @@ def verb_meant(word: str) -> str | None:
     return None if "." in word or "/" in word else _VERBS_FOR.get(word) or did_you_mean(word, VERBS, cutoff=0.75)
 
 
-def behind_script(program: Sequence[str], before: Sequence[str]) -> str | None:
-    """A note on options of ours that the script gets, unless its text has them, too; None: there are none."""
+def behind_script(program: Sequence[str], before: Sequence[str], forms: Sequence[str] = ()) -> str | None:
+    """A note on options of ours that the script gets, unless its text has them, too; None: there are none.
+
+    `forms` are the flags of the verb.
+    """
     words = list(program[1:])
-    at = next((at for at, word in enumerate(words) if _flag(word).removeprefix("--") in _OURS_ALONE), None)
+    ours = _OURS_ALONE.union(form.removeprefix("--") for form in forms)
+    at = next((at for at, word in enumerate(words) if _flag(word).removeprefix("--") in ours), None)
     if at is None or not words[at].startswith("--"):
         return None
     name = _flag(words[at])
-    text = _text(program[0])
+    text = text_of(program[0])
     if text is None or name[2:] in text or name[2:].replace("-", "_") in text:
         return None
     first = words[at : at + 1 if "=" in words[at] or words[at + 1 : at + 2] == [] else at + 2]
-    if len(first) == 2 and first[1].startswith("-"):
+    if len(first) == 2 and (first[1].startswith("-") or name in forms):
         first = first[:1]
     meant = shlex.join(["ddplaunch", *before, *first, program[0], *words[:at], *words[at + len(first) :]])
     return f"{name} after {program[0]} is an option of the script; for ddplaunch type `{meant}`"
@@ -337,7 +452,8 @@ def _type(before: Sequence[str], meant: Sequence[str], how: str = "") -> str:
     return f"{how}type `{shlex.join(['ddplaunch', *before, *meant])}`"
 
 
-def _text(path: str) -> str | None:
+def text_of(path: str) -> str | None:
+    """Return the text of a script; None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 20)

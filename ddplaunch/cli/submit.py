@@ -16,7 +16,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from ddplaunch.cli import job
+from ddplaunch.cli import job, mistakes
 from ddplaunch.cli.command import WORDS, Command, show
 from ddplaunch.cli.main import VERBS
 from ddplaunch.errors import LaunchError
@@ -162,8 +162,7 @@ def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
         if not word.startswith("-") or word == "-":
             if SEPARATOR in words:
                 raise LaunchError(f"{word} before -- is neither an option of sbatch nor a value of one", hint=USAGE)
-            at = words.index(word)
-            meant = shlex.join(["ddplaunch", "submit", *words[:at], SEPARATOR, *words[at:]])
+            meant = shlex.join(["ddplaunch", "submit", *_separated(words, words.index(word))])
             raise LaunchError("-- is missing between the options of sbatch and the job", hint=f"type `{meant}`")
         if name.replace("-", "_") in BY_NAME:
             raise LaunchError(f"--{name} is an option of ddplaunch, not of sbatch", hint=f"type it after --: {USAGE}")
@@ -172,6 +171,23 @@ def _unknown(rest: Sequence[str], words: Sequence[str]) -> list[SbatchOption]:
         else:
             found.append(_checked(SbatchOption(word[1], word[2:] or None)))
     return found
+
+
+def _separated(words: Sequence[str], at: int) -> list[str]:
+    """Return a line without --, whose script is at `at`, as it was meant: options of sbatch that the script lacks come first."""
+    text = mistakes.text_of(words[at]) or ""
+    behind, moved, kept = list(words[at + 1 :]), list[str](), list[str]()
+    while behind:
+        word = behind.pop(0)
+        typed, equals, _ = word.partition("=")
+        name = typed.removeprefix("--") if typed.startswith("--") else SHORT.get(typed.removeprefix("-"), "")
+        if name not in KNOWN or not word.startswith("-") or typed in text:
+            kept.append(word)
+            continue
+        moved.append(word)
+        if not equals and name not in FLAGS | OPTIONAL and behind and not behind[0].startswith("-"):
+            moved.append(behind.pop(0))
+    return [*words[:at], *moved, SEPARATOR, words[at], *kept]
 
 
 def request_of(ctx: click.Context) -> SubmitRequest:

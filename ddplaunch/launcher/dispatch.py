@@ -76,6 +76,10 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
         return run_step(spec, env, allocation)
     if allocation.cluster == "slurm" and spec.requeue_on and (parent := _parent()) not in ("slurmstepd", ""):
         write_stderr(visible(f"ddplaunch: {_NOT_SIGNALLED.format(parent)}\n"))
+    if spec.chaos:
+        from ddplaunch.launcher import preview  # few jobs want faults
+
+        preview.planned(spec, env, allocation)
     if allocation.start:
         from ddplaunch.remote.start import run_over_ssh
 

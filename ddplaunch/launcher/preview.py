@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ddplaunch.cluster import Allocation
 from ddplaunch.devices.node import Node, inspect
+from ddplaunch.errors import LaunchError
 from ddplaunch.options import token
 from ddplaunch.plan import Agreed, Plan, Seat, assign, seat_runs
 from ddplaunch.plan.make import make_plan
@@ -25,14 +26,30 @@ def show(spec: JobSpec, env: Mapping[str, str], allocation: Allocation, form: st
     Raises:
         LaunchError: the job cannot be run here as asked.
     """
-    simulated = len(allocation.start) if spec.simulate else 1
-    decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))
+    decided = planned(spec, env, allocation)
     match form:
         case "json":
             return plan_view.as_json(decided, spec.origins)
         case "sh":
             return plan_view.shell(decided)
     return written(plan_view.table(decided, spec, _warm(decided, env)), Look.of_stdout(env))
+
+
+def planned(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> Plan:
+    """Return the plan of all nodes.
+
+    Raises:
+        LaunchError: the job cannot be run here as asked, or lacks a rank that --chaos names.
+    """
+    simulated = len(allocation.start) if spec.simulate else 1
+    decided = _of_all_nodes(spec, allocation, inspect(spec, token.public(env), divided_by=simulated))
+    for fault in spec.chaos:  # of the nodes the options have told how many there are
+        if fault.kind != "node" and fault.target >= decided.world_size:
+            raise LaunchError(
+                f"{spec.origin('chaos')}: there is no rank {fault.target}, since the job has {decided.world_size}",
+                hint="ranks count from 0; --nnodes and --nproc-per-node say how many there are",
+            )
+    return decided
 
 
 def _warm(plan: Plan, env: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ class BadValue(ValueError):
 
 
 _MOST_RANKS = 1 << 20  # in a range
+_TO_FILES = "to have it in files type `--log-dir FOLDER`, and for what is shown `> FILE` at the end"
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -35,6 +36,22 @@ def one_of(*names: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def output(*names: str) -> Callable[[str], str]:
+    """Make the parser of how output is shown; other programs' --output is a file."""
+    choice = one_of(*names)
+
+    def parse(text: str) -> str:
+        if text not in names and _is_file(text):
+            raise BadValue(f"expected {quoted(names)}", hint=_TO_FILES)
+        return choice(text)
+
+    return parse
+
+
+def _is_file(text: str) -> bool:
+    return "/" in text or "." in text
 
 
 def quoted(names: Sequence[str]) -> str:
@@ -134,7 +151,7 @@ def streams(value: str) -> StreamChoice:
         if rank is None or mask not in masks:
             raise BadValue(
                 "expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or one of these for some local ranks",
-                hint="type for example 0:3,1:2",
+                hint=_TO_FILES if _is_file(value) else "type for example 0:3,1:2",
             )
         if rank in chosen:
             raise BadValue(f"local rank {rank} is listed twice")

@@ -130,7 +130,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="max_requeues", group=_SUPERVISION, parse=parsers.number(0), example="10", default="10",
            help="How often a job may be requeued, Slurm's own requeues included: 10, if it is not given."),
 
-    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.one_of(*_OUTPUTS), choices=_OUTPUTS,
+    Option(name="output", group=_OUTPUT, metavar="HOW", parse=parsers.output(*_OUTPUTS), choices=_OUTPUTS,
            example="prefix", default="prefix",
            help="What the workers print is shown with the rank before each line (prefix), as it is "
            "(raw), equal lines once (collapse), of rank 0 only (rank0), not at all (none)."),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ddplaunch.devices.torch_build import TorchBuild
 
 
+_MOST_ON_A_CPU = 16  # workers, before that is worth a note
+
+
 def make_plan(
     spec: JobSpec,
     allocation: Allocation,
@@ -116,6 +119,7 @@ def make_plan(
             *node.hardware.notes,
             *_unusable(owned, node.build),
             *cpus.notes,
+            *_crowded(len(plans), cpus.usable),
             *assign.pin_notes(spec, pin_mode, owned),
             *([_no_effect(spec, why_fresh)] if why_fresh else []),
         ),
@@ -310,6 +314,13 @@ def _unusable(owned: assign.Owned, build: TorchBuild | None) -> list[str]:
     if build is None or not any(owned) or not (why := assign.cannot_use(build, owned[0][0].kind)):
         return []
     return [f"{why}, so it cannot use the accelerators: install another, or use --nproc-per-node cpu"]
+
+
+def _crowded(workers: int, usable: int) -> list[str]:
+    """Note that there are far more workers than CPUs: a number that was hardly meant."""
+    if workers <= _MOST_ON_A_CPU * usable:
+        return []
+    return [f"{workers} workers share {count(usable, 'CPU')}; `--nproc-per-node cpu` starts one for each"]
 
 
 def _bind(spec: JobSpec, sharing: assign.Owned, node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:

@@ -144,10 +144,12 @@ def _top_level(module: str) -> object | None:
 
 
 def _check_command(target: str, path: str | None, hint: str | None = None) -> None:
-    places = [target] if "/" in target else list(_on_path(target, path))
+    places = [target] if "/" in target or target in (".", "..") else list(_on_path(target, path))
     if any(_is_program(place) for place in places):
         return
     found = next((place for place in places if os.path.lexists(place)), None)
+    if found is None and hint and os.path.isdir(target):  # no command, but an interpreter that is named by its folder
+        found = target
     if found is None:
         where = "does not exist" if "/" in target else "was not found on PATH"
         raise LaunchError(
@@ -155,6 +157,8 @@ def _check_command(target: str, path: str | None, hint: str | None = None) -> No
         )
     if os.path.isdir(found):
         reason = "is a directory"
+        if hint and _is_program(inside := os.path.join(found, "bin", "python")):  # of a virtual environment
+            hint = f"type `--python {inside}`"
     elif not os.path.exists(found):
         reason = "is a link to what does not exist"
     else:

@@ -19,7 +19,7 @@ PORT_TO_COME = 29500  # stands in pasted commands for the port that is reserved 
 
 
 def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
-    """Show the job's values with their reasons, its workers, what they run and the variables that they get.
+    """Show the job's values with their reasons, its workers, what they run and, with -v, the variables that they get.
 
     `warm` is what is known of the interpreter that is kept warm.
     """
@@ -27,23 +27,25 @@ def table(plan: Plan, spec: JobSpec, warm: str = "") -> list[Block]:
     columns, holding = _columns(plan, shared)
     blocks = [
         console.table(_head(plan, shared, spec, warm), styles=(NAME, "", NOTE), wraps=True),
-        console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)),
-        section(line(("command:", NAME)), _commands(plan)),
-        section(line(("variables of each worker:", NAME)), *holding),
-        section(
-            line(("variables of all workers:", NAME)),
-            *(
-                line("  ", (name, COMMAND), f"={shlex.quote(value)}")
-                for name, value in sorted(plan.shown(shared).items())
-            ),
-        ),
     ]
+    if plan.notes:
+        blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
     if found := _found(spec):
         title = line(("from variables and files:", NAME))
         blocks.append(section(title, console.table(found, styles=(COMMAND, NOTE), indent=2)))
-    if plan.notes:
-        blocks.append(section(*(sentence(("note: ", ODD), note) for note in plan.notes)))
-    return blocks
+    blocks.append(console.table(zip(*columns.values(), strict=True), header=[*columns], styles=(NAME,)))
+    blocks.append(section(line(("command:", NAME)), _commands(plan)))
+    if spec.verbosity <= 0:
+        blocks.append(section(line("with -v: the variables of the workers")))
+        return blocks
+    variables = (
+        line("  ", (name, COMMAND), f"={shlex.quote(value)}") for name, value in sorted(plan.shown(shared).items())
+    )
+    return [
+        *blocks,
+        section(line(("variables of each worker:", NAME)), *holding),
+        section(line(("variables of all workers:", NAME)), *variables),
+    ]
 
 
 def as_json(plan: Plan, origins: Mapping[str, str]) -> str:

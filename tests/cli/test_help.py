@@ -31,9 +31,12 @@ def test_help_all_has_every_option_group_and_status() -> None:
 
 
 def test_help_fits_two_screens_and_names_the_rest() -> None:
+    """And what helps somebody whose job fails, hangs or starts slowly."""
     text = shown("--help")
-    assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 15
+    assert len(flags_in(text) & {option.flag for option in OPTIONS}) == 17
     assert len(text.splitlines()) <= 48
+    assert {"--debug-on-error", "--keep-warm"} < flags_in(text)
+    assert ", attach, " in text
     assert "--help-all" in text
 
 
@@ -69,7 +72,18 @@ def test_help_is_coloured_where_colours_are_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["-h", "help", "help me", "run --help", "help run", "--tee 3 --help", "--help train.py"]
+    "words",
+    [
+        "-h",
+        "help",
+        "-h --nproc-per-node",
+        "--nproc-per-node -h",
+        "--bogus -h",
+        "run --help",
+        "help run",
+        "--tee 3 --help",
+        "--help train.py",
+    ],
 )
 def test_help_is_the_same_wherever_it_is_asked_for(words: str) -> None:
     assert shown(*words.split()) == shown("--help")

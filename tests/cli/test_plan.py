@@ -21,7 +21,7 @@ from tests.fake_nvml import made_up
 from tests.forks import Commands
 
 Plan = Callable[..., str]
-VARIABLES = re.compile(r"variables of all workers:\n(?:  .*\n)*\n?")
+VARIABLES = re.compile(r"\nvariables of all workers:\n(?:  .*\n)*")
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def plan(job: Job, commands: Commands, machine: Callable[[str], dict[str, str]])
 
 
 def test_a_plan_on_a_machine_without_gpus(plan: Plan) -> None:
-    assert plan("--nproc-per-node 2 --threads 3 train.py --lr 0.1") == dedent("""\
+    assert plan("-v --nproc-per-node 2 --threads 3 train.py --lr 0.1") == dedent("""\
         workers 2 on HOST --nproc-per-node
         cluster local
         address 127.0.0.1 a single node
@@ -98,7 +98,7 @@ def test_a_plan_on_a_machine_without_gpus(plan: Plan) -> None:
 
 def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, job: Job) -> None:
     (job.home / "ddplaunch.toml").write_text('pin = "visible"\nenv = { NCCL_DEBUG = "INFO" }\n')
-    shown = plan("--devices 2,0 train.py", "H200 H200 H200 H200", PET_MAX_RESTARTS="3", OMP_NUM_THREADS="4")
+    shown = plan("-v --devices 2,0 train.py", "H200 H200 H200 H200", PET_MAX_RESTARTS="3", OMP_NUM_THREADS="4")
     assert VARIABLES.sub("", shown) == dedent("""\
         workers 2 on HOST 2 accelerators
         cluster local
@@ -108,6 +108,14 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
         threads 4 OMP_NUM_THREADS=4 was set
         devices 2 --devices, of 4 (NVML)
         pin visible ddplaunch.toml
+
+        note: each worker sees only its own devices, so LOCAL_RANK is not a device
+              index: use DDPLAUNCH_DEVICE
+
+        from variables and files:
+          --pin visible ddplaunch.toml
+          --max-restarts 3 PET_MAX_RESTARTS
+          --env NCCL_DEBUG=... ddplaunch.toml
 
         rank device owns CUDA_VISIBLE_DEVICES
         0 cuda:0 GPU-20000000 2
@@ -120,19 +128,11 @@ def test_a_plan_with_chosen_gpus_of_which_each_worker_sees_its_own(plan: Plan, j
           its rank LOCAL_RANK RANK ROLE_RANK
           set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
                             TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
-
-        from variables and files:
-          --pin visible ddplaunch.toml
-          --max-restarts 3 PET_MAX_RESTARTS
-          --env NCCL_DEBUG=... ddplaunch.toml
-
-        note: each worker sees only its own devices, so LOCAL_RANK is not a device
-              index: use DDPLAUNCH_DEVICE
         """)
 
 
 def test_a_plan_for_more_workers_than_gpus_with_arguments_of_their_own(plan: Plan) -> None:
-    shown = plan("--nproc-per-node 3 --threads 1 --master-port 4000 train.py --out=${local_rank}", "H200 H200")
+    shown = plan("-v --nproc-per-node 3 --threads 1 --master-port 4000 train.py --out=${local_rank}", "H200 H200")
     assert VARIABLES.sub("", shown) == dedent("""\
         workers 3 on HOST --nproc-per-node
         cluster local
@@ -142,6 +142,9 @@ def test_a_plan_for_more_workers_than_gpus_with_arguments_of_their_own(plan: Pla
         threads 1 --threads
         devices 2 NVML
         pin device default
+
+        note: 3 workers on 2 devices: set_device(LOCAL_RANK) fails from local rank 2 on;
+              use DDPLAUNCH_DEVICE, or --virtual-local-rank
 
         rank device owns
         0 cuda:0 GPU-00000000
@@ -158,9 +161,6 @@ def test_a_plan_for_more_workers_than_gpus_with_arguments_of_their_own(plan: Pla
           its rank LOCAL_RANK RANK ROLE_RANK
           set at the start DDPLAUNCH_INIT_METHOD DDPLAUNCH_LOG_DIR MASTER_PORT
                             TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT
-
-        note: 3 workers on 2 devices: set_device(LOCAL_RANK) fails from local rank 2 on;
-              use DDPLAUNCH_DEVICE, or --virtual-local-rank
         """)
 
 
@@ -316,3 +316,14 @@ def test_why_nothing_is_forked_and_so_nothing_kept_is_one_reason_in_two_sentence
     shown = plan("--keep-warm 5 --no-python true")
     assert "\nnote: --keep-warm 5 has no effect: a command cannot be forked" in shown
     assert "kept warm nothing: a command cannot be forked" in shown
+
+
+def test_a_plan_begins_with_its_values_and_notes_and_fits_a_small_terminal(plan: Plan) -> None:
+    lines = plan("--nproc-per-node 8 --max-restarts 1 train.py").splitlines()
+    assert len(lines) <= 24
+    assert lines[0].startswith("workers 8 ")
+    assert lines[-1] == "with -v: the variables of the workers"
+    many = plan("--nproc-per-node 4096 train.py", PET_MAX_RESTARTS="3").splitlines()
+    at = next(number for number, line in enumerate(many) if line.startswith("note: 4096 workers share "))
+    assert at < 24
+    assert "  --max-restarts 3 PET_MAX_RESTARTS" in many[:24]

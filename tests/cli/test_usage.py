@@ -225,9 +225,13 @@ def test_words_that_are_quoted_together_are_taken_apart(words: list[str], text: 
 
 NOTED = [
     ("train.py --nproc-per-node 2", {}, "--nproc-per-node after train.py is an option of the script; for ddplaunch type "
-     "`ddplaunch --nproc-per-node 2 train.py`"),
+     "`ddplaunch plan --nproc-per-node 2 train.py`"),
     ("train.py --a --max_restarts=2 b", {}, "--max-restarts after train.py is an option of the script; for ddplaunch type "
-     "`ddplaunch --max_restarts=2 train.py --a b`"),
+     "`ddplaunch plan --max_restarts=2 train.py --a b`"),
+    ("train.py --json", {}, "--json after train.py is an option of the script; for ddplaunch type "
+     "`ddplaunch plan --json train.py`"),
+    ("train.py --sh 1", {}, "--sh after train.py is an option of the script; for ddplaunch type "
+     "`ddplaunch plan --sh train.py 1`"),
     ("train.py", {"DDPLAUNCH_NPROC": "2"}, "DDPLAUNCH_NPROC has no effect: ddplaunch has no such variable; did you mean "
      "DDPLAUNCH_NPROC_PER_NODE?"),
     ("train.py", {"DDPLAUNCH_\x1bcccccccc": "2"}, "DDPLAUNCH_\\x1bcccccccc has no effect: ddplaunch has no such variable"),

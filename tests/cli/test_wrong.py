@@ -43,10 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("a.out", "\x7fELF\0"),
         ("scripts/main.py", "pass\n"),
         ("empty/nothing", ""),
+        ("my train.py", "pass\n"),
+        ("venv/bin/python", "#!/bin/sh\n"),
     ]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "empty/nothing").unlink()
+    (tmp_path / "venv/bin/python").chmod(0o755)
     (tmp_path / "dangling.py").symlink_to("gone.py")
     os.mkfifo(tmp_path / "pipe")
     for name in ("bad.zip", "model.pt"):

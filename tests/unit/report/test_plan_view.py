@@ -4,6 +4,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddplaunch.options.resolve import job_spec
 from ddplaunch.options.sources import from_variables
@@ -64,7 +65,7 @@ def part(text: str, first_line: str) -> str:
 
 
 def test_the_table_shows_values_reasons_workers_command_variables_and_notes() -> None:
-    asked = spec_of(PET_NPROC_PER_NODE="gpu")
+    asked = replace(spec_of(PET_NPROC_PER_NODE="gpu"), verbosity=1)
     assert table(plan(notes=("this is how it is",)), asked) == dedent("""\
         workers  2 on gpu01  2 accelerators
         cluster  local
@@ -74,6 +75,11 @@ def test_the_table_shows_values_reasons_workers_command_variables_and_notes() ->
         threads  4           8 usable CPUs / 2 workers
         devices  2           NVML
         pin      device      default
+
+        note: this is how it is
+
+        from variables and files:
+          --nproc-per-node gpu  PET_NPROC_PER_NODE
 
         rank  device  owns
         0     cuda:0  GPU-0932aaaa
@@ -92,11 +98,6 @@ def test_the_table_shows_values_reasons_workers_command_variables_and_notes() ->
           MASTER_ADDR=127.0.0.1
           OMP_NUM_THREADS=4
           WORLD_SIZE=2
-
-        from variables and files:
-          --nproc-per-node gpu  PET_NPROC_PER_NODE
-
-        note: this is how it is
         """)
 
 
@@ -166,7 +167,7 @@ def test_different_commands_are_shown_with_their_ranks() -> None:
 
 def test_values_are_quoted_as_a_shell_wants_it() -> None:
     quoting = {"variables": {"X": "a b"}}
-    assert "\n  X='a b'\n" in table(plan(worker(0, **quoting), worker(1, **quoting)), spec())
+    assert "\n  X='a b'\n" in table(plan(worker(0, **quoting), worker(1, **quoting)), spec(verbosity=1))
 
 
 @pytest.mark.parametrize(
