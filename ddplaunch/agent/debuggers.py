@@ -35,7 +35,7 @@ _BACKLOG = 1024
 _LONGEST = 4096  # bytes of what a worker asks
 _TERMINAL = (0, 1)  # our stdin and stdout, which were the command's
 _WITHIN = 3.0  # seconds in which the main thread of a worker comes by, unless it is in C
-_OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/attach.py
+_OTHERS, _GROUP = 0o006, 0o060  # of a mode: see worker/signals.py
 
 
 class CannotAttach(Exception):

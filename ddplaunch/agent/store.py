@@ -9,7 +9,7 @@ from ddplaunch.agent.context import WorkerSetup
 from ddplaunch.plan.variables import environment
 from ddplaunch.process.start import StartError, Stdio, handled_signals, start
 
-_SERVER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "store_server.py")
+_SERVER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "worker", "store.py")
 
 
 def host(setup: WorkerSetup) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STACKS_FD = 200  # high: scripts of the shell use low ones; below 256, to which the kernel makes tables of them
 STACKS_SIGNAL = signal.SIGRTMAX - 5
-ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/attach.py
+ATTACH_SIGNAL = signal.SIGRTMAX - 6  # has a worker ask for a debugger, see worker/signals.py
 
 
 class Stdio(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Stdio(Struct, frozen=True):
     stdin: int
     stdout: int
     stderr: int
-    stacks: int | None = None  # where the worker is to write its stacks, see worker/stacks.py
+    stacks: int | None = None  # where the worker is to write its stacks, see worker/signals.py
 
 
 class StartError(Exception):

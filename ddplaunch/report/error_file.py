@@ -20,7 +20,7 @@ LIMIT = 1 << 20  # bytes; the bootstrap never writes more
 _SHM = "/dev/shm"
 _NAME = "ddplaunch-errors-"  # how the names of such folders begin, and of no others: abandoned ones are removed
 _TORCH = "torch"
-# what a worker writes, see worker/around.py: it has an exception in its file, has a process group, or lacks torch's store
+# what a worker writes, see worker/lifecycle.py: it has an exception in its file, has a process group, or lacks torch's store
 RAISED, JOINED, STORE_WANTED = b"rjs"
 _LONGEST = 32  # characters of the name of a run in that of its folder: paths of sockets have 107 at most
 _SECONDS = 1.0  # for removing folders: a program may have put a million files there; the next job continues

@@ -7,8 +7,8 @@ without ddplaunch; one frame of ours stays below its first one. Standard library
 import ddplaunch, which the worker's interpreter need not have, and to leave a name of its own in `sys.modules`.
 """
 
-# The interpreter compiles this file anew at each start, so the work is done in its siblings, whose code is cached: before the
-# program and after it, by `around`. Only the frame of this file lies below the program's. None of the siblings has
+# The interpreter compiles this file again at each start, so the work is done in its siblings, whose code is cached: before the
+# program and after it, by `lifecycle`. Only the frame of this file lies below the program's. None of the siblings has
 # `from __future__ import annotations`: that imports a module which the program did not ask for.
 import os
 
@@ -28,10 +28,10 @@ def load(name: str) -> "dict[str, Any]":
     return names
 
 
-around = load("around")["Around"](load, folder, globals())
+lifecycle = load("lifecycle")["Lifecycle"](load, folder, globals())
 try:
     # a reference of ours to the arguments would keep the program's names from being finalised at exit
-    around.run(*around.__dict__.pop("arguments"))
+    lifecycle.run(*lifecycle.__dict__.pop("arguments"))
 except BaseException as error:
-    around.failed(error)
+    lifecycle.failed(error)
     raise

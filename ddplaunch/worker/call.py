@@ -13,6 +13,7 @@ import pickle
 import socket
 import struct
 import sys
+from types import MemberDescriptorType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ CALL = struct.Struct("!QQI")  # sizes of the preparation and of the function, nu
 ANSWER = struct.Struct("!cQ")  # kind, size
 RESULT, ERROR = b"r", b"e"
 AT_ONCE = 200  # descriptors in one message; Linux takes 253
+
+ERROR_LIMIT = 4 << 20  # bytes of a pickled exception; a larger one goes as text
 
 RANK = int(os.environ["RANK"])
 
@@ -43,7 +46,7 @@ class CallerConnection:
         self._introduce(bytes.fromhex(secret), int(os.environ["WORLD_SIZE"]))
 
     def _introduce(self, secret: bytes, world_size: int) -> None:
-        """Prove that this is a worker of the caller's, and have it prove that it is the caller, before anything is unpickled."""
+        """Prove that this is a worker of the caller, and have the caller prove itself, before anything is unpickled."""
         theirs = bytes(self._exactly(NONCE))
         said = HELLO.pack(os.urandom(NONCE), RANK, world_size, b"")[:-NONCE]
         self.socket.sendall(said + hmac.digest(secret, b"worker" + theirs + said, "sha256"))
@@ -53,11 +56,11 @@ class CallerConnection:
             sys.exit("another process listens at the address of the caller of launch()")
 
     def receive(self) -> "tuple[dict[str, Any], bytearray, list[int]]":
-        """Wait for the call: the preparation, the pickle, the descriptors that belong to it."""
+        """Wait for the call; return the preparation, the pickle, and the descriptors that belong to it."""
         prepared, pickled, number = CALL.unpack(self._exactly(CALL.size))
         descriptors: list[int] = []
         while len(descriptors) < number:
-            self._take_some(descriptors)
+            self._receive_some(descriptors)
         return pickle.loads(self._exactly(prepared)), self._exactly(pickled), descriptors
 
     def answer(self, kind: bytes, data: "bytes | bytearray | memoryview") -> None:
@@ -65,8 +68,8 @@ class CallerConnection:
         self.socket.sendall(ANSWER.pack(kind, len(data)))
         self.socket.sendall(data)
 
-    def _take_some(self, descriptors: "list[int]") -> None:
-        """Take the descriptors that come beside one byte."""
+    def _receive_some(self, descriptors: "list[int]") -> None:
+        """Receive the descriptors that come beside one byte."""
         room = socket.CMSG_SPACE(AT_ONCE * struct.calcsize("i"))
         data, messages, flags, _ = self.socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in messages:
@@ -81,6 +84,7 @@ class CallerConnection:
             raise EOFError
 
     def _exactly(self, size: int) -> bytearray:
+        """Receive this many bytes."""
         data = bytearray(size)
         view = memoryview(data)
         while view:
@@ -98,12 +102,12 @@ class Descriptor:
         self.descriptor = descriptor
 
     def detach(self) -> int:
-        """Return it away."""
+        """Return the descriptor."""
         return self.descriptor
 
 
 def main() -> None:
-    """Answer the call."""
+    """Receive the call, run its function, send what it returned or raised."""
     try:
         caller = CallerConnection(os.environ.pop("DDPLAUNCH_CALL").partition("\n")[0])
         call, pickled, descriptors = caller.receive()
@@ -120,7 +124,7 @@ def main() -> None:
         during = ""
         result = function(*args, **kwargs)
         during = "when its result was to be sent"
-        data = load_sibling("answer")["dump"](result, call["result_limit"])
+        data = dump(result, call["result_limit"])
     except KeyboardInterrupt:
         sys.excepthook = silent  # the caller reports it once, for all workers
         raise
@@ -136,14 +140,14 @@ def main() -> None:
 
 
 def prepare(call: "dict[str, Any]") -> None:
-    """Become like the caller: import path, arguments, `__main__`, source lines that are in no file."""
+    """Make this process like the caller's: import path, arguments, `__main__`, source lines that are in no file."""
     import linecache
     from multiprocessing import process, spawn
 
     linecache.cache.update(call["preparation"].get("sources", {}))
     current: Any = process.current_process()
     current.name = f"rank {RANK}"
-    current._inheriting = True  # starting a process now means that the main module does so when it is imported
+    current._inheriting = True  # multiprocessing refuses to start a process while the main module is imported
     try:
         spawn.prepare(call["preparation"])
     finally:
@@ -151,7 +155,7 @@ def prepare(call: "dict[str, Any]") -> None:
 
 
 def main_module(call: "dict[str, Any]") -> str:
-    """Return the name or the path of the caller's main module, as far as this worker needs it."""
+    """Return the name or the path of the caller's main module, for a message; without one, only paths were taken over."""
     preparation = call["preparation"]
     return str(preparation.get("init_main_from_name") or preparation.get("init_main_from_path") or "the caller's paths")
 
@@ -177,7 +181,7 @@ def watch(call: "dict[str, Any]", descriptors: "list[int]") -> None:
 def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     """Record the exception as the bootstrap would, send it to the caller, and end with status 1."""
     strip(error)
-    description = load_sibling("answer")["describe"](error)
+    description = describe(error)
     record(error)
     try:
         caller.answer(ERROR, pickle.dumps({**description, "during": during}))
@@ -186,8 +190,105 @@ def fail(caller: CallerConnection, error: BaseException, during: str) -> None:
     sys.exit(1)
 
 
+def dump(result: object, limit: int) -> memoryview:
+    """Pickle the result by value; it may have at most `limit` bytes."""
+    buffer = Limited(limit)
+    try:
+        pickler(buffer).dump(result)
+    except Limited.Full:
+        raise ValueError(
+            f"the result is larger than max_result_bytes={limit}: write it to a file and return its name"
+        ) from None
+    except OnDevice as error:
+        raise TypeError(str(error)) from None
+    except Exception as error:
+        raise TypeError(f"the result cannot be sent to the caller: {error}{advice(result)}") from error
+    return buffer.getbuffer()
+
+
+class Limited(io.BytesIO):
+    """A file in memory that refuses more than `limit` bytes."""
+
+    class Full(Exception):
+        """The file would be larger than its limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def write(self, data: "Any") -> int:
+        """Write the data, if the file has room for it."""
+        if self.tell() + memoryview(data).nbytes > self.limit:
+            raise Limited.Full
+        return super().write(data)
+
+
+class OnDevice(Exception):
+    """A tensor on a device cannot be sent by value."""
+
+
+def pickler(buffer: io.BytesIO) -> "pickle.Pickler":
+    """Return a pickler that refuses tensors which are not on the CPU."""
+    base: Any = pickle.Pickler
+    if "cloudpickle" in sys.modules:  # it sent the function, which may return an object of a class that it defines
+        base = sys.modules["cloudpickle"].Pickler
+
+    class Pickler(base):  # type: ignore[misc]  # the base is known only at run time
+        def reducer_override(self, value: object) -> object:
+            torch = sys.modules.get("torch")
+            tensor = getattr(torch, "Tensor", ())
+            if isinstance(value, tensor):
+                device: Any = value.device
+                if device.type != "cpu":
+                    raise OnDevice(f"the result holds a tensor on {device}: return tensor.cpu()")
+            return super().reducer_override(value) if hasattr(base, "reducer_override") else NotImplemented
+
+    return Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+
+
+def advice(result: object) -> str:
+    """Return advice where the result is of a kind that is often returned by mistake; else ""."""
+    kind = type(result).__name__
+    if kind == "generator":
+        return "; return list(...) of it"
+    return "; run it with asyncio.run()" if kind == "coroutine" else ""
+
+
+def describe(error: BaseException) -> "dict[str, Any]":
+    """Return the exception as it is sent to the caller."""
+    text = load_sibling("error_file")
+    return {
+        "type": text["type_of"](error),
+        "message": text["message_of"](error),
+        "traceback": text["callstack_of"](error),
+        "parts": parts(error),
+    }
+
+
+def parts(error: BaseException) -> "bytes | None":
+    """Pickle type, args and attributes of the exception; None if that is not possible. Its traceback and cause go as text.
+
+    An exception that is pickled as a whole cannot be unpickled if its `__init__` takes other arguments than `args` holds.
+    """
+    attributes = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    for kind in type(error).__mro__:
+        if kind is not BaseException:  # attributes outside the instance's dictionary, such as the errno of an OSError
+            for name, kept in vars(kind).items():
+                # not None: an OSError would print a file name of None
+                if isinstance(kept, MemberDescriptorType) and getattr(error, name, None) is not None:
+                    attributes[name] = getattr(error, name)
+    try:
+        buffer = Limited(ERROR_LIMIT)
+        pickler(buffer).dump((type(error), error.args, attributes))
+        data = buffer.getvalue()
+        pickle.loads(data)
+        return data
+    except Exception:  # noqa: BLE001 - it is the code of the exception
+        return None
+
+
 def strip(error: BaseException) -> None:
-    """Take the frames off the traceback that are ours, and those in which the main module is imported."""
+    """Take our frames off the traceback, and the frames that import the main module."""
     ours = os.path.dirname(os.path.abspath(__file__))
     trace = error.__traceback__
     while trace is not None:
@@ -220,7 +321,7 @@ def load_sibling(name: str) -> "dict[str, Any]":
 
 
 def silent(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
-    """Print nothing."""
+    """Print nothing, as an excepthook."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Gives the user a debugger at the exception that ends the program. The agent lends the terminal, to one worker at a time.
+"""Debuggers that hold the program: at the exception that ends it, on the terminal; or before it begins, by debugpy.
 
-Loaded only when a program fails. The debugger is that which PYTHONBREAKPOINT names, else pdb.
+The agent lends the terminal to one worker at a time. The debugger is the one that PYTHONBREAKPOINT names, else pdb. Loaded only
+when it is needed; `prompt` opens one while the program runs.
 """
 
 import importlib
@@ -21,7 +22,7 @@ CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 
 
 def post_mortem(error: BaseException, address: str) -> None:
-    """Let the user look at the frame where `error` was raised, before it ends the program; not if the program chose to exit."""
+    """Open a debugger where `error` was raised, before it ends the program; not if the program chose to exit."""
     if not isinstance(error, Exception) or type(error).__name__ == "BdbQuit" or error.__traceback__ is None:
         return
     what = traceback.format_exception_only(type(error), error)[-1].strip().partition("\n")[0]
@@ -37,12 +38,12 @@ def post_mortem(error: BaseException, address: str) -> None:
             debug = chosen()
             try:
                 debug(error.__traceback__)
-            except (KeyboardInterrupt, SystemExit):  # another way to leave it
+            except (KeyboardInterrupt, SystemExit):  # another way to leave the debugger
                 pass
 
 
 def ask(address: str, what: str) -> "socket.socket | None":
-    """Connect to the agent and say what is wanted; None if there is no agent of this user."""
+    """Connect to the agent and send it `what`; return the connection, None if there is no agent of this user."""
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         agent.connect("\0" + address)
@@ -57,7 +58,7 @@ def ask(address: str, what: str) -> "socket.socket | None":
 
 
 def receive(agent: socket.socket, most: int) -> "list[int]":
-    """Wait for descriptors of the agent's; none if it refuses them."""
+    """Wait for at most `most` descriptors from the agent; return them, [] if it refuses."""
     number = struct.Struct("i")
     try:
         _, ancillary, _, _ = agent.recvmsg(16, socket.CMSG_SPACE(most * number.size))
@@ -71,23 +72,23 @@ def receive(agent: socket.socket, most: int) -> "list[int]":
 
 
 class Terminal:
-    """The terminal as stdin, stdout and stderr, until the debugger is left."""
+    """Makes the terminal stdin, stdout and stderr, until the user leaves the debugger."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
-        self.wanted = [stdin, stdout, stdout]
+        self.terminal = [stdin, stdout, stdout]
         self.kept: list[int] = []
         self.streams: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
         self.streams = sys.stdin, sys.stdout, sys.stderr
         flush()
-        for target, fd in enumerate(self.wanted):
+        for target, fd in enumerate(self.terminal):
             try:
                 self.kept.append(os.dup(target))
             except OSError:  # the program has closed it
                 self.kept.append(-1)
             os.dup2(fd, target)
-        for fd in set(self.wanted):
+        for fd in set(self.terminal):
             os.close(fd)
         sys.stdin = open(0, closefd=False)
         sys.stdout, sys.stderr = (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))  # noqa: SIM115
@@ -104,7 +105,7 @@ class Terminal:
 
 
 def flush() -> None:
-    """Write what waits."""
+    """Write the buffered output."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -113,8 +114,8 @@ def flush() -> None:
 
 
 def chosen() -> "Callable[[TracebackType | None], object]":
-    """Return what opens the debugger that PYTHONBREAKPOINT names, as `ipdb.set_trace`; pdb's if it names none."""
-    import pdb  # noqa: T100 - it is what was asked for
+    """Return the post-mortem function of the debugger that PYTHONBREAKPOINT names, as `ipdb.set_trace`; else pdb's."""
+    import pdb  # noqa: T100 - the user asked for it
 
     module = os.environ.get("PYTHONBREAKPOINT", "").rpartition(".")[0]
     if not module:
@@ -130,8 +131,24 @@ def chosen() -> "Callable[[TracebackType | None], object]":
 
 
 def of_ipython(found: "TracebackType | None") -> None:
-    """Open IPython's, which has no such function."""
+    """Open IPython's debugger at a traceback; IPython has no such function."""
     module: Any = importlib.import_module("IPython.terminal.debugger")
     debugger = module.TerminalPdb()
     debugger.reset()
     debugger.interaction(None, found)
+
+
+def wait_for_client(address: str) -> "socket.socket | None":
+    """Wait for a client of debugpy, such as VS Code, at a free port that the agent prints.
+
+    As long as the connection that is returned is open, the agent knows that a debugger may hold this worker.
+
+    Raises:
+        ImportError: the interpreter has no debugpy.
+    """
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
+    debugpy: Any = importlib.import_module("debugpy")
+    _, port = debugpy.listen(("127.0.0.1", 0))
+    agent = ask(address, f"P{port}")
+    debugpy.wait_for_client()
+    return agent

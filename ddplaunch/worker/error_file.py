@@ -24,7 +24,7 @@ SOURCE_LIMIT = 256
 
 
 def record(error: BaseException, path: str) -> None:
-    """Write what ended the program, all or nothing; not its own choice to exit, and not Ctrl-C.
+    """Write the exception that ended the program, whole or not at all; not for its own choice to exit, and not for Ctrl-C.
 
     Raises: any error of writing.
     """
@@ -36,15 +36,15 @@ def record(error: BaseException, path: str) -> None:
     if type(error).__name__ == "ChildFailedError" and os.path.exists(path):
         return  # torch's @record has put the report of the child that failed there
 
-    message = _message(error)
+    message = message_of(error)
     data = {
         "message": {
             "message": f"{type(error).__name__}: {message}",
             "extraInfo": {
-                "py_callstack": _callstack(error),
+                "py_callstack": callstack_of(error),
                 "timestamp": str(int(time.time())),
                 "ddplaunch": {
-                    "type": _type(error),
+                    "type": type_of(error),
                     "message": message,
                     "monotonic": monotonic,
                     "frames": _frames(error),
@@ -56,21 +56,22 @@ def record(error: BaseException, path: str) -> None:
     _write(path, json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace"))
 
 
-def _type(error: BaseException) -> str:
+def type_of(error: BaseException) -> str:
     """Return the exception's type as a traceback names it."""
     module, name = type(error).__module__, type(error).__qualname__
     return (name if module in ("builtins", "__main__", "__mp_main__") else f"{module}.{name}")[:FILE_LIMIT]
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Return the exception's text, without the middle of a very long one."""
     try:
         return _shorten(str(error), MESSAGE_LIMIT)
     except Exception:  # noqa: BLE001 - it is the program's code
         return "<exception str() failed>"  # as traceback writes it
 
 
-def _callstack(error: BaseException) -> str:
-    """Return what the interpreter prints."""
+def callstack_of(error: BaseException) -> str:
+    """Return the traceback as the interpreter prints it."""
     if isinstance(error, SystemExit):
         text = f"{error.code}\n"
     else:

@@ -1,15 +1,15 @@
-"""Forks workers from one warm interpreter, which has imported once what each of them would import.
+"""Forks workers from one interpreter, which has imported once what each of them would import.
 
 The agent starts it with the command of a worker and one variable more. `serve` returns in each worker and never in the
 server, so that a program runs and ends as in a fresh process: in the true `__main__`, with all that Python does at its end.
 
 On the socket, whose number the variable holds:
 
-    to the server    a length (8 bytes, with descriptors), and then as many bytes, for all workers that are to begin together:
-                     how many descriptors each has (8 bytes), and for each a length (8 bytes) and so many bytes: CPUs, number
-                     of arguments, arguments and variables, each ended by a zero byte. The descriptors of each are what are
-                     to be 0, 1 and 2, the file for stacks if there is one, and a pipe from which the worker reads a byte
-                     before it begins
+    to the server    for all workers that are to begin together: a length (8 bytes, with all descriptors), and as many bytes:
+                     the number of descriptors of each worker (8 bytes); then for each worker a length (8 bytes), and as many
+                     bytes: CPUs, number of arguments, arguments and variables, each ended by a zero byte. The descriptors of
+                     a worker are those that become 0, 1 and 2, the file for stacks if there is one, and a pipe from which it
+                     reads a byte before it begins
     to the agent     lines: `note TEXT`, `ready`, `unsafe WHY` (the last); for each worker `pid N`, and then `forked`; or
                      `errno N` or `lost WHY` where one cannot be forked, after which none is
 
@@ -20,7 +20,8 @@ import os
 import sys
 
 before = set(sys.modules)
-import _socket  # noqa: E402 - what `socket` is made of, with fewer imports
+import _socket  # noqa: E402 - the C part of `socket`, with fewer imports
+import ctypes  # noqa: E402
 
 for name in set(sys.modules) - before:
     del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
@@ -34,17 +35,19 @@ _EAGAIN = 11  # what a fork fails with where there is no room
 _EMFILE = 24  # too many open files
 _LENGTH = 8  # bytes of one
 _LONGEST_ANCILLARY = 2048  # bytes: more than the kernel sends descriptors with (SCM_MAX_FD, unix(7))
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SIGKILL = 9
+_NO_PARENT = 127  # exit status of a worker whose agent has ended, or has given it up: nothing waits for it
 
 
 def serve(
     load: "Callable[[str], dict[str, Any]]", fd: int, modules: "list[str]", arguments: "list[str]"
 ) -> "list[str]":
-    """Import `modules`, then fork the workers of each request; return its arguments in each of them.
+    """Import `modules`, then fork the workers of each request. It returns in each worker, with the arguments of that worker.
 
-    `arguments` are those that every worker has: kind and target of the program come first. `load` is the bootstrap's.
+    `arguments` begin with the kind and the target of the program, which are the same for all. `load` is the bootstrap's.
     """
     agent = os.getppid()
-    become = load("forked")["become"]
     control = _socket.socket(fileno=fd)
     names = load("imported")
     imported = names["Imported"](modules, *arguments[:2])
@@ -75,7 +78,7 @@ def serve(
 
 
 def send(control: "Any", text: str) -> None:
-    """Send the agent these lines; end where it has ended."""
+    """Send the agent these lines; exit if it has ended."""
     try:
         control.sendall(text.encode(errors="replace"))
     except OSError:  # the agent has ended
@@ -83,7 +86,7 @@ def send(control: "Any", text: str) -> None:
 
 
 def receive(control: "Any") -> "tuple[bytes, list[int]]":
-    """Wait for the next request; give its content and descriptors.
+    """Wait for the next request; return its content and descriptors.
 
     Raises:
         EOFError, OSError: the agent has closed the connection.
@@ -110,7 +113,7 @@ def receive(control: "Any") -> "tuple[bytes, list[int]]":
 
 
 def parts(control: "Any", content: bytes, descriptors: "list[int]") -> "list[tuple[bytes, list[int]]]":
-    """Return what a request to fork says of each worker, and the descriptors of each; tell the agent if those are not all."""
+    """Return content and descriptors for each worker of a request; [] where descriptors are missing, which the agent is told."""
     each, content = int.from_bytes(content[:_LENGTH], "big"), content[_LENGTH:]
     contents = []
     while content:
@@ -125,16 +128,16 @@ def parts(control: "Any", content: bytes, descriptors: "list[int]") -> "list[tup
 
 
 def close(workers: "list[tuple[bytes, list[int]]]") -> None:
-    """Close the descriptors of these workers, which others have."""
+    """Close the descriptors of these workers in a process that is none of them."""
     for _, descriptors in workers:
         for fd in descriptors:
             os.close(fd)
 
 
 def _fork_all(control: "Any", number: int, wait: "Callable[[int], int]") -> "int | None":
-    """Fork so many workers whose parent is the agent, and tell it so; give in a worker which of them it is.
+    """Fork this many workers, and tell the agent their pids; return in each worker its index, and None in the server.
 
-    A process in between forks them all, ends, and leaves them to the nearest subreaper.
+    Their parent becomes the agent, the nearest subreaper, since the process in between that forks them all exits at once.
     """
     try:
         between = os.fork()
@@ -157,3 +160,80 @@ def _fork_all(control: "Any", number: int, wait: "Callable[[int], int]") -> "int
     else:
         send(control, "forked\n" if status == 0 else f"errno {status >> 8}\n")
     return None
+
+
+def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "list[str]":
+    """Make this forked process like a fresh one, and return its arguments once a byte comes from the pipe `release`.
+
+    `content` is as above. `agent` is the parent that it is to have: the guard, where the interpreter is kept warm.
+    """
+    os.setsid()
+    for target, fd in enumerate(stdio[:3]):
+        os.dup2(fd, target)
+        os.close(fd)
+    cpus, count, *fields = content.split(b"\0")[:-1]
+    if cpus:
+        os.sched_setaffinity(0, map(int, cpus.split(b",")))
+    arguments = [os.fsdecode(field) for field in fields[: int(count)]]
+    os.environ.clear()
+    for field in fields[int(count) :]:
+        name, _, value = field.partition(b"=")
+        os.environ[os.fsdecode(name)] = os.fsdecode(value)
+    _open_stdin()
+    _seed()
+    if "threading" in sys.modules:  # its main thread keeps the number of the server's
+        sys.modules["threading"].main_thread()._set_native_id()
+    # our parent is the agent by now; before, its end would not be that of our parent
+    if not os.read(release, 1):
+        os._exit(_NO_PARENT)
+    os.close(release)
+    for fd in stdio[3:]:  # now that no descriptor of ours can have the number
+        _move(fd, int(os.environ["DDPLAUNCH_STACKS"].partition(",")[0]))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(_NO_PARENT)
+    return arguments
+
+
+def _move(fd: int, target: int) -> None:
+    """Give a descriptor this number, unless an imported module has that, or a low limit of open files forbids it."""
+    if fd == target:
+        return
+    try:
+        if not _is_open(target):
+            os.dup2(fd, target, False)
+    except OSError:  # the program does without it
+        pass
+    os.close(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _open_stdin() -> None:
+    """Make sys.stdin again for the file that descriptor 0 is now: it remembers the kind of file for which it was made."""
+    import io
+
+    old: Any = sys.__stdin__
+    raw: Any = io.FileIO(0, "rb", closefd=False)
+    raw.name = "<stdin>"
+    buffer = io.BufferedReader(raw)
+    stdin: Any = io.TextIOWrapper(buffer, old.encoding, old.errors, "\n", raw.isatty(), old.write_through)
+    stdin.mode = "r"
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
+
+
+def _seed() -> None:
+    """Renew the secrets and random seeds that a fresh process would have of its own; `random` does so itself."""
+    # torch.seed() would seed the GPUs too, whose seed is a constant
+    if hasattr(sys.modules.get("torch"), "default_generator"):
+        sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -1,7 +1,8 @@
-"""Imports modules once for all workers that are forked then, and says what of it the workers must not share.
+"""Imports modules once for all workers that are forked afterwards.
 
-What the imports print is kept, and printed by each worker as if it had imported itself; so are the variables and limits that
-they set.
+Each worker repeats what the imports printed, and the variables and limits that they set, as if it had imported the modules
+itself. Nothing may be forked where workers would share something to their harm, such as a thread or a socket; and no further
+run where the modules would be imported from other files by now.
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 before = set(sys.modules)
 import gc  # noqa: E402
 import resource  # noqa: E402
+from importlib import machinery as loading  # noqa: E402
 
 for name in set(sys.modules) - before:
     del sys.modules[name]  # the program finds what `modules` import, and nothing of ours
@@ -18,23 +20,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    Stamp = tuple[int, int, int] | None
+
 _LONGEST_NOTE = 1000  # characters
-# for `gc.set_threshold`: what imports make becomes garbage at once or hardly ever, and looking again takes a fifth of their time
-_ONCE = (20_000, 1000, 1000)
+# for `gc.set_threshold`: objects of imports become garbage at once or hardly ever; usual collections take a fifth of the time
+_RARELY = (20_000, 1000, 1000)
 _LIMITS = {resource.RLIMIT_NOFILE: "open files", resource.RLIMIT_NPROC: "processes"}  # which this process needs itself
 
 
 class Imported:
-    """What was imported, and what it has done besides."""
+    """The modules that were imported, and the side effects of their imports."""
 
     def __init__(self, modules: "list[str]", kind: str, target: str) -> None:
-        """Import these modules as the program, which is of this kind, would."""
+        """Import these modules as the program would; `kind` and `target` are those of the bootstrap."""
         self._printed = _Printed()
         before = dict(os.environ)
         limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._folder = _folder()
         thresholds = gc.get_threshold()
-        gc.set_threshold(*_ONCE)
+        gc.set_threshold(*_RARELY)
         ours = gc.get_threshold()  # Python 3.14 has only two of them
         self._notes, self._why = _import_all(modules, kind, target)
         # an import may have set its own, and of the three only the first
@@ -52,33 +56,33 @@ class Imported:
             if before.get(name) != os.environ.get(name)
         }
         self._printed.end()
-        gc.collect(0)  # what is older was looked at
+        gc.collect(0)  # older objects have been collected
         gc.freeze()  # a collection in a worker would write to the pages of all objects, and so copy them
 
     def why_unsafe(self, sockets: "Collection[int]", children: "Collection[int]" = ()) -> "str | None":
-        """Say why nothing may be forked from this process, None if it may; these sockets and children are ours."""
+        """Return why nothing may be forked from this process; None if it may. `sockets` and `children` are our own."""
         return self._why or _why_unsafe(sockets, children, self._folder)
 
     def leave_folder(self) -> None:
-        """Go to where no file system is held; workers are to begin elsewhere anyway."""
+        """Leave the working directory, so that its file system can be unmounted; workers begin elsewhere anyway."""
         os.chdir("/")
         self._folder = _folder()
 
     @property
     def lines(self) -> str:
-        """The lines that tell the agent what was not imported, and that all else was."""
+        """The lines for the agent: which modules could not be imported, and that all others are."""
         return "".join(f"note {note}\n" for note in self._notes) + "ready\n"
 
     def take_over(self) -> None:
-        """Be, in a worker, the process that has imported all this: set its variables and limits, print what it has printed."""
-        _set_again(self._variables)
+        """Repeat in a worker the side effects of the imports: set their variables and limits, print what they printed."""
+        _repeat(self._variables)
         self._printed.print()
         for which, limits in self._limits.items():
             resource.setrlimit(which, limits)
 
 
 def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str], str | None]":
-    """Import these modules as the program would; give a note for each that cannot be imported, and why none may be forked."""
+    """Import modules as the program would; return a note on each that cannot be imported, and why nothing may be forked then."""
     notes, why = [], None
     path = list(sys.path)
     callers = os.environ.get("DDPLAUNCH_CALL", "").split("\n")[1:]
@@ -93,7 +97,7 @@ def _import_all(modules: "list[str]", kind: str, target: str) -> "tuple[list[str
             notes.append(f"{name}: {_described(error)}"[:_LONGEST_NOTE].replace("\n", " "))
             package = name.partition(".")[0]
             if package not in sys.modules and any(other.startswith(f"{package}.") for other in sys.modules):
-                # the program would import it once more: what is made of C may crash
+                # the program would import it once more, and parts in C may crash then
                 why = f"{package} can only be imported in part"
     sys.path[:] = path
     return notes, why
@@ -112,7 +116,7 @@ def _described(error: BaseException) -> str:
 
 
 class _Printed:
-    """What is written to stdout and stderr from now on until `end`."""
+    """Everything that is written to stdout and stderr from its construction until `end`."""
 
     def __init__(self) -> None:
         self._files = [_temporary_file(), _temporary_file()]
@@ -121,7 +125,7 @@ class _Printed:
             os.dup2(file, target)
 
     def end(self) -> None:
-        """Keep it; what is written later is lost."""
+        """Keep the texts; anything that is written later is lost."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -135,7 +139,7 @@ class _Printed:
             os.close(nowhere)
 
     def print(self) -> None:
-        """Write it to what are stdout and stderr now."""
+        """Write the texts to the stdout and stderr of now."""
         for target, text in enumerate(self._texts, 1):
             left = text
             while left:
@@ -149,13 +153,13 @@ def _temporary_file() -> int:
 
 
 def _folder() -> "tuple[int, int]":
-    """The working directory, which may have lost its name."""
+    """Return device and inode of the working directory, which may have lost its name."""
     found = os.stat(".")
     return found.st_dev, found.st_ino
 
 
 def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder: "tuple[int, int]") -> "str | None":
-    """Say what forked workers would share to their harm, None if nothing; `folder` is the one in which they should begin."""
+    """Return what forked workers would share to their harm; None if nothing. `folder` is the working directory to expect."""
     if _folder() != folder:
         return "an imported module has changed the working directory"
     if len(os.listdir("/proc/self/task")) > 1:
@@ -182,7 +186,7 @@ def _why_unsafe(sockets: "Collection[int]", children: "Collection[int]", folder:
 
 
 def _let_threads_end() -> None:
-    """Fork once for nothing: libraries like OpenBLAS end their threads before a fork, and start them again when they compute."""
+    """Fork a child that exits at once: libraries like OpenBLAS end their threads before a fork, and restart them when needed."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -190,18 +194,89 @@ def _let_threads_end() -> None:
 
 
 def wait(pid: int) -> int:
-    """Wait for the end of a child; give its status, or 0 where an imported module has it reaped by another or by the kernel."""
+    """Wait for the end of a child; return its status, or 0 where an imported module, or the kernel for it, has reaped it."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return 0
 
 
-def _set_again(variables: "dict[str, tuple[str | None, str | None]]") -> None:
-    """Set the variables as the imports have, from what they were to what they became, where this process has no others."""
+def _repeat(variables: "dict[str, tuple[str | None, str | None]]") -> None:
+    """Change each variable as the imports did, from its value before to that after, where this process has the one before."""
     for name, (before, after) in variables.items():
         if os.environ.get(name) == before:
             if after is None:
                 del os.environ[name]
             else:
                 os.environ[name] = after
+
+
+class ImportedFiles:
+    """Files and folders from which modules were imported, as they were then, to see whether a later import finds the same."""
+
+    def __init__(self, since: int, folder: str) -> None:
+        """Remember them after imports that began at `since` (CLOCK_REALTIME nanoseconds), for a script in this folder."""
+        modules = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+        files = {str(names["__file__"]) for names in modules if names.get("__file__")}
+        self._seen = {
+            path: _stamp(path)
+            for path in (*files, *sys.path[1:])  # the first is that of the bootstrap
+        }
+        # changed since the imports began: they may have read the file before
+        self._unsure = [path for path in files if (stamp := self._seen.get(path)) and stamp[0] >= since]
+        self._suffixes = tuple(loading.all_suffixes())
+        self._names = {name.partition(".")[0] for name in sys.modules} - {"__main__", *sys.builtin_module_names}
+        self._libraries = _replaced_libraries()
+        self._folder = folder
+        self._found = self._in(folder)
+
+    def why_unfit(self, folder: str) -> "str | None":
+        """Return why scripts in another folder than the first might import other modules; None if they would not."""
+        if folder != self._folder and (found := self._in(folder) or self._found):
+            return f"scripts in {folder} and in {self._folder} may import different modules {min(found)}"
+        return None
+
+    def why_stale(self) -> "str | None":
+        """Return which file has changed since the imports; None if none has."""
+        for path in self._unsure:
+            return f"{path} has changed"
+        for path, stamp in self._seen.items():
+            if _stamp(path) != stamp:
+                return f"{path} has changed"
+        if replaced := _replaced_libraries() - self._libraries:
+            return f"{min(replaced)} has been replaced"
+        if changed := self._in(self._folder) ^ self._found:
+            return f"{min(changed)} in {self._folder} has changed"
+        return None
+
+    def _in(self, folder: str) -> "set[str]":
+        """Return the modules in this folder whose names have been imported, from here or elsewhere."""
+        try:
+            entries = os.listdir(folder)
+        except OSError:
+            return set()
+        names = {entry: entry.partition(".")[0] for entry in entries if entry.endswith(self._suffixes)}
+        packages = (entry for entry in entries if entry in self._names and _is_package(f"{folder}/{entry}"))
+        return {*names.values(), *packages} & self._names
+
+
+def _is_package(path: str) -> bool:
+    try:
+        return any(entry.startswith("__init__.") for entry in os.listdir(path))
+    except OSError:
+        return False
+
+
+def _stamp(path: str) -> "Stamp":
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _replaced_libraries() -> "set[str]":
+    """Return the libraries whose files were removed or replaced since they were loaded (proc_pid_maps(5))."""
+    with open("/proc/self/maps", "rb") as file:
+        lines = [os.fsdecode(line) for line in file if line.endswith(b" (deleted)\n") and b".so" in line]
+    return {line.split(None, 5)[5].replace(" (deleted)\n", "") for line in lines}

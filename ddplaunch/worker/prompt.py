@@ -1,10 +1,10 @@
-"""pdb for somebody elsewhere: it opens at the frame that the signal has interrupted, and reads and writes a socket.
+"""pdb for a client elsewhere: it opens at the frame that the signal has interrupted, and reads and writes a socket.
 
-Loaded when somebody attaches. To leave it lets the program go on, whatever the way: `q`, the end of input, a lost connection.
+Loaded when a client attaches. The program goes on when the client leaves, in any way: `q`, the end of input, a lost connection.
 """
 
 import json
-import pdb  # noqa: T100 - it is what was asked for
+import pdb  # noqa: T100 - the user asked for it
 import select
 import socket
 import sys
@@ -20,7 +20,7 @@ CONTINUING = -1  # `stoplineno` of a debugger that stops at breakpoints only
 
 
 def meet(address: str, names: "dict[str, Any]") -> "Session | None":
-    """Ask the agent for who wants to look; None if nobody does any more. `names` are those of debugger.py."""
+    """Ask the agent for the client that wants to attach; None if it has gone. `names` are those of debugger.py."""
     agent = names["ask"](address, "A")
     if agent is None:
         return None
@@ -28,40 +28,39 @@ def meet(address: str, names: "dict[str, Any]") -> "Session | None":
     if not fds:
         agent.close()
         return None
-    return Session(Peer(socket.socket(fileno=fds[0]), agent))
+    return Session(Client(socket.socket(fileno=fds[0]), agent))
 
 
 BOOTSTRAP = meet.__code__.co_filename.replace("prompt.py", "bootstrap.py")
 
 
-class Peer:
-    """Who looks, as a file: what is written goes there in frames, a line that is read is asked for with the prompt."""
+class Client:
+    """The client as a file for pdb: a text that is written is sent to it, and a line is read from it after the prompt."""
 
     def __init__(self, sock: socket.socket, agent: socket.socket) -> None:
         sock.setblocking(True)
         self.sock = sock
-        self.agent = agent  # who knows that the worker is held as long as this is open
-        self.waiting = ""
+        self.agent = agent  # as long as this is open, the agent knows that the worker is held
+        self.unsent = ""  # the beginning of a line, perhaps a prompt
         self.received = b""
         self.is_open = True
         self.is_lost = False
 
     def write(self, text: str) -> int:
-        """Keep a text until it is a line."""
-        self.waiting += text
+        """Keep a text until its line is complete."""
+        self.unsent += text
         return len(text)
 
     def flush(self) -> None:
-        """Send the lines that wait; what follows them may be a prompt."""
-        lines, newline, rest = self.waiting.rpartition("\n")
-        self.waiting = rest
+        """Send the complete lines; the rest may be a prompt."""
+        lines, newline, self.unsent = self.unsent.rpartition("\n")
         if newline:
             self.send(lines + newline)
 
     def readline(self) -> str:
-        """Ask for a line; "" if there will be none any more."""
+        """Send the prompt, and wait for a line; "" if none will come any more."""
         self.flush()
-        prompt, self.waiting = self.waiting, ""
+        prompt, self.unsent = self.unsent, ""
         self.send(prompt, asks=True)
         while self.is_open and not self.is_lost and b"\n" not in self.received:
             try:
@@ -74,7 +73,7 @@ class Peer:
         return (line + newline).decode("utf-8", "replace") if newline else ""
 
     def send(self, text: str, **more: bool) -> None:
-        """Send a text, if there is still somebody to read it."""
+        """Send a text in frames, if the client is still there."""
         for at in range(0, max(1, len(text)), PIECE):
             message = {"type": "said", "text": text[at : at + PIECE], **more}
             payload = json.dumps(message, ensure_ascii=True).encode()
@@ -85,20 +84,20 @@ class Peer:
                 self.is_lost = True
 
     def close(self) -> None:
-        """Let the agent know that the worker is not held any more."""
+        """End the session: the agent learns that the worker is not held any more."""
         if self.is_open:
             self.flush()
-            self.send(self.waiting, ends=True)
+            self.send(self.unsent, ends=True)
             self.is_open = False
-            for sock in (self.agent, self.sock):  # the agent first, which takes the end of the other for a hang-up
+            for sock in (self.agent, self.sock):  # the agent first: it takes the end of the other for a hang-up
                 try:
-                    sock.shutdown(socket.SHUT_RDWR)  # whoever else has a copy, as a child that a C library has forked
+                    sock.shutdown(socket.SHUT_RDWR)  # a child that a C library has forked may have a copy
                 except OSError:
                     pass
                 sock.close()
 
     def forget(self) -> None:
-        """Leave all to the worker: this is a child that it has forked."""
+        """Leave the session to the worker, in a child that it has forked."""
         if self.is_open:
             self.is_open = False
             sys.settrace(None)
@@ -106,27 +105,27 @@ class Peer:
             self.agent.close()
 
     def leave_if_hung_up(self) -> None:
-        """Let the program go on, which may be on its way to a breakpoint, if nobody looks any more."""
+        """End the session if the client has hung up while the program was on its way to a breakpoint."""
         poll = select.poll()
         poll.register(self.sock, select.POLLRDHUP)
         if poll.poll(0):
-            sys.settrace(None)  # the breakpoints stay: it may be bdb, looking for one, that we have interrupted
+            sys.settrace(None)  # the breakpoints stay: we may have interrupted bdb while it looks for one
             self.close()
 
 
 class Session(pdb.Pdb):
-    """One debugger, from the moment that somebody attaches until they leave."""
+    """One debugger, from the moment that a client attaches until it leaves."""
 
-    def __init__(self, peer: Peer) -> None:
-        super().__init__(stdin=peer, stdout=peer, nosigint=True, readrc=False)  # type: ignore[arg-type]
-        self.peer = peer
-        self.clear_all_breaks()  # which are the process's, of somebody who has hung up
+    def __init__(self, client: Client) -> None:
+        super().__init__(stdin=client, stdout=client, nosigint=True, readrc=False)  # type: ignore[arg-type]
+        self.client = client
+        self.clear_all_breaks()  # they belong to the process: a client that hung up may have left some
 
     def open_at(self, frame: "FrameType | None") -> None:
-        """Open at the interrupted frame, in the middle of a line; from then on as the user has it."""
+        """Open at the interrupted frame, in the middle of a line; the user's commands decide what follows."""
         if sys.gettrace() is not None or frame is None:
-            self.peer.write("another debugger, or what measures coverage, traces this rank\n")
-            self.peer.close()
+            self.client.write("another debugger, or what measures coverage, traces this rank\n")
+            self.client.close()
             return
         self.reset()
         each: Any = frame
@@ -135,19 +134,19 @@ class Session(pdb.Pdb):
             self.botframe = each
             each = each.f_back
         self.interaction(frame, None)
-        if self.peer.is_open:
-            # last, or it would step into ourselves
+        if self.client.is_open:
+            # last, or it would step into this function
             getattr(self, "start_trace", lambda: sys.settrace(self.trace_dispatch))()
 
     def interaction(self, frame: "FrameType | None", *more: "Any") -> None:
         """Take commands; once nothing can stop the program any more, the session is over."""
         super().interaction(frame, *more)
         if not self.breaks and getattr(self, "stoplineno", CONTINUING) == CONTINUING:
-            self.peer.close()
-        self.peer.flush()
+            self.client.close()
+        self.client.flush()
 
     def get_stack(self, f: "FrameType | None", t: "Any") -> "Any":
-        """Return the program's frames, without that of the bootstrap below them."""
+        """Return the program's frames, without the frame of the bootstrap below them."""
         stack, at = super().get_stack(f, t)
         while at > 0 and stack[0][0].f_code.co_filename == BOOTSTRAP:
             del stack[0]
@@ -155,13 +154,13 @@ class Session(pdb.Pdb):
         return stack, at
 
     def _cmdloop(self) -> None:
-        self.cmdloop()  # pdb's own swallows Ctrl-C, which is not that of who looks but ends the job
+        self.cmdloop()  # pdb's own swallows Ctrl-C, which does not come from the client: it ends the job
 
     def do_quit(self, arg: str) -> "bool | None":
         """Leave the debugger; the rank goes on."""
         self.clear_all_breaks()
         self.set_continue()
-        self.peer.close()
+        self.client.close()
         return True
 
     do_q = do_exit = do_EOF = do_detach = do_quit  # noqa: N815 - pdb's names

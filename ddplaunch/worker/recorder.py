@@ -1,8 +1,8 @@
-"""Has torch record the collectives of this process, and tell the agent of them while the GIL is held. Imports no torch.
+"""Has torch record the collectives of this process, and answer the agent about them. Imports no torch.
 
-torch's flight recorder keeps the last collectives of each process group. Its WorkerServer, since torch 2.4, answers on a Unix
-socket by idle threads of C++, one for each CPU but 8 at least; it is started with the first process group. Which ranks a group
-has is written to a file beside the socket, since gloo's groups do not record it.
+torch's flight recorder keeps the last collectives of each process group. Its WorkerServer (torch 2.4) answers on a Unix socket,
+even while the GIL is held: it has threads of C++, one for each CPU and at least 8. It is started with the first process group.
+The ranks of each group are written to a file beside the socket, because gloo's groups do not record them.
 """
 
 import os
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-ENTRIES = "500"  # more cost memory, and time at each look; docs/guides/debugging.md has the figures
-MOST_GROUPS = 256  # that are written down
-ROOM = 1 << 20  # characters of all that is written down, which is what the agent reads
-# the first since 2.13; before, the other is the only one, and later it makes torch print a warning
+ENTRIES = "500"  # more cost memory, and time at each question; docs/guides/debugging.md has the figures
+MOST_GROUPS = 256  # in the file
+ROOM = 1 << 20  # characters in the file, as many as the agent reads
+# the first since torch 2.13, which warns of the second; before, only the second is known
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def switch_on(distributed: "Any", path: str, joined: "Callable[[], None]") -> None:
-    """Do that at this path, and for groups `path`.groups; `distributed` is torch.distributed, which makes no group before.
+    """Record collectives from now on, before torch.distributed has made a process group, and call `joined` with the first.
 
-    `joined` is called when the first one is there.
+    `path` is that of the socket; the ranks of groups are written to `path`.groups.
     """
     torch = sys.modules["torch.version"]
     major, minor = (int(part) for part in str(torch.__version__).split(".")[:2])
@@ -32,11 +32,11 @@ def switch_on(distributed: "Any", path: str, joined: "Callable[[], None]") -> No
     if not any(name in os.environ for name in VARIABLES):
         os.environ[VARIABLES[0] if (major, minor) >= (2, 13) else VARIABLES[1]] = ENTRIES
     groups = distributed.distributed_c10d
-    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Teller(path, joined).note)
+    groups._pg_group_ranks = GroupRanks(groups._pg_group_ranks, _Recorder(path, joined).note)
 
 
 class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
-    """torch's table of the ranks of each process group, which tells of each that is put there."""
+    """torch's table of the ranks of each process group, which calls `note` for each group that torch adds."""
 
     def __init__(self, table: "Mapping[Any, Any]", note: "Callable[[Any, Any], None]") -> None:
         super().__init__(table)
@@ -50,7 +50,9 @@ class GroupRanks(dict):  # type: ignore[type-arg]  # of any Python from 3.8 on
             pass
 
 
-class _Teller:
+class _Recorder:
+    """Starts the WorkerServer with the first process group, and writes down the ranks of each."""
+
     def __init__(self, path: str, joined: "Callable[[], None]") -> None:
         self._path = path
         self._joined = joined
@@ -59,6 +61,7 @@ class _Teller:
         self._room = ROOM
 
     def note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
+        """Write down the ranks of a group."""
         if os.getpid() != self._worker or self._noted == MOST_GROUPS:
             return
         self._noted += 1
@@ -66,7 +69,7 @@ class _Teller:
             self._serve()
             self._joined()
         line = f"{group.group_name} {ranges_of(ranks)}\n"
-        if len(line) <= self._room:  # of a group that has too many ranks; later ones may have few
+        if len(line) <= self._room:  # else the group has too many ranks; later ones may have few
             self._room -= len(line)
             with open(f"{self._path}.groups", "a", encoding="utf-8") as file:
                 file.write(line)
@@ -77,12 +80,12 @@ class _Teller:
         from torch._C._distributed_c10d import _WorkerServer
 
         server = _quietly(lambda: _WorkerServer(self._path))
-        # its end would wait for threads, which a forked child does not have; where it was not shut down before, it aborts
+        # never freed: that would wait for its threads, which a forked child lacks, and abort where it was not shut down before
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
 
 
 def ranges_of(ranks: "Iterable[int]") -> str:
-    """Write ranks as ascending ranges: "0-2,4"."""
+    """Return ranks as ascending ranges: "0-2,4"."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and rank == found[-1][1] + 1:
@@ -93,7 +96,7 @@ def ranges_of(ranks: "Iterable[int]") -> str:
 
 
 def _quietly(make: "Callable[[], Any]") -> "Any":
-    """Return what `make` makes, without the line that it writes to stderr; what others write there meanwhile is kept."""
+    """Call `make` and return its result; drop the line that it writes to stderr, and keep those of others."""
     stderr = os.dup(2)
     in_memory = hasattr(os, "memfd_create")  # not where Python was built with an old glibc
     file = os.memfd_create("stderr") if in_memory else os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)

@@ -1,19 +1,23 @@
-"""Has torch's store at MASTER_ADDR:MASTER_PORT served for clients that the program itself makes. Imports no torch.
+"""Has torch's store at MASTER_ADDR:MASTER_PORT hosted for clients that the program makes itself. Imports no torch.
 
 torchrun's agent hosts that store before any worker runs, and some programs only connect to it. Here init_process_group() has
-rank 0 host it. A client that is made in another way is served by what hosts it already, else rank 0 hosts it in its own
-process, where init_process_group() finds it, and another worker of node 0 starts `store_server.py`. A worker of another node
-waits for one of these, and after a while asks its agent to have node 0's agent start it.
+rank 0 host it. For a client that the program makes before, the store is hosted
+
+- by rank 0 in its own process, where init_process_group() finds it,
+- for another worker of node 0, by a process of its own: this file, run as `PYTHON store.py PID_OF_THE_AGENT`,
+- for a worker of another node, by one of these; if none comes, its agent has node 0's agent start the process.
 
 A client of torch that is refused tries again after 250 to 750 ms. So a worker of node 0 that is faster than rank 0 waits here
-until it would be served.
+until the store is hosted.
 """
 
 import os
+import select
+import signal
 import subprocess
 import sys
 
-# bound here, and without what socket adds: a program may have its own time and sockets (freezegun, pytest-socket, gevent)
+# bound here, and from `_socket`: a program may replace time and sockets (freezegun, pytest-socket, gevent)
 from _socket import SOCK_STREAM, getaddrinfo, socket
 from time import sleep
 
@@ -23,23 +27,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 WAIT = 2.0  # seconds that workers of node 0, which need time to import torch, have to host it by themselves
-PATIENCE = 5.0  # seconds; who has waited so long for rank 0 can as well wait as torch does
+PATIENCE = 5.0  # seconds to wait here for rank 0; after that torch waits in its own way
 _SHORTEST, _LONGEST = 0.001, 0.05  # seconds from one try to the next
-_PART = 10  # of the timeout of a client, at most one such part
-# of TCPStore(), by position
+_PART = 10  # a client waits here for at most this part of its timeout
+# the parameters of TCPStore(), by position
 PARAMETERS = (
     *("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"),
     *("master_listen_fd", "use_libuv"),
 )
 
 
-def serve(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
-    """Have it served; `distributed` is torch.distributed, `server` the path of store_server.py, `ask` asks the agent."""
+def host_for_clients(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
+    """Have TCPStore() host the store for its clients; `server` is the path of this file, `ask` asks the agent to host it."""
     store = getattr(distributed, "TCPStore", None)
     if store is None:  # a torch that was built without torch.distributed
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # now: a program may remove them before it makes a client
+    # read now: a program may remove the variables before it makes a client
     one_node = os.environ["GROUP_WORLD_SIZE"] == "1"
     on_node_0, is_rank_0 = os.environ["GROUP_RANK"] == "0", os.environ["RANK"] == "0"
     agent = os.getppid()
@@ -47,7 +51,7 @@ def serve(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
     kept = []
 
     def host() -> None:
-        if is_served(address, port):
+        if is_hosted_within(0, address, port):
             return
         if is_rank_0:
             kept.append(store(address, port, None, True, wait_for_workers=False, multi_tenant=True))
@@ -56,57 +60,54 @@ def serve(distributed: "Any", server: str, ask: "Callable[[], None]") -> None:
             subprocess.run(
                 [sys.executable, server, str(agent)], stdin=nothing, stdout=nothing, stderr=nothing, check=False
             )
-        elif not is_served_within(WAIT, address, port):
+        elif not is_hosted_within(WAIT, address, port):
             ask()
 
     def __init__(self: "Any", *args: "Any", **keywords: "Any") -> None:  # noqa: N807 - it becomes that method
-        asked = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
-        if asked.get("port") != port or not (one_node or asked.get("host_name") == address):
+        given = {**dict(zip(PARAMETERS, args)), **keywords}  # noqa: B905 - `strict` is new in 3.10
+        if given.get("port") != port or not (one_node or given.get("host_name") == address):
             construct(self, *args, **keywords)
             return
-        # init_process_group() alone makes them with several tenants
-        if not asked.get("is_master"):
-            if not asked.get("multi_tenant"):
+        of_torch = given.get("multi_tenant")  # only init_process_group() makes stores with several tenants
+        if not given.get("is_master"):
+            if not of_torch:
                 host()
-            elif on_node_0 and asked.get("host_name") == address:
-                asked = wait_for_rank_0(asked)
+            elif on_node_0 and given.get("host_name") == address:
+                given = wait_for_rank_0(given)
         try:
-            construct(self, **asked)
+            construct(self, **given)
         except RuntimeError as error:
             taken = "address already in use" in str(error).lower()
-            if not (taken and asked.get("is_master") and asked.get("multi_tenant")):
+            if not (taken and given.get("is_master") and of_torch):
                 raise
-            construct(self, **{**asked, "is_master": False})  # another worker wanted it earlier and has it hosted
+            construct(
+                self, **{**given, "is_master": False}
+            )  # another worker wanted the store earlier, and has it hosted
 
     store.__init__ = __init__
 
 
-def wait_for_rank_0(asked: "dict[str, Any]") -> "dict[str, Any]":
-    """Wait until this client would be served, for a part of its timeout; give what is asked then, with the rest of that."""
-    timeout: Any = asked.get("timeout")
+def wait_for_rank_0(given: "dict[str, Any]") -> "dict[str, Any]":
+    """Wait for a part of this client's timeout until the store is hosted; return its parameters with the rest of the timeout."""
+    timeout: Any = given.get("timeout")
     began = _now()
     if not hasattr(timeout, "total_seconds"):
-        is_served_within(PATIENCE, asked["host_name"], asked["port"])
-        return asked
-    is_served_within(min(PATIENCE, timeout.total_seconds() / _PART), asked["host_name"], asked["port"])
+        is_hosted_within(PATIENCE, given["host_name"], given["port"])
+        return given
+    is_hosted_within(min(PATIENCE, timeout.total_seconds() / _PART), given["host_name"], given["port"])
     waited = type(timeout)(seconds=_now() - began)
-    return {**asked, "timeout": max(timeout - waited, timeout / _PART)}  # a slow resolver may have used it up
+    return {**given, "timeout": max(timeout - waited, timeout / _PART)}  # a slow resolver may have used it up
 
 
-def is_served(address: str, port: int) -> bool:
-    """Say whether a process listens there."""
-    return is_served_within(0, address, port)
-
-
-def is_served_within(seconds: float, address: str, port: int) -> bool:
-    """Wait until a process listens there, so long at most; say whether one does."""
+def is_hosted_within(seconds: float, address: str, port: int) -> bool:
+    """Wait at most `seconds` until a process listens at this address; return whether one does."""
     until = _now() + seconds
     try:
         found = getaddrinfo(address, port, type=SOCK_STREAM)  # once: a resolver may be slow
     except OSError:
         return False
     pause = _SHORTEST
-    while not any(_accepts(family, place) for family, *_, place in found):
+    while not any(_accepts(family, where) for family, *_, where in found):
         if _now() >= until:
             return False
         sleep(pause)
@@ -114,14 +115,14 @@ def is_served_within(seconds: float, address: str, port: int) -> bool:
     return True
 
 
-def _accepts(family: int, place: "Any") -> bool:
+def _accepts(family: int, where: "Any") -> bool:
     try:
         client = socket(family, SOCK_STREAM)
     except OSError:  # IPv6 is switched off, or there are too many open files
         return False
     try:
         client.settimeout(1)
-        client.connect(place)
+        client.connect(where)
     except OSError:
         return False
     finally:
@@ -130,5 +131,32 @@ def _accepts(family: int, place: "Any") -> bool:
 
 
 def _now() -> float:
-    """Seconds, to 10 ms, of a clock that no library for tests replaces; time.monotonic() may stand still."""
+    """Return seconds, to 10 ms, of a clock that no library for tests replaces; time.monotonic() may stand still."""
     return os.times().elapsed
+
+
+def main() -> None:
+    """Host the store until the agent has ended, or ends this process; exit if another process hosts it already.
+
+    Forked, and in a session of its own: the worker that started it may end before the others, or get a signal.
+    """
+    if os.fork():
+        return
+    del sys.path[0]  # our folder
+    os.setsid()
+    from torch.distributed import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        store = TCPStore(address, port, None, True, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError:
+        return
+    if hasattr(os, "pidfd_open"):
+        select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
+    else:  # Python 3.8
+        signal.pause()
+    del store
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,15 @@
-"""Keeps an interpreter that has imported once for the runs to come, for a while: forks a guard (guard.py) for each of them.
+"""Keeps an interpreter warm: its imports are made once for several runs, and each run gets a guard (guard.py), forked from it.
 
-It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds that it is
-kept unused, and what it imports. A connection, of the same user only, begins with one line:
+It is started with the command of a worker and one variable: the path and the descriptor of a socket, the seconds for which it is
+kept while it is unused, and the modules to import. A connection, of the same user only, begins with one line:
 
-    check SECONDS FOLDER    answered by `ok`, by `unfit WHY`, or by `stale WHY` or `unsafe WHY`: then it takes no more, and ends
-                            with the last guard. FOLDER is that of the script, SECONDS are those that it is kept unused
-    guard SECONDS FOLDER    answered alike; after `ok` a guard serves the connection
-    status                  answered by pid, runs, running guards, seconds left, interpreter and modules, with tabs between
-    stop                    answered by `ok`; it ends with the last guard
+    check SECONDS FOLDER    would it serve a script in FOLDER, and then be kept for SECONDS unused? The answer is `ok`; or
+                            `unfit WHY` for this script; or `stale WHY` or `unsafe WHY`, and it ends with its last guard
+    guard SECONDS FOLDER    the same answers; after `ok` a guard serves the connection
+    status                  the answer is pid, runs, running guards, seconds left, interpreter and modules, with tabs between
+    stop                    the answer is `ok`; it ends with its last guard
 
-It does not serve with what fork_server.py refuses to fork with, nor after a file that was imported has changed.
+It is unsafe where fork_server.py refuses to fork, and stale once a file that was imported has changed.
 """
 
 import os
@@ -27,33 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_ACCEPT_AGAIN = 0.1  # seconds after there was no room for a connection, which is still there then
+_ACCEPT_AGAIN = 0.1  # seconds from a connection for which there was no room to the next try
 _BACKLOG = 64
-_IMPORTS_WITHIN = 600  # seconds
-_LINE_TIMEOUT = 5.0  # seconds that a client has for its line, which it sends with its connection
-_MOST_SILENT = 64  # clients whose line is waited for; one more, and the first of them has to go
-_LONGEST = 86400  # seconds that it is kept unused
+_IMPORTS_WITHIN = 600  # seconds; nobody else would end imports that hang
+_LINE_TIMEOUT = 5.0  # seconds that a client has to send its line
+_MOST_SILENT = 64  # clients that have not sent their line; one more, and the first of them is closed
+_LONGEST = 86400  # seconds for which it is kept unused at most
 _LONGEST_LINE = 8192  # bytes
 
 
 def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
-    """Import, then serve until no run has come for so long; return its arguments in each worker."""
-    began = time.time_ns()
-    server, guard, become, names = load("fork_server"), load("guard"), load("forked")["become"], load("imported")
-    socket = server["_socket"]
-    listener = socket.socket(fileno=int(number))
-    inode = _inode(path)
-    listener.listen(_BACKLOG)  # again: from now on the kernel names this process to who connects
-    listener.settimeout(0)
-    program = sys.argv[1:3]
-    guard["_signal"].alarm(_IMPORTS_WITHIN)  # which ends this process: nobody else would
-    imported = names["Imported"](modules, *program)
-    guard["_signal"].alarm(0)
-    files = load("imported_files")["ImportedFiles"](began, names["folder_of"](*program))
-    imported.leave_folder()
-    guard["adopt"]()  # what the workers of a guard have started that was killed
-    children = guard["Children"]()
-    warm = _Warm(socket, path, inode, listener, int(seconds), modules, imported, files, children, guard["KILL_TIMEOUT"])
+    """Import, then serve runs until none has come for `seconds`. It returns in each worker, with the arguments of that worker."""
+    warm = _Warm(load, path, int(number), int(seconds), modules)
     while True:
         connection = warm.next_run()
         try:
@@ -63,46 +48,48 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
             continue
         if pid == 0:
             warm.close()
-            return guard["serve"](connection, server, imported, become)  # type: ignore[no-any-return]
+            return warm.guard["serve"](connection, warm.server, warm.imported)  # type: ignore[no-any-return]
         warm.guards[pid] = connection
 
 
 class _Warm:
+    """A warm interpreter, its clients, and the guards that were forked from it."""
+
     def __init__(
-        self,
-        socket: "Any",
-        path: str,
-        inode: int,
-        listener: "Any",
-        seconds: int,
-        modules: "tuple[str, ...]",
-        imported: "Any",
-        files: "Any",
-        children: "Any",
-        kill_timeout: float,
+        self, load: "Callable[[str], dict[str, Any]]", path: str, number: int, seconds: int, modules: "tuple[str, ...]"
     ) -> None:
-        self._socket = socket
+        """Import the modules; `number` is the descriptor of the socket at `path`."""
+        began = time.time_ns()
+        self.server, self.guard, names = load("fork_server"), load("guard"), load("imported")
+        self._socket = self.server["_socket"]
         self._path = path
-        self._inode = inode
-        self._listener = listener
+        self._inode = _inode(path)
+        self._listener = self._socket.socket(fileno=number)
+        self._listener.listen(_BACKLOG)  # again: from now on the kernel tells clients the pid of this process
+        self._listener.settimeout(0)
         self._seconds = seconds
         self._modules = modules
-        self._imported = imported
-        self._files = files
-        self._children = children
-        self._kill_timeout = kill_timeout
-        self._of_imports = {*children.now()}  # every other child is a guard, or was left by one
-        # connections of guards that have left something, and when they are closed at the latest
+        program = sys.argv[1:3]
+        alarm = self.guard["_signal"].alarm
+        alarm(_IMPORTS_WITHIN)  # ends this process
+        self.imported = names["Imported"](modules, *program)
+        alarm(0)
+        self._files = names["ImportedFiles"](began, names["folder_of"](*program))
+        self.imported.leave_folder()
+        self.guard["adopt"]()  # the processes that workers have started, where their guard was killed
+        self._children = self.guard["Children"]()
+        self._of_imports = {*self._children.now()}  # every child that comes later is a guard, or was left by one
+        self.guards: dict[int, Any] = {}  # pid -> connection, kept open until no process of the run is left
+        # connections of guards that have ended, and when each is closed if processes of theirs are still left
         self._lost: list[tuple[float, Any]] = []
-        self._has_left = False  # something that a guard has left was killed, and has not ended yet
-        self._silent: list[tuple[float, Any]] = []  # clients whose line has not come, and when they have to go
+        self._has_left = False  # processes that a guard has left were killed, and have not ended yet
+        self._silent: list[tuple[float, Any]] = []  # clients that have not sent their line, and when each is closed
         self._runs = 0
         self._accepts_at = 0.0  # monotonic
         self._until = time.monotonic() + seconds
-        self.guards: dict[int, Any] = {}  # pid -> connection, which is kept open until nothing is left of the run
 
     def next_run(self) -> "Any":
-        """Wait for the next run, and give the connection that its guard is to serve; end when there is to be none."""
+        """Wait for the next run, and return the connection that its guard is to serve; exit when no run is to come."""
         while self._listener is not None or self.guards or self._lost:
             listens = self._listener is not None and time.monotonic() >= self._accepts_at
             times = [until for until, _ in (*self._lost, *self._silent)]
@@ -118,18 +105,18 @@ class _Warm:
             ready = {fd for fd, _ in poll.poll(wait)}
             if self._children.fd in ready:
                 self._children.drain()
-                self._look()
+                self._on_children()
             self._close_lost()
             if listens and self._listener.fileno() in ready:
                 self._accept()
-            if (connection := self._run_of(ready)) is not None:
+            if (connection := self._next_of(ready)) is not None:
                 return connection
             if not self.guards and time.monotonic() >= self._until:
                 self._take_no_more()
         os._exit(0)
 
     def close(self) -> None:
-        """Leave nothing of this process to a guard."""
+        """Close in a guard what belongs to the warm interpreter."""
         self._children.close()
         for one in filter(None, [self._listener, *self._connections()]):
             one.close()
@@ -137,38 +124,38 @@ class _Warm:
     def _connections(self) -> "list[Any]":
         return [*self.guards.values(), *(connection for _, connection in (*self._lost, *self._silent))]
 
-    def _look(self) -> None:
-        """Reap guards that have ended, and kill what one has left: each end brings us here again, with what was below."""
+    def _on_children(self) -> None:
+        """Reap guards that have ended, and kill the processes that they left; the end of each of these brings us here again."""
         for pid in [pid for pid in self.guards if os.waitpid(pid, os.WNOHANG)[0]]:
             now = time.monotonic()
-            self._lost.append((now + self._kill_timeout, self.guards.pop(pid)))
+            self._lost.append((now + self.guard["KILL_TIMEOUT"], self.guards.pop(pid)))
             self._until = now + self._seconds
         if self._lost or self._has_left:
-            self._has_left = self._children.kill(but_for={*self.guards, *self._of_imports})
+            self._has_left = self._children.kill(spared={*self.guards, *self._of_imports})
 
     def _close_lost(self) -> None:
-        """Close connections of guards of which nothing is left, for which the agent waits; others in time."""
+        """Close the connections of guards of which no process is left, for which agents wait; others when their time is up."""
         now = time.monotonic()
         for lost in [lost for lost in self._lost if not self._has_left or lost[0] <= now]:
             self._lost.remove(lost)
             lost[1].close()
 
     def _accept(self) -> None:
-        """Take a connection, whose line is waited for."""
+        """Accept a client."""
         try:
             connection = self._socket.socket(fileno=self._listener._accept()[0])
             connection.setblocking(False)
             if not self._is_ours(connection):
                 return
-        except OSError:  # it has gone again, or there is no room
+        except OSError:  # the client has gone again, or there is no room
             self._accepts_at = time.monotonic() + _ACCEPT_AGAIN
             return
         self._silent.append((time.monotonic() + _LINE_TIMEOUT, connection))
         if len(self._silent) > _MOST_SILENT:
             self._silent.pop(0)[1].close()
 
-    def _run_of(self, ready: "set[int]") -> "Any":
-        """Answer clients whose line has come; give the first that a guard is to serve. The line of others may come later."""
+    def _next_of(self, ready: "set[int]") -> "Any":
+        """Answer clients that sent their line, and return the first that a guard is to serve; close clients after a timeout."""
         now = time.monotonic()
         for client in self._silent[:]:
             until, connection = client
@@ -183,12 +170,13 @@ class _Warm:
         return None
 
     def _asks_for_guard(self, connection: "Any") -> bool:
+        """Read the line of a client and answer it; return whether a guard is to serve it."""
         try:
             line = connection.recv(_LONGEST_LINE)
             what, _, rest = os.fsdecode(line).rstrip("\n").partition(" ")
             answer, is_run = self._answer(what, rest, connection)
             connection.sendall(os.fsencode(answer))
-        except (OSError, ValueError):  # it has gone, or asks with what is no number or path
+        except (OSError, ValueError):  # the client has gone, or sent no number or path
             return False
         connection.settimeout(None)
         return is_run
@@ -209,12 +197,12 @@ class _Warm:
         seconds, _, folder = rest.partition(" ")
         if (
             what not in ("check", "guard") or not seconds.isdecimal()
-        ):  # an empty line: it was only looked whether we are there
+        ):  # an empty line: the client only looked whether we are there
             return "", False
-        if self._listener is None:  # it has connected before that was closed
+        if self._listener is None:  # the client connected before it was closed
             return "stale it ends with the runs that it serves\n", False
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
-        if why := self._imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
+        if why := self.imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
             answer = f"unsafe {why}\n"
         elif why := self._files.why_stale():
             answer = f"stale {why}\n"
@@ -225,13 +213,13 @@ class _Warm:
             self._until = time.monotonic() + self._seconds
             self._runs += what == "guard"
             if _inode(self._path) == self._inode:
-                os.utime(self._path)  # who starts another sees by it which was taken longest ago
+                os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
             return "ok\n", what == "guard"
         self._take_no_more()
         return answer, False
 
     def _take_no_more(self) -> None:
-        """Let runs to come find nobody; end when the last guard has."""
+        """Accept no further run; this process exits after its last guard."""
         if self._listener is None:
             return
         self._listener.close()
@@ -243,5 +231,5 @@ class _Warm:
 def _inode(path: str) -> int:
     try:
         return os.stat(path).st_ino
-    except OSError:  # somebody has removed it: who has connected is served
+    except OSError:  # removed: clients that have connected are still served
         return 0

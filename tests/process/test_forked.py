@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from ddplaunch.worker.stacks import NAME as STACKS
+from ddplaunch.worker.signals import NAME as STACKS
 
 BECOMES = """
 import os, resource, sys
-from ddplaunch.worker.forked import become
+from ddplaunch.worker.fork_server import become
 
 limit, number = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

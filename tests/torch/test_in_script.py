@@ -184,26 +184,26 @@ def test_the_backend_suits_the_device_and_the_torch(worker, kind, built_with, ex
 
 
 def test_a_file_that_an_earlier_run_left_is_recognised(worker, tmp_path, monkeypatch):
-    from ddplaunch.worker.api.place import Place
+    from ddplaunch.worker.api.ranks import Ranks
 
     path = tmp_path / "meet"
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", f"file://{path}")
-    killed = worker["group"]._new_store(Place(1, 2), None)
+    killed = worker["group"]._new_store(Ranks(1, 2), None)
     with pytest.raises(
         RuntimeError, match=rf"^{re.escape(str(path))} has been used by another worker with rank 1: an ear"
     ):
-        worker["group"]._new_store(Place(1, 2), None)
+        worker["group"]._new_store(Ranks(1, 2), None)
     del killed
 
 
 def test_an_init_method_that_is_none_is_an_error(worker, monkeypatch):
-    from ddplaunch.worker.api.place import Place
+    from ddplaunch.worker.api.ranks import Ranks
 
     monkeypatch.setenv("DDPLAUNCH_INIT_METHOD", "file:meet")
     with pytest.raises(
         ValueError, match=r"^DDPLAUNCH_INIT_METHOD is 'file:meet'; use env://, tcp://HOST:PORT or file:///"
     ):
-        worker["group"]._new_store(Place(0, 2), None)
+        worker["group"]._new_store(Ranks(0, 2), None)
 
 
 def test_a_name_that_scripts_are_not_offered_is_an_ordinary_attribute_error():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ddplaunch.worker.api.place import number
+from ddplaunch.worker.api.ranks import number
 
 COUNTED = ("cuda", "xpu")  # kinds of which a machine has several; ROCm's are called cuda too
 
@@ -52,7 +52,8 @@ def visible(kind: str) -> int:
 
 
 def _by_local_rank(kind: str, env: Mapping[str, str], there: int) -> str:
-    if there == 1:  # bound by the scheduler, which hides the others, or shared
+    """Return the device with the number LOCAL_RANK, of `there` devices of this kind."""
+    if there == 1:  # the scheduler hides the others from this worker, or all share this one
         return f"{kind}:0"
     local_rank = number("LOCAL_RANK", env)
     if local_rank >= there:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ddplaunch.worker.api.device import device
 from ddplaunch.worker.api.notice import spare_children
-from ddplaunch.worker.api.place import Place, place
+from ddplaunch.worker.api.ranks import Ranks, ranks
 
 _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
 
@@ -36,8 +36,8 @@ class Membership:
 
 _store: dist.Store | None = None  # kept for the next group: a fast worker must not connect to a store that is closing
 _joined = 0  # how many groups this process has joined through ddplaunch
-_latest: ref[dist.ProcessGroup] | None = None  # the last of them, weak so that destroy_process_group() frees it
-_asked: object = None  # its arguments
+_latest: ref[dist.ProcessGroup] | None = None  # the last of them; weak, so that destroy_process_group() frees it
+_arguments: object = None  # with which it was made
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> Membership:
@@ -57,16 +57,16 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
         RuntimeError: there is another process group already, or an earlier run has left the file of `file://`. Besides,
             what torch raises.
     """
-    global _latest, _asked
-    asked = (backend, timeout, dict(options))
+    global _latest, _arguments
+    arguments = (backend, timeout, dict(options))
     if dist.is_initialized():
-        if _latest is not None and _latest() is dist.group.WORLD and _asked == asked:
+        if _latest is not None and _latest() is dist.group.WORLD and _arguments == arguments:
             return Membership()
         raise RuntimeError(
             "there is a process group already, and it was made with other arguments: "
             "call torch.distributed.destroy_process_group() first, or join once"
         )
-    here, chosen = place(os.environ), device()
+    here, chosen = ranks(os.environ), device()
     if chosen.index is not None and chosen.type in ("cuda", "xpu"):
         getattr(torch, chosen.type).set_device(chosen)
     backend = backend or os.environ.get("DDPLAUNCH_BACKEND") or suitable(chosen.type, _has)
@@ -75,7 +75,7 @@ def init_process_group(backend: str | None = None, timeout: timedelta | None = N
     _set_rendezvous(here, timeout, options)
     dist.init_process_group(backend, timeout=timeout, **options)
     assert dist.group.WORLD is not None
-    _latest, _asked = ref(dist.group.WORLD), asked
+    _latest, _arguments = ref(dist.group.WORLD), arguments
     spare_children()
     return Membership()
 
@@ -90,8 +90,8 @@ def _has(backend: str) -> bool:
     return dist.is_backend_available(backend)
 
 
-def _set_rendezvous(here: Place, timeout: timedelta | None, options: dict[str, Any]) -> None:
-    """Set in the options how the workers find each other, unless they do."""
+def _set_rendezvous(here: Ranks, timeout: timedelta | None, options: dict[str, Any]) -> None:
+    """Set in the options how the workers find each other, unless the options say so already."""
     global _store, _joined
     method = options.get("init_method")
     if method == "env://":
@@ -107,7 +107,8 @@ def _set_rendezvous(here: Place, timeout: timedelta | None, options: dict[str, A
     options.update(store=dist.PrefixStore(f"ddplaunch/{_joined}", _store), rank=here.rank, world_size=here.world_size)
 
 
-def _new_store(here: Place, timeout: timedelta | None) -> dist.Store:
+def _new_store(here: Ranks, timeout: timedelta | None) -> dist.Store:
+    """Return the store by which the workers find each other, from `DDPLAUNCH_INIT_METHOD`."""
     if here.world_size == 1:
         return dist.HashStore()
     method = os.environ.get("DDPLAUNCH_INIT_METHOD") or "env://"
@@ -125,9 +126,9 @@ def _new_store(here: Place, timeout: timedelta | None) -> dist.Store:
 
 
 def _leave() -> None:
-    """Leave the group that the program has not left, and the store: threads of theirs would outlive the interpreter.
+    """Leave a group of gloo that the program has not left, and the store: their threads would outlive the interpreter.
 
-    Only gloo's, which does not wait for other workers; torch itself ends what is left of NCCL with the process.
+    gloo waits for no other worker here. NCCL would; torch itself ends its groups with the process.
     """
     global _store
     if dist.is_initialized() and dist.get_backend() == "gloo":

@@ -17,7 +17,7 @@ _spares_children = False
 
 
 def received() -> bool:
-    """Whether this process has received a notice."""
+    """Return whether this process has received a notice."""
     return _received
 
 
@@ -65,6 +65,7 @@ def spare_children() -> None:
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
+    """Remember the notice, and call the handler that the program had installed before."""
     global _received
     _received = True
     previous = _previous.get(signum)
@@ -73,15 +74,16 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 def _in_child() -> None:
+    """Give a forked child the handlers that the program had; it ignores signals without one, if they are not to end children."""
     global _received
     _received = False
     for signum in signals(os.environ):
         handler = _previous.get(signum) if signal.getsignal(signum) is _on_signal else signal.getsignal(signum)
         if handler is signal.SIG_DFL and signum not in _ENDS_CHILDREN:
-            handler = _pass  # not SIG_IGN, which the programs that a child starts would inherit
+            handler = _ignore  # not SIG_IGN, which programs that the child starts would inherit
         signal.signal(signum, handler)  # type: ignore[arg-type]
     _previous.clear()
 
 
-def _pass(signum: int, frame: FrameType | None) -> None:
+def _ignore(signum: int, frame: FrameType | None) -> None:
     pass

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from ddplaunch.worker.api.notice import install_handlers, received
-from ddplaunch.worker.api.place import place
+from ddplaunch.worker.api.ranks import ranks
 
 _stopping = False
 _calls = 0
-# Weak, so that destroy_process_group() ends them: gloo's, of our own, and the default group that it was made beside.
+# our own group, of gloo, and the default group beside which it was made; weak, so that destroy_process_group() ends them
 _group: ref[dist.ProcessGroup] | None = None
 _beside: ref[dist.ProcessGroup] | None = None
 
@@ -52,9 +52,13 @@ def should_stop(*, every: int = 1) -> bool:
 
 
 def _world_size() -> int:
+    """Return the number of workers to ask.
+
+    Raises: RuntimeError: this worker is in no process group, though there are others.
+    """
     if dist.is_initialized():
         return dist.get_world_size()
-    world_size = place(os.environ).world_size
+    world_size = ranks(os.environ).world_size
     if world_size > 1:
         raise RuntimeError(
             f"should_stop() asks all {world_size} workers, but this one is in no process group: "
@@ -64,7 +68,7 @@ def _world_size() -> int:
 
 
 def _join() -> dist.ProcessGroup:
-    """Return our own group, made anew if the default group has changed."""
+    """Return our own group; make another if the default group has changed."""
     global _group, _beside, _calls
     group, world = _group() if _group else None, dist.group.WORLD
     if group is None or _beside is None or _beside() is not world:

@@ -36,7 +36,7 @@ Current thread 0x00007f1a6a1f5740 (most recent call first):
   File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
   File "/usr/lib/python3.11/cmd.py", line 129 in cmdloop
   File "/usr/lib/python3.11/pdb.py", line 390 in user_line
-  File "/opt/ddplaunch/worker/attach.py", line 71 in _attach
+  File "/opt/ddplaunch/worker/signals.py", line 71 in _attach
   File "/home/me/train.py", line 88 in train_step
   File "/opt/ddplaunch/worker/bootstrap.py", line 84 in <module>
 """
@@ -58,7 +58,7 @@ def test_nothing_of_ours_is_left_of_a_program_that_has_failed_and_is_looked_at()
 Current thread 0x00007f1a6a1f5740 (most recent call first):
   File "/opt/ddplaunch/worker/prompt.py", line 67 in readline
   File "/opt/ddplaunch/worker/debugger.py", line 40 in post_mortem
-  File "/opt/ddplaunch/worker/around.py", line 67 in failed
+  File "/opt/ddplaunch/worker/lifecycle.py", line 67 in failed
   File "/opt/ddplaunch/worker/bootstrap.py", line 39 in <module>
 """
     assert main(text) == []

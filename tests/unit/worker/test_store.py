@@ -42,7 +42,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_a_client_that_is_faster_than_rank_0_is_made_once_it_is_served(distributed, reserved):
-    store.serve(distributed, "", lambda: None)
+    store.host_for_clients(distributed, "", lambda: None)
     rank_0 = threading.Timer(0.05, reserved.listen)
     rank_0.start()
     client = {"world_size": 2, "is_master": False, "multi_tenant": True}
@@ -51,7 +51,7 @@ def test_a_client_that_is_faster_than_rank_0_is_made_once_it_is_served(distribut
 
 
 def test_what_is_waited_for_rank_0_is_taken_off_the_timeout(distributed, reserved):
-    store.serve(distributed, "", lambda: None)
+    store.host_for_clients(distributed, "", lambda: None)
     timeout = timedelta(seconds=1)
     began = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
@@ -62,7 +62,7 @@ def test_what_is_waited_for_rank_0_is_taken_off_the_timeout(distributed, reserve
 
 
 def test_a_store_of_another_host_at_the_same_port_is_not_waited_for(distributed, reserved):
-    store.serve(distributed, "", lambda: None)
+    store.host_for_clients(distributed, "", lambda: None)
     timeout = timedelta(days=1)
     with pytest.raises(ConnectionRefusedError):
         distributed.TCPStore("127.0.0.2", reserved.getsockname()[1], None, False, timeout, multi_tenant=True)
@@ -72,12 +72,12 @@ def test_a_store_of_another_host_at_the_same_port_is_not_waited_for(distributed,
 def test_a_name_is_resolved_once_however_often_it_is_tried(reserved, monkeypatch):
     resolved = []
     monkeypatch.setattr(store, "getaddrinfo", lambda *a, **b: resolved.append(a) or _socket.getaddrinfo(*a, **b))
-    assert not store.is_served_within(0.1, "localhost", reserved.getsockname()[1])
+    assert not store.is_hosted_within(0.1, "localhost", reserved.getsockname()[1])
     assert len(resolved) == 1
 
 
 def test_a_program_may_remove_the_variables_of_its_place_before_it_makes_a_client(distributed, reserved, monkeypatch):
-    store.serve(distributed, "", lambda: None)
+    store.host_for_clients(distributed, "", lambda: None)
     for name in ("RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name)
     reserved.listen()
@@ -88,6 +88,6 @@ def test_a_program_may_remove_the_variables_of_its_place_before_it_makes_a_clien
 def test_a_program_may_stop_the_time_and_forbid_sockets(reserved, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 1.0)
     monkeypatch.setattr(socket, "socket", None)
-    assert not store.is_served_within(0.01, "127.0.0.1", reserved.getsockname()[1])
+    assert not store.is_hosted_within(0.01, "127.0.0.1", reserved.getsockname()[1])
     reserved.listen()
-    assert store.is_served("127.0.0.1", reserved.getsockname()[1])
+    assert store.is_hosted_within(0, "127.0.0.1", reserved.getsockname()[1])

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """Which worker of the job this is."""
+class Ranks(NamedTuple):
+    """Which worker of the job this is, of how many."""
 
     rank: int
     world_size: int
 
 
-def place(env: Mapping[str, str]) -> Place:
+def ranks(env: Mapping[str, str]) -> Ranks:
     """Return rank and world size, those of a single process if no launcher has set them.
 
     Raises: ValueError: one of the variables is missing, or they contradict each other.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE") if not env.get(name)]
     if len(missing) == 2:
-        return Place(0, 1)
+        return Ranks(0, 1)
     if missing:
         there = "RANK" if missing == ["WORLD_SIZE"] else "WORLD_SIZE"
         raise ValueError(f"{there} is set and {missing[0]} is not: a launcher must set both or none")
-    found = Place(number("RANK", env), number("WORLD_SIZE", env))
+    found = Ranks(number("RANK", env), number("WORLD_SIZE", env))
     if found.rank >= found.world_size:
         raise ValueError(f"RANK is {found.rank}, but WORLD_SIZE is {found.world_size}: ranks count from 0")
     return found

@@ -2,21 +2,21 @@
 
 import pytest
 
-from ddplaunch.worker.api.place import Place, place
+from ddplaunch.worker.api.ranks import Ranks, ranks
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({}, Place(0, 1)),
-        ({"RANK": "", "WORLD_SIZE": ""}, Place(0, 1)),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Place(0, 1)),
-        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "5"}, Place(3, 8)),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, Place(0, 1)),  # a batch script has them too
+        ({}, Ranks(0, 1)),
+        ({"RANK": "", "WORLD_SIZE": ""}, Ranks(0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Ranks(0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "5"}, Ranks(3, 8)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, Ranks(0, 1)),  # a batch script has them too
     ],
 )
 def test_the_place_is_what_a_launcher_says_or_that_of_a_single_process(env, expected):
-    assert place(env) == expected
+    assert ranks(env) == expected
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_the_place_is_what_a_launcher_says_or_that_of_a_single_process(env, expe
 )
 def test_variables_that_cannot_be_are_an_error(env, message):
     with pytest.raises(ValueError, match=message):
-        place(env)
+        ranks(env)
