@@ -1,11 +1,7 @@
-"""The addresses of this host and the interfaces that have them. Reads the kernel only: resolves no names, sends nothing.
-
-By ctypes: to import psutil costs each agent of several nodes 9 ms of its start.
-"""
+"""The addresses of this host and the interfaces that have them. Asks the kernel, by psutil: resolves no names, sends nothing."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 from collections.abc import Iterator
@@ -13,9 +9,6 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-# where a sockaddr has its address, and of how many bytes: ip(7), ipv6(7)
-_AT = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
-_RUNNING = 0x40  # IFF_RUNNING: it is up, and has a carrier; netdevice(7)
 _LOOPBACK6 = socket.inet_pton(socket.AF_INET6, "::1")
 _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's terms begins so: ::ffff:a.b.c.d
 # RFC 5737 and RFC 3849 keep these for documentation, so that only the default route leads there
@@ -29,17 +22,6 @@ class _Own(Struct, frozen=True):
     text: str
     packed: bytes
     is_up: bool
-
-
-class _Entry(ctypes.Structure):
-    """What getifaddrs(3) gives a list of, as far as it is read."""
-
-    _fields_ = (
-        ("next", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("flags", ctypes.c_uint),
-        ("address", ctypes.c_void_p),
-    )
 
 
 def interface_of(address: str) -> str | None:
@@ -89,25 +71,15 @@ def usable_addresses() -> tuple[str, ...]:
 
 def _own() -> Iterator[_Own]:
     """All addresses in the kernel's order: an interface's IPv4 ones come first."""
-    libc = ctypes.CDLL(None)
-    first = ctypes.c_void_p()
-    if libc.getifaddrs(ctypes.byref(first)) != 0:
-        return
-    found: dict[str, list[_Own]] = {}
-    at = first.value
-    while at:
-        entry = _Entry.from_address(at)
-        at = entry.next
-        number = ctypes.c_ushort.from_address(entry.address).value if entry.address else socket.AF_UNSPEC
-        if number in _AT:
-            family = socket.AddressFamily(number)
-            offset, length = _AT[family]
-            packed = ctypes.string_at(entry.address + offset, length)
-            text, name = socket.inet_ntop(family, packed), os.fsdecode(entry.name)
-            found.setdefault(name, []).append(_Own(name, text, packed, bool(entry.flags & _RUNNING)))
-    libc.freeifaddrs(first)
-    for addresses in found.values():
-        yield from addresses
+    import psutil  # 9 ms, and a job of one node needs no address of its host
+
+    states = psutil.net_if_stats()
+    for name, addresses in psutil.net_if_addrs().items():
+        is_up = name not in states or states[name].isup  # has a carrier, too
+        for found in addresses:
+            if found.family in _FAMILIES:
+                text = found.address.partition("%")[0]
+                yield _Own(name, text, socket.inet_pton(found.family, text), is_up)
 
 
 def _pack(address: str) -> tuple[bytes | None, str]:
