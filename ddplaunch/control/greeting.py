@@ -8,10 +8,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, LIMIT_UNKNOWN, Decoder, FrameError, pack
+from ddplaunch.control.frames import LIMIT, LIMIT_UNAUTHENTICATED, LIMIT_UNKNOWN, Decoder, pack
 from ddplaunch.control.handshake import NOT_DDPLAUNCH, Handshake, Refused, Server, Session
 from ddplaunch.control.peer import Peer
 from ddplaunch.control.tcp import CLOSED, Sockaddr, describe, host_of
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 
 HANDSHAKE_TIMEOUT = 5.0  # seconds from accept to the end of the handshake

@@ -21,7 +21,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ddplaunch.control.frames import SIGNATURE, FrameError, pack
+from ddplaunch.control.frames import SIGNATURE, pack
+from ddplaunch.loop.frames import FrameError
 
 PROTOCOL = 2
 NOT_DDPLAUNCH = "is not ddplaunch"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from ddplaunch.control.frames import Decoder, FrameError
+from ddplaunch.control.frames import Decoder
 from ddplaunch.control.handshake import Session
 from ddplaunch.control.tcp import CLOSED, describe, host_of
 from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import READ, WRITE, Loop
 
 MAX_QUEUED = 8 << 20  # bytes waiting for a peer above which it is given up

@@ -1,6 +1,6 @@
 """What the agent and the process that writes files say to each other. Knows neither what they mean nor how they go.
 
-A message is HEADER bytes, then its content; a reply is its length, then packed values.
+Both are frames: of a message what it is, for which log, and the content; of a reply packed values.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import marshal
 from collections.abc import Mapping
 from typing import Any
 
+from ddplaunch.loop.frames import WORD, head
+from ddplaunch.loop.frames import pack as frame
+
 PROGRESS = 16  # bytes at the beginning of the shared file: what the writer has done so far, in bytes and in steps
-HEADER = 13  # bytes: what it is, for which log, and how long what follows is
+HEADER = WORD + 5  # bytes: the length word, what it is, and for which log
 
 # what a message is; the number of a log is 0 where there is none
 MAKE = b"m"  # the folder of the run; packed
@@ -24,7 +27,7 @@ REPLACE = b"r"  # a file as a whole: its name, a newline, its content
 REMOVE = b"u"  # a file elsewhere; its path
 LISTEN = b"l"  # at the socket of the run; packed
 END = b"."
-_LENGTH = 4  # bytes, of a reply
+LONGEST_REPLY = 1 << 20  # bytes
 
 
 def pack(values: Any) -> bytes:
@@ -37,16 +40,22 @@ def pack(values: Any) -> bytes:
         return marshal.dumps(json.loads(json.dumps(values)))
 
 
+def header(kind: bytes, log: int, size: int) -> bytes:
+    """Return what comes before the content of a message."""
+    return head(5 + size) + kind + log.to_bytes(4)
+
+
+def parse(data: bytes) -> tuple[bytes, int, int]:
+    """Return what a header says: what the message is, for which log, and how long the content."""
+    return data[WORD : WORD + 1], int.from_bytes(data[WORD + 1 :]), int.from_bytes(data[:WORD]) - 5
+
+
 def reply(**values: Any) -> bytes:
     """Make a reply."""
-    packed = pack(values)
-    return len(packed).to_bytes(_LENGTH, "little") + packed
+    return frame(pack(values))
 
 
-def replies(data: bytes) -> tuple[list[Mapping[str, Any]], bytes]:
-    """Take the whole replies off the beginning of what was received; give them and the rest."""
-    found = []
-    while len(data) >= _LENGTH and len(data) >= (end := _LENGTH + int.from_bytes(data[:_LENGTH], "little")):
-        found.append(marshal.loads(data[_LENGTH:end]))
-        data = data[end:]
-    return found, data
+def values_of(reply: bytes) -> Mapping[str, Any]:
+    """Return what a reply says."""
+    values: Mapping[str, Any] = marshal.loads(reply)
+    return values

@@ -13,8 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.loop import loop as loops
 from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.frames import Decoder
 from ddplaunch.loop.loop import Loop, Timer
-from ddplaunch.output.file_messages import CLOSE, END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, replies
+from ddplaunch.output.file_messages import (
+    CLOSE,
+    END,
+    EVENT,
+    HEADER,
+    LONGEST_REPLY,
+    MISSING,
+    OPEN,
+    PROGRESS,
+    WRITE,
+    header,
+    values_of,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -68,7 +81,7 @@ class FileQueue:
         self._sock = sock
         self._shared = shared
         self._buffer = SendBuffer(sock.sendmsg) if sock is not None else SendBuffer(lambda _: 0)
-        self._received = b""
+        self._replies = Decoder(LONGEST_REPLY)
         self._handed_over = 0  # bytes, ever
         self._seen = b""  # of the writer's progress, at the last look
         self._rechecks = False
@@ -113,10 +126,9 @@ class FileQueue:
         """Hand a message over, or keep it until there is room."""
         if self._sock is None or (kind == EVENT and self.size > LIMIT + _ROOM):
             return
-        header = kind + log.to_bytes(4, "little") + len(data).to_bytes(8, "little")
         self._handed_over += HEADER + len(data)
         try:
-            self._buffer.put(header, data)
+            self._buffer.put(header(kind, log, len(data)), data)
         except OSError:
             self.receive()  # it may have said why, before its end
             return
@@ -166,8 +178,9 @@ class FileQueue:
                 data = self._sock.recv(1 << 16)
                 if not data:
                     self._lose_writer()
-                found, self._received = replies(self._received + data)
-                for reply in found:
+                self._replies.feed(data)
+                while (found := self._replies.take()) is not None:
+                    reply = values_of(found)
                     (self.listening if "listening" in reply else self.replied)(reply)
         except BlockingIOError:
             pass

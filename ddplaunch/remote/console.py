@@ -9,11 +9,11 @@ from itertools import chain
 from ddplaunch import fields
 from ddplaunch.agent.pipes import BARS, CONTROL, FULL, OURS, STDERR, UNREAD_TIMEOUT, OutputQueue
 from ddplaunch.errors import below, visible
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.bars import Bar, BarFeed, unpack
 from ddplaunch.remote import messages
 from ddplaunch.remote.connection import HostConnection
-from ddplaunch.remote.protocol import FrameError
 from ddplaunch.supervise.deadline import soonest
 
 REMEMBERED = 100  # messages; hosts send an equal one at about the same time

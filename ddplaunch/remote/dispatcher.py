@@ -14,13 +14,14 @@ from ddplaunch.agent.events import FrontWaits
 from ddplaunch.agent.pipes import FrontPipes, OutputQueue
 from ddplaunch.agent.signals import END_MARGIN, SignalSource
 from ddplaunch.fields import Malformed
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.remote import diagnose, messages
 from ddplaunch.remote.chaos import Chaos
 from ddplaunch.remote.connection import HostConnection, HostPhase
 from ddplaunch.remote.console import Console
 from ddplaunch.remote.diagnose import HostError, HostStatuses
-from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL, FrameError
+from ddplaunch.remote.protocol import COORDINATOR, FEWER, ORDER, PLAIN_SIGNAL, PROTOCOL, SIGNAL
 from ddplaunch.remote.remote_job import RemoteJob
 from ddplaunch.remote.startup import QUIT_TIMEOUT, Startup
 from ddplaunch.supervise import node

@@ -27,12 +27,13 @@ from ddplaunch.agent.pipes import (
 from ddplaunch.agent.signals import passed_on
 from ddplaunch.errors import LaunchError
 from ddplaunch.exitcodes import NODE_LOST, of_signal
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.clock import PROCESS_CLOCK
 from ddplaunch.process.tree import ends_within, has_ended
 from ddplaunch.remote import messages
 from ddplaunch.remote.messages import Report
-from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL, FrameError
+from ddplaunch.remote.protocol import FEWER, HEARTBEAT, PLAIN_SIGNAL, SIGNAL
 from ddplaunch.remote.stdio import InputPipe, OutputPipe
 
 _FULL = 1 << 20  # bytes waiting to be sent from which the agent's output is not read

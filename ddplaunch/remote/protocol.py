@@ -1,7 +1,7 @@
 """The protocol on the pipes between the dispatcher and the agents on other hosts: a greeting line, then frames.
 
-A frame is a tag of one byte, the length of its data in four, big-endian, and the data. Pure: it opens no pipe and looks into
-no data. What a remote shell prints at login comes before the greeting, and is skipped.
+A frame is a tag of one byte and data. Pure: it opens no pipe and looks into no data. What a remote shell prints at login comes
+before the greeting, and is skipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 
 from ddplaunch import __version__
 from ddplaunch.agent.pipes import BARS, CONTROL, OURS, STDERR, STDOUT
+from ddplaunch.loop import frames
+from ddplaunch.loop.frames import FrameError
 
 PROTOCOL = 1
 
@@ -28,21 +30,16 @@ FROM_HOST = STDOUT + STDERR + OURS + BARS + CONTROL + HEARTBEAT
 LIMIT = 16 << 20  # bytes of data in one frame; the largest is an order, with variables and arguments
 LOGIN_LIMIT = 1 << 20  # bytes that a shell may print before the greeting
 
-_HEAD = 5  # bytes
 _MARK = b"\0ddplaunch-remote "
 _LONGEST_GREETING = 100  # bytes
 _GREETING = re.compile(re.escape(_MARK) + rb"(\d{1,9}) ([0-9A-Za-z.+-]{1,40})\n")
-
-
-class FrameError(Exception):
-    """How the peer broke the protocol, as it reads after its name."""
 
 
 def pack(tag: bytes, data: bytes) -> bytes:
     """Make a frame."""
     if len(data) > LIMIT:
         raise ValueError(f"a frame of {len(data)} bytes, and the limit is {LIMIT}")
-    return tag + len(data).to_bytes(_HEAD - 1) + data
+    return frames.pack(tag, data)
 
 
 def greeting() -> bytes:
@@ -55,11 +52,11 @@ class PipeDecoder:
 
     def __init__(self, tags: bytes) -> None:
         self._tags = tags
-        self._buffer = bytearray()
+        self._frames = frames.Decoder(1 + LIMIT)
 
     def feed(self, data: bytes) -> None:
         """Add what has arrived."""
-        self._buffer += data
+        self._frames.feed(data)
 
     def take(self) -> tuple[bytes, bytes] | None:
         """Return the next frame's tag and data, None if it is incomplete.
@@ -67,19 +64,15 @@ class PipeDecoder:
         Raises:
             FrameError: what arrived is no frame.
         """
-        buffer = self._buffer
-        if not buffer:
+        try:
+            frame = self._frames.take()
+        except FrameError:
+            raise FrameError(f"sent {self._frames.beginning!r}, which is no frame") from None
+        if frame is None:
             return None
-        if buffer[:1] not in self._tags:
-            raise FrameError(f"sent {bytes(buffer[:20])!r}, which is no frame")
-        length = int.from_bytes(buffer[1:_HEAD])
-        if len(buffer) >= _HEAD and length > LIMIT:
-            raise FrameError(f"sent a frame of {length} bytes, at most {LIMIT} are allowed")
-        if len(buffer) < _HEAD + length:
-            return None
-        tag, data = bytes(buffer[:1]), bytes(buffer[_HEAD : _HEAD + length])
-        del buffer[: _HEAD + length]
-        return tag, data
+        if frame[:1] not in self._tags or not frame:
+            raise FrameError(f"sent {frame[:20]!r}, which is no frame")
+        return frame[:1], frame[1:]
 
 
 class GreetingDecoder:

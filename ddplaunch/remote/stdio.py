@@ -7,9 +7,10 @@ import selectors
 from functools import partial
 
 from ddplaunch.loop.buffer import SendBuffer
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.loop.loop import WRITE, Loop
 from ddplaunch.process import clock
-from ddplaunch.remote.protocol import TO_HOST, FrameError, PipeDecoder, greeting, pack
+from ddplaunch.remote.protocol import TO_HOST, PipeDecoder, greeting, pack
 
 _READ = 1 << 16  # bytes at a time
 

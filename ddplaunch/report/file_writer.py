@@ -31,6 +31,7 @@ from ddplaunch.output.file_messages import (
     REMOVE,
     REPLACE,
     WRITE,
+    parse,
     reply,
 )
 from ddplaunch.output.log import BoundedLog
@@ -95,8 +96,10 @@ class _Writer:
                 self._tidy(messages)
                 return read(HEADER)
 
-            while len(header := header_of_next()) == HEADER and (kind := header[:1]) != END:
-                log, size = int.from_bytes(header[1:5], "little"), int.from_bytes(header[5:], "little")
+            while len(header := header_of_next()) == HEADER:
+                kind, log, size = parse(header)
+                if kind == END:
+                    break
                 data = read(size)
                 if len(data) == size:
                     self._do(kind, log, data)

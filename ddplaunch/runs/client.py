@@ -11,10 +11,11 @@ from contextlib import ExitStack, suppress
 from msgspec import Struct
 
 from ddplaunch.control import requests
-from ddplaunch.control.frames import LIMIT, Decoder, FrameError, pack
+from ddplaunch.control.frames import LIMIT, Decoder, pack
 from ddplaunch.control.questions import Question
 from ddplaunch.errors import LaunchError
 from ddplaunch.fields import Malformed
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.process import clock, tree
 from ddplaunch.report import run_socket
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.control.frames import Decoder, FrameError
+from ddplaunch.control.frames import Decoder
 from ddplaunch.control.handshake import (
     NOT_DDPLAUNCH,
     UNPROVEN,
@@ -22,6 +22,7 @@ from ddplaunch.control.handshake import (
     Session,
     key,
 )
+from ddplaunch.loop.frames import FrameError
 
 KEY = key("a long secret", "job-1")
 

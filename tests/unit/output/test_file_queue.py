@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddplaunch.output.file_messages import END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE
+from ddplaunch.output.file_messages import END, EVENT, HEADER, MISSING, OPEN, PROGRESS, WRITE, parse
 from ddplaunch.output.file_queue import HANG_TIMEOUT, HOLD, LIMIT, RECHECK, FileQueue
 from tests.loops import FakeLoop
 
@@ -39,9 +39,8 @@ class Writer:
         """What has been taken: kinds, numbers of logs, contents."""
         found, at = [], 0
         while at < len(self.taken):
-            size = int.from_bytes(self.taken[at + 5 : at + HEADER], "little")
-            log = int.from_bytes(self.taken[at + 1 : at + 5], "little")
-            found.append((bytes(self.taken[at : at + 1]), log, bytes(self.taken[at + HEADER : at + HEADER + size])))
+            kind, log, size = parse(bytes(self.taken[at : at + HEADER]))
+            found.append((kind, log, bytes(self.taken[at + HEADER : at + HEADER + size])))
             at += HEADER + size
         return found
 

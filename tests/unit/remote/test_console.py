@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from ddplaunch.agent.pipes import BARS, OURS, STDERR, STDOUT, OutputQueue
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.remote import console
 from ddplaunch.remote.connection import HostConnection
 from ddplaunch.remote.console import Console
-from ddplaunch.remote.protocol import FrameError
 from tests.loops import FakeLoop
 
 A, B = (cast(HostConnection, object()) for _ in "ab")  # it looks into none

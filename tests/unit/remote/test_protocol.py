@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import __version__
+from ddplaunch.loop.frames import FrameError
 from ddplaunch.remote.protocol import (
     FROM_HOST,
     HEARTBEAT,
@@ -15,7 +16,6 @@ from ddplaunch.remote.protocol import (
     ORDER,
     PROTOCOL,
     TO_HOST,
-    FrameError,
     GreetingDecoder,
     PipeDecoder,
     greeting,
@@ -54,8 +54,15 @@ def test_anything_else_is_refused_or_waited_for(data):
 
 def test_a_frame_that_is_too_long_is_refused_by_its_length():
     decoder = PipeDecoder(TO_HOST)
-    decoder.feed(ORDER + (LIMIT + 1).to_bytes(4))
-    with pytest.raises(FrameError, match=f"{LIMIT + 1} bytes"):
+    decoder.feed((LIMIT + 2).to_bytes(4))
+    with pytest.raises(FrameError, match="no frame"):
+        decoder.take()
+
+
+def test_what_another_program_prints_between_frames_is_quoted():
+    decoder = PipeDecoder(FROM_HOST)
+    decoder.feed(b"Connection to node1 closed.")
+    with pytest.raises(FrameError, match="sent b'Connection to node1 ', which is no frame"):
         decoder.take()
 
 

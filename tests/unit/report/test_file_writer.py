@@ -12,15 +12,29 @@ from signal import Signals
 
 import pytest
 
+from ddplaunch.loop.frames import WORD
 from ddplaunch.output import log
-from ddplaunch.output.file_messages import CLOSE, END, EVENT, JSON, MAKE, OPEN, PROGRESS, REPLACE, WRITE, pack, replies
+from ddplaunch.output.file_messages import (
+    CLOSE,
+    END,
+    EVENT,
+    JSON,
+    MAKE,
+    OPEN,
+    PROGRESS,
+    REPLACE,
+    WRITE,
+    header,
+    pack,
+    values_of,
+)
 from ddplaunch.report import file_writer, folders, old_runs
 from tests.conftest import until
 from tests.runs import run_of
 
 
 def message(kind: bytes, data: bytes = b"", number: int = 0) -> bytes:
-    return kind + number.to_bytes(4, "little") + len(data).to_bytes(8, "little") + data
+    return header(kind, number, len(data)) + data
 
 
 def left(*messages: bytes) -> int:
@@ -72,7 +86,7 @@ def test_a_bug_of_ours_is_reported_to_the_agent() -> None:
     shared = left(message(REPLACE, b"\xff\nthe name is not UTF-8"))
     file_writer.run(its.detach(), shared)
     os.close(shared)
-    assert "UnicodeDecodeError" in replies(ours.recv(100_000))[0][0]["problem"]
+    assert "UnicodeDecodeError" in values_of(ours.recv(100_000)[WORD:])["problem"]
     ours.close()
 
 
