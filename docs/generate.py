@@ -108,6 +108,9 @@ _SOMETIMES = {
     "only a list of UUIDs makes an index certain",
     "HIP_VISIBLE_DEVICES": "the same on AMD GPUs",
     "ZE_AFFINITY_MASK": "the same on Intel GPUs",
+    "FORCE_COLOR": "`1` where the output is shown on a terminal ([why](../concepts/output.md)), unless it or `NO_COLOR` is set",
+    "TTY_COMPATIBLE": "`1` there, unless you have set it; `TTY_INTERACTIVE` likewise",
+    "COLUMNS": "the width of that terminal less the room for ranks, unless you have set it; `LINES` its height",
     "GLOO_SOCKET_IFNAME": "with several nodes, the interface by which this node reaches node 0, unless you have set it, be it "
     "to nothing",
     "DDPLAUNCH_NOTICE_SIGNALS": "the signals of `--requeue-on`, as `SIGUSR1,SIGTERM`",

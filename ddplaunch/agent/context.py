@@ -21,9 +21,10 @@ from ddplaunch.loop.loop import Loop
 from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.output.sinks import Output
-from ddplaunch.output.streams import ShownWorker, Stream
+from ddplaunch.output.streams import BOTH, ShownWorker, Stream
 from ddplaunch.plan import Plan
 from ddplaunch.plan.make import is_shown_as_it_is
+from ddplaunch.plan.variables import of_terminal
 from ddplaunch.process.program import working_directory
 from ddplaunch.process.start import ATTACH_SIGNAL
 from ddplaunch.report.error_file import ErrorFiles
@@ -55,6 +56,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True):
     debugger: str = ""  # where workers ask for what a debugger needs, and how the job is debugged
     debugpy_ranks: frozenset[int] = frozenset()
     mps_control: str | None = None  # path of nvidia-cuda-mps-control, if the workers are to share GPUs by it
+    on_terminal: frozenset[int]  # ranks whose output is shown on a terminal with what they draw
+    of_terminal: Mapping[str, str]  # the variables that say so
     duplicated: Mapping[Stream, tuple[str, ...]]  # texts whose lines are copied to torchrun's filtered logs
 
     def error_file(self, rank: int) -> str:
@@ -112,6 +115,8 @@ class AgentContext:
             debugpy_ranks=spec.debugpy_ranks or frozenset(),
             debugger=f"{self.debug_address},{int(ATTACH_SIGNAL)},{_how_debugged(spec)}",
             mps_control=inputs.node.mps_control,
+            on_terminal=self._on_terminal(plan),
+            of_terminal=of_terminal(inputs.screen.columns, inputs.screen.lines, highest=plan.world_size - 1),
             duplicated={Stream.OUT: spec.duplicate_stdout_filters, Stream.ERR: spec.duplicate_stderr_filters},
         )
 
@@ -150,7 +155,31 @@ class AgentContext:
         )
         queue = self.queue
         nodes = plan.nnodes if inputs.allocation.start else 1  # whose bars one terminal shows
-        return Output(display, lambda stream, data: queue.put(_TAGS[stream], data), queue.put_bars, nodes=nodes)
+        return Output(
+            display,
+            lambda stream, data: queue.put(_TAGS[stream], data),
+            queue.put_bars,
+            nodes=nodes,
+            on_terminal=self._on_terminal(plan),
+        )
+
+    def _on_terminal(self, plan: Plan) -> frozenset[int]:
+        """Return the ranks that are told of a terminal: where both streams are shown on one, with their bars in place.
+
+        Not with --output raw, which shows everything as the worker would write it to a pipe.
+        """
+        spec = self.inputs.spec
+        if (
+            self.inputs.screen.live != BOTH
+            or spec.output in ("raw", "none")
+            or is_shown_as_it_is(spec, plan.world_size)
+        ):
+            return frozenset()
+        return frozenset(
+            worker.rank
+            for worker in plan.workers
+            if _shown(spec, worker.local_rank) == BOTH and (worker.rank == 0 or spec.output != "rank0")
+        )
 
     def _time_of_day(self, at: float) -> bytes:
         """Return the time of day at a time of the loop's clock, as it stands before a line."""

@@ -198,6 +198,7 @@ class WorkerStart:
             error_file=setup.error_file(worker.rank),
             log_dir=str(setup.folder.path or ""),
             of_mps=of_mps,
+            of_terminal=setup.of_terminal if worker.rank in setup.on_terminal else {},
         )
         self._is_python = setup.plan.interpreter is not None
         self._recorder = setup.error_files.recorder(setup.generation, worker.rank) if setup.has_recorder else ""

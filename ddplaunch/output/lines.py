@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.output.prefix import RESET, Prefix
-from ddplaunch.output.screen import RedrawnRows, moves, split_unfinished
+from ddplaunch.output.screen import HIDE_CURSOR, RedrawnRows, moves, split_unfinished
 from ddplaunch.supervise.deadline import soonest
 
 MAX_LINE = 64 * 2**20  # bytes; a longer line is cut, so that a worker that never ends one cannot fill our memory
@@ -12,6 +12,7 @@ UPDATE_INTERVAL = 10.0  # seconds between two updates of a progress bar that has
 SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before and may come back to it
 # where bars are shown in place, what is held is seen as well:
 LIVE_DEPTH = 3  # rows
+HIDDEN_DEPTH = 16  # of a program that hides the cursor, as rich does as long as it redraws
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
 STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
@@ -24,10 +25,22 @@ class Lines:
     in place by another program, and becomes a line when it stands still.
     """
 
-    __slots__ = ("_has_updated", "_is_still", "_live", "_rest", "_screen", "_settle_at", "_unfinished", "_update_at")
+    __slots__ = (
+        "_end_of_state",
+        "_has_updated",
+        "_is_still",
+        "_live",
+        "_rest",
+        "_screen",
+        "_settle_at",
+        "_unfinished",
+        "_update_at",
+    )
 
-    def __init__(self, *, live: bool = False) -> None:
+    def __init__(self, *, live: bool = False, end_of_state: bytes = b"\n") -> None:
+        """`live`: the bars are shown in place; `end_of_state` follows each state of a bar that has not ended."""
         self._live = live
+        self._end_of_state = end_of_state
         self._is_still = False
         self._rest = bytearray()  # of the line that has not ended
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
@@ -45,6 +58,11 @@ class Lines:
     def is_bar(self) -> bool:
         """Whether there are `rows` to be shown in place."""
         return self._live and self._screen is not None and self._screen.drawing and not self._is_still
+
+    @property
+    def beginning(self) -> bytes:
+        """What there is of a line that has not ended; empty while a bar is drawn."""
+        return bytes(self._rest) if self._screen is None else b""
 
     @property
     def rows(self) -> list[bytes]:
@@ -70,7 +88,8 @@ class Lines:
 
     def _draw(self, data: bytes, at: float) -> bytes:
         # where it is seen, the end of a bar may wait until it is clear that it is no outer one, below which the next is drawn
-        screen = self._screen or RedrawnRows(depth=LIVE_DEPTH if self._live else 0)
+        guess = HIDDEN_DEPTH if HIDE_CURSOR in data else LIVE_DEPTH if self._live else 0
+        screen = self._screen or RedrawnRows(depth=guess)
         block = screen.feed(self._take() + data)
         if screen.longest > MAX_LINE:
             block += screen.end()
@@ -108,7 +127,8 @@ class Lines:
         if self._update_at is not None and at >= self._update_at:
             self._has_updated = self._is_still = True
             self._update_at = None  # until the bar moves: one that does not is shown once
-            block += self._screen.snapshot()
+            if state := self._screen.snapshot():
+                block += state + self._end_of_state
         self._keep(self._screen)
         return block
 

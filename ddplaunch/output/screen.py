@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 
-_CSI = rb"\x1b\[[0-9;?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
+_CSI = rb"\x1b\[[0-9;:?]{0,16}[A-HJKSTfhlsu]"  # moves, erases, hides the cursor; not colours, which end in m
 # patterns are compiled (and kept, by `re`) when a worker first writes such a thing, not when the command starts
 _TOKEN = rb"(\r|\n|" + _CSI + rb")"
-_UNFINISHED = rb"(?:\r|\x1b(?:\[[0-9;?]{0,16})?)\Z"
+_UNFINISHED = rb"(?:\r|\x1b(?:\[[0-9;:?]{0,16})?)\Z"
 _UNFINISHED_LENGTH = 18  # bytes of the longest
 
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 _MAX_ROWS = 32  # programs do not nest more bars, and each row above the cursor holds a line back
 
 
@@ -84,6 +85,9 @@ class RedrawnRows:
             if token == b"\r":
                 self._at_start = self.drawing = True
                 continue
+            if token == SHOW_CURSOR:
+                lines.append(self.settle())
+                continue
             if re.match(_CSI, token):
                 self._move(token)
                 continue
@@ -145,9 +149,8 @@ class RedrawnRows:
         return lines
 
     def snapshot(self) -> bytes:
-        """The lowest row of the bar as a line, empty if the bar is erased."""
-        row = next((row for row in reversed(self._rows[self._row :]) if row.strip()), b"")
-        return bytes(row) + b"\n" if row else b""
+        """The lowest row of the bar, empty if the bar is erased."""
+        return bytes(next((row for row in reversed(self._rows[self._row :]) if row.strip()), b""))
 
     def end(self) -> bytes:
         """Make lines of all rows, as the terminal would leave them; an erased bar leaves none. Not to be fed again."""

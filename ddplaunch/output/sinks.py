@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.output.display import Display
 from ddplaunch.output.file_queue import Log
+from ddplaunch.output.plain import PlainText
 from ddplaunch.output.prefix import Prefix
 from ddplaunch.output.streams import Stream
 from ddplaunch.supervise.deadline import soonest
@@ -24,8 +25,21 @@ Put = Callable[[Stream, bytes], None]
 class Output:
     """Everything that the workers of this node write."""
 
-    def __init__(self, display: Display, put: Put, put_bars: Callable[[bytes], bool] | None = None, *, nodes: int = 1):
-        """`put_bars` takes the progress bars that are shown in place, those of so many `nodes`; False: not now."""
+    def __init__(
+        self,
+        display: Display,
+        put: Put,
+        put_bars: Callable[[bytes], bool] | None = None,
+        *,
+        nodes: int = 1,
+        on_terminal: frozenset[int] = frozenset(),
+    ):
+        """`put_bars` takes the progress bars that are shown in place, those of so many `nodes`; False: not now.
+
+        The workers `on_terminal` write for one: their logs get text, without escape sequences.
+        """
+        self._on_terminal = on_terminal
+        self._plain: dict[tuple[int, Stream], PlainText] = {}  # of their streams
         self._display = display
         self._put = put
         self._put_bars = put_bars
@@ -59,6 +73,15 @@ class Output:
     def received(self, rank: int, stream: Stream, data: bytes, at: float) -> None:
         """Take what a worker wrote."""
         self.written_at[rank] = at
+        self._write(rank, stream, self._plain_text(rank, stream).feed(data, at) if rank in self._on_terminal else data)
+        self._show(self._display.feed(rank, stream, data, at), at)
+
+    def _plain_text(self, rank: int, stream: Stream) -> PlainText:
+        return self._plain.get((rank, stream)) or self._plain.setdefault((rank, stream), PlainText())
+
+    def _write(self, rank: int, stream: Stream, data: bytes) -> None:
+        if not data:
+            return
         log = self._logs.get((rank, stream))
         if log is not None:
             log.write(data)
@@ -68,7 +91,6 @@ class Output:
             filter_, header, file = self._filters[rank, stream]
             if lines := filter_.feed(data):
                 file.write(header.add(lines))
-        self._show(self._display.feed(rank, stream, data, at), at)
 
     def interrupted(self) -> None:
         """Note that the workers get Ctrl-C."""
@@ -79,6 +101,8 @@ class Output:
         if (rank, stream) in self._ended:
             return
         self._ended.add((rank, stream))
+        if (plain := self._plain.pop((rank, stream), None)) is not None:
+            self._write(rank, stream, plain.end())
         self._show(self._display.end(rank, stream, at), at)
         if (rank, stream) in self._filters:
             filter_, header, file = self._filters[rank, stream]
@@ -105,11 +129,13 @@ class Output:
     @property
     def deadline(self) -> float | None:
         """When to call flush."""
-        deadline = self._display.deadline()
+        deadline = soonest(self._display.deadline(), *(plain.deadline for plain in self._plain.values()))
         return deadline if self._bars is None or self._hidden else soonest(deadline, self._bars.deadline)
 
     def flush(self, at: float) -> None:
         """Show what was held back long enough."""
+        for (rank, stream), plain in self._plain.items():
+            self._write(rank, stream, plain.flush(at))
         self._show(self._display.flush(at), at)
         if self._bars is not None and not self._hidden:
             self._bars.flush(at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 
 from msgspec import Struct
@@ -44,6 +45,8 @@ class Screen(Struct, frozen=True, kw_only=True):
     colour: frozenset[Stream]
     links: bool = False  # the terminal of stderr opens links
     live: frozenset[Stream] = frozenset()  # where progress bars are shown in place: the cursor of the terminal moves
+    columns: int = 0  # of the terminal as the job began; 0: of unknown size
+    lines: int = 0
 
     @property
     def text(self) -> str:
@@ -62,6 +65,9 @@ class Screen(Struct, frozen=True, kw_only=True):
     def here(cls, env: Mapping[str, str]) -> Screen:
         """Inspect our own stdout and stderr."""
         fds = ((Stream.OUT, 1), (Stream.ERR, 2))
+        columns = lines = 0
+        with suppress(OSError):  # it is no terminal
+            columns, lines = os.get_terminal_size(2)
         terminals = frozenset(stream for stream, fd in fds if os.isatty(fd) and not _is_of_launcher(env, stream))
         return cls(
             terminals=terminals,
@@ -69,6 +75,8 @@ class Screen(Struct, frozen=True, kw_only=True):
             links=Stream.ERR in terminals and knows_links(env),
             # what reads a pipe, as tee does, may write to the same terminal: its lines and the bars would erase each other
             live=terminals if moves_cursor(env) and not any(is_pipe(fd) for _, fd in fds) else frozenset(),
+            columns=columns,
+            lines=lines,
         )
 
 

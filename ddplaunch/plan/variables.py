@@ -61,10 +61,32 @@ def environment(
     error_file: str = "",
     log_dir: str = "",
     of_mps: Mapping[str, str] = MappingProxyType({}),
+    of_terminal: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Return the whole environment of a worker: its plan's over the caller's, and over both what each generation sets anew."""
     changing = of_generation(plan, generation=generation, port=port, error_file=error_file, log_dir=log_dir)
-    return {**caller, **worker.variables, **of_mps, **changing}
+    asked = {**caller, **worker.variables}
+    if asked.get("NO_COLOR"):
+        of_terminal = {name: value for name, value in of_terminal.items() if name != "FORCE_COLOR"}
+    return {**of_terminal, **asked, **of_mps, **changing}
+
+
+def of_terminal(columns: int, lines: int, *, highest: int) -> dict[str, str]:
+    """Return the variables by which a worker that writes to a pipe learns that its output is shown on a terminal of this size.
+
+    rich takes FORCE_COLOR for a terminal, and since 14.0 TTY_COMPATIBLE and TTY_INTERACTIVE; Python since 3.13, termcolor
+    and others write colours for FORCE_COLOR. rich, tqdm and shutil.get_terminal_size read COLUMNS and LINES. What stands
+    around a row of a job up to the rank `highest` is left free: the ranks before it, "slowest" behind it.
+    """
+    told = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}
+    if columns and lines:
+        around = min(len(f"[0-{highest}] "), _WIDEST_RANKS + 1) + len(" slowest ")
+        told |= {"COLUMNS": str(max(_NARROWEST, columns - around)), "LINES": str(lines)}
+    return told
+
+
+_WIDEST_RANKS = 14  # characters, as the status area shows them
+_NARROWEST = 20  # columns: below that, rich's and tqdm's bars say nothing
 
 
 def of_generation(plan: Plan, *, generation: int, port: int, error_file: str = "", log_dir: str = "") -> dict[str, str]:

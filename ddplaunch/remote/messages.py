@@ -18,6 +18,7 @@ from ddplaunch.fields import MAX_SEATS, Duration, Host, Keyword, Line, Number, P
 _Stream = Annotated[str, Meta(pattern=r"\A(?:OUT|ERR)\Z")]
 _Pid = Annotated[int, Meta(ge=2, le=2**22)]  # the kernel's PID_MAX_LIMIT
 _Ticks = Annotated[int, Meta(ge=0, le=2**62)]
+_Cells = Annotated[int, Meta(ge=0, le=65535)]  # as the kernel counts them, ioctl_tty(2)
 MAX_ADDRESSES = 100
 _Addresses = Annotated[tuple[Host, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
@@ -45,6 +46,8 @@ class Order(Struct, frozen=True):
     colour: tuple[_Stream, ...]  # which of them get colours
     links: bool  # the terminal of stderr opens links
     live: tuple[_Stream, ...]  # which of them show progress bars in place
+    columns: _Cells  # of the terminal, 0: unknown
+    lines: _Cells
     heartbeat_timeout: Duration  # seconds without a frame after which the workers are ended
     simulated: Keyword | None  # "divide" or "share": all nodes are simulated on this machine
     killed: tuple[Number, ...] = ()  # ranks that --chaos kills

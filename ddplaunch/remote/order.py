@@ -51,6 +51,8 @@ def order(
         colour=tuple(stream.name for stream in screen.colour),
         links=screen.links,
         live=tuple(stream.name for stream in screen.live),
+        columns=screen.columns,
+        lines=screen.lines,
         heartbeat_timeout=spec.heartbeat_timeout,
         simulated=spec.simulate,
         killed=tuple(fault.target for fault in spec.chaos if fault.kind == "kill"),
@@ -100,6 +102,8 @@ def screen(order: Order) -> Screen:
         colour=frozenset(Stream[name] for name in order.colour),
         links=order.links,
         live=frozenset(Stream[name] for name in order.live),
+        columns=order.columns,
+        lines=order.lines,
     )
 
 

@@ -4,13 +4,15 @@ import ctypes
 import os
 import shlex
 import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 
 from tests.conftest import PATIENCE, Job, until
+from tests.emulator import Emulator
 
 CTRL_A, CTRL_C, CTRL_D, CTRL_Z, CTRL_BACKSLASH = "\x01", "\x03", "\x04", "\x1a", "\x1c"
 ENTER, TAB, UP = "\r", "\t", "\x1b[A"
@@ -75,6 +77,45 @@ class Terminal:
 def typed(job: Job, *args: object, **options: object) -> Terminal:
     """The command as the terminal's own program: it leads the session."""
     return Terminal(job, job.argv(*args), **options)  # type: ignore[arg-type]
+
+
+class Screen:
+    """What is on the terminal's screen."""
+
+    def __init__(self, terminal: Terminal, columns: int) -> None:
+        self._terminal = terminal
+        self._emulator = Emulator(24, columns)
+
+    def until(self, has: Callable[[list[str]], bool]) -> list[str]:
+        """Wait for a screen like this, and give it."""
+        by = time.monotonic() + PATIENCE
+        while not has(self._emulator.shown):
+            assert time.monotonic() < by, self._emulator.shown
+            try:
+                self._emulator.feed(self._terminal.child.read_nonblocking(1 << 16, timeout=0.5))
+            except pexpect.TIMEOUT:
+                pass
+        return self._emulator.shown
+
+    def at_end(self) -> list[str]:
+        """What the command leaves."""
+        self._emulator.feed(self._terminal.sees_the_end())
+        return self._emulator.shown
+
+
+def watched(job: Job, *args: object) -> tuple[list[str], bytes]:
+    """Run programs/bars_of on a terminal: its bars move in place. Give the screen that is left, and all logs in one."""
+    terminal = typed(job, *args, columns=100)
+    screen = Screen(terminal, 100)
+    half = screen.until(lambda rows: any("15/30" in row for row in rows[-2:]))
+    assert max(map(len, half)) > 60  # not tqdm's ten columns
+    (job.home / "signs" / "go").touch()
+    shown = screen.at_end()
+    assert terminal.child.exitstatus == 0, shown
+    assert any("30/30" in row for row in shown)
+    logs = b"".join(path.read_bytes() for path in sorted((job.home / "state").rglob("rank-*.*")) if path.is_file())
+    assert b"\x1b" not in logs
+    return shown, logs
 
 
 class Shell(Terminal):

@@ -1,40 +1,13 @@
 """Progress bars of several ranks on a real terminal: in place while they move, lines when they end, and nothing else."""
 
-import time
-from collections.abc import Callable
+from importlib.util import find_spec
 
-import pexpect
 import pytest
 
-from tests.conftest import PATIENCE, Job
-from tests.emulator import Emulator
-from tests.process.terminal import CTRL_Z, PROMPT, Shell, Terminal, typed
+from tests.conftest import Job
+from tests.process.terminal import CTRL_Z, PROMPT, Screen, Shell, typed, watched
 
 COLUMNS = 100
-
-
-class Screen:
-    """What is on the terminal's screen."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._emulator = Emulator(24, COLUMNS)
-
-    def until(self, has: Callable[[list[str]], bool]) -> list[str]:
-        """Wait for a screen like this, and give it."""
-        by = time.monotonic() + PATIENCE
-        while not has(self._emulator.shown):
-            assert time.monotonic() < by, self._emulator.shown
-            try:
-                self._emulator.feed(self._terminal.child.read_nonblocking(1 << 16, timeout=0.5))
-            except pexpect.TIMEOUT:
-                pass
-        return self._emulator.shown
-
-    def at_end(self) -> list[str]:
-        """What the command leaves."""
-        self._emulator.feed(self._terminal.sees_the_end())
-        return self._emulator.shown
 
 
 def go(job: Job, sign: str) -> None:
@@ -46,7 +19,7 @@ def go(job: Job, sign: str) -> None:
 )
 def test_bars_are_shown_at_once_in_place_and_become_lines_when_they_end(job, program, nodes):
     terminal = typed(job, *nodes, program("draws"), columns=COLUMNS)
-    screen = Screen(terminal)
+    screen = Screen(terminal, COLUMNS)
     both = ["[0-1] 訓練 rank 0: 10%|#         | the rest of this row is long", "[0-1] batch: 10%"]
     shown = screen.until(lambda rows: rows[-2:] == both)
     assert sum("10%" in row for row in shown) == 2
@@ -103,4 +76,48 @@ def test_what_reads_the_lines_from_a_pipe_may_write_to_the_same_terminal(job, pr
     assert "\x1b[A" not in bash.sees("[1] \x1b[m\x1b[36mbatch\x1b[0m: 10%\x1b[m\r\n")
     bash.press("\x03")
     bash.sees("stopped by SIGINT", PROMPT)
+    bash.leave()
+
+
+# --- of other people's packages
+
+PACKAGES = [
+    pytest.param("rich", marks=pytest.mark.skipif(find_spec("rich") is None, reason="needs rich")),
+    pytest.param("tqdm", marks=pytest.mark.skipif(find_spec("tqdm") is None, reason="needs tqdm")),
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("nodes", [("--nproc-per-node", 2), ("--nnodes", 2, "--simulate")], ids=["node", "nodes"])
+def test_bars_of_packages_move_in_place_and_fill_the_terminal(job, program, package, nodes):
+    shown, log = watched(job, *nodes, program("bars_of"), package)
+    assert not any("slowest" in row for row in shown)
+    assert b"30/30" in log
+
+
+def test_bars_move_beside_collapsed_lines_too(job, program):
+    watched(job, "--nproc-per-node", 2, "--output", "collapse", program("bars_of"), "rich")
+
+
+def test_the_bars_of_rank_0_alone_come_as_it_draws_them(job, program):
+    terminal = typed(job, "--nproc-per-node", 2, "--output", "rank0", program("bars_of"), "rich")
+    terminal.sees("15/30", "\x1b[2K\x1b[1A")
+    go(job, "go")
+    terminal.sees("\x1b[?25h")
+    assert terminal.status() == 0
+
+
+def test_raw_output_is_what_a_worker_writes_to_a_pipe(job, program):
+    terminal = typed(job, "--nproc-per-node", 2, "--output", "raw", program("bars_of"), "rich")
+    job.signs("half", 2)
+    go(job, "go")
+    assert "\x1b" not in terminal.sees_the_end()
+
+
+def test_a_pipe_is_no_terminal_to_the_workers(job, program):
+    bash = Shell(job)
+    bash.runs("--nproc-per-node", 2, program("bars_of"), "rich", after=" 2>&1 | cat")
+    job.signs("half", 2)
+    go(job, "go")
+    assert "\x1b[?25l" not in bash.sees("workers finished", PROMPT)
     bash.leave()

@@ -32,7 +32,7 @@ RICH = (  # rich.live: two rows, drawn three times, with the cursor hidden
         (ERASED, ""),
         (NESTED, "epoch 0/2\nloss 0.0\nloss 0.1\nloss 1.0\nloss 1.1\nepoch 2/2\n"),
         (KEPT, "epoch 0/2\nbatch 2/2\nbatch 2/2\nepoch 2/2\n"),
-        (RICH, "epoch 1\nepoch 2\nbatch 3\n"),
+        (RICH, "epoch 2\nbatch 3\n"),
         ("windows\r\nlines\r\r\n", "windows\nlines\n"),
         ("\r50%\x1b[K\x1b[1mbold\x1b[0m\n", "50%\x1b[1mbold\x1b[0m\n"),
         ("\r50%\r", "50%\n"),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddplaunch.plan import Plan, WorkerPlan
-from ddplaunch.plan.variables import environment, init_file, of_generation, of_place
+from ddplaunch.plan.variables import environment, init_file, of_generation, of_place, of_terminal
 from tests.unit.builders import plan_of
 
 
@@ -88,3 +88,32 @@ def test_without_a_file_there_is_none_to_remove(method: str) -> None:
 def test_variables_are_strings(number: int, port: int, method: str) -> None:
     variables = of_generation(plan(init_method=method), generation=number, port=port)
     assert all(type(value) is str for value in variables.values())
+
+
+# --- what a worker is told of the terminal
+
+
+def told(caller: dict[str, str], of_plan: dict[str, str] | None = None) -> dict[str, str]:
+    there = of_terminal(100, 24, highest=3)
+    return environment(
+        caller, plan(), replace(worker(), variables=of_plan or {}), generation=0, port=4000, of_terminal=there
+    )
+
+
+def test_a_worker_is_told_of_a_terminal_and_of_its_width_less_what_stands_around_a_row() -> None:
+    found = told({})
+    assert (found["FORCE_COLOR"], found["TTY_COMPATIBLE"], found["TTY_INTERACTIVE"]) == ("1", "1", "1")
+    assert (found["COLUMNS"], found["LINES"]) == (str(100 - len("[0-3]  slowest ")), "24")
+
+
+@pytest.mark.parametrize("of_plan", [False, True], ids=["of the shell", "by --env"])
+def test_what_the_user_has_set_about_terminals_stands(of_plan: bool) -> None:
+    own = {"FORCE_COLOR": "0", "TTY_COMPATIBLE": "0", "COLUMNS": "7"}
+    found = told({}, own) if of_plan else told(own)
+    assert own.items() <= found.items()
+    assert "FORCE_COLOR" not in (told({}, {"NO_COLOR": "1"}) if of_plan else told({"NO_COLOR": "1"}))
+
+
+def test_a_terminal_without_a_size_gives_none_and_a_narrow_one_leaves_room_for_a_bar() -> None:
+    assert "COLUMNS" not in of_terminal(0, 0, highest=1)
+    assert of_terminal(12, 5, highest=1)["COLUMNS"] == "20"

@@ -48,6 +48,8 @@ ORDER = {
     "colour": ["ERR"],
     "links": False,
     "live": ["ERR"],
+    "columns": 80,
+    "lines": 24,
     "heartbeat_timeout": 10.0,
     "simulated": None,
     "reports_to_caller": False,

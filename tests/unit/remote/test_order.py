@@ -15,7 +15,8 @@ from ddplaunch.remote import messages
 from ddplaunch.remote import order as orders
 from ddplaunch.spec import JobSpec
 
-SCREEN = Screen(terminals=frozenset({Stream.OUT}), colour=frozenset(), live=frozenset({Stream.OUT}), links=True)
+OUT = frozenset({Stream.OUT})
+SCREEN = Screen(terminals=OUT, colour=frozenset(), live=OUT, links=True, columns=100, lines=30)
 
 
 def spec_of(*arguments: str) -> JobSpec:

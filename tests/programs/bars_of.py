@@ -1,0 +1,74 @@
+"""A worker that draws a progress bar of 30 steps by the package that is named; it waits for a sign when half is done."""
+
+import sys
+
+from signs import RANK, put, wait
+
+HALF = 15
+
+
+def step(done: int) -> None:
+    if done == HALF:
+        put(f"half-{RANK}")
+        wait("go")
+
+
+def rich() -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    with Progress("[red]{task.description}", BarColumn(None), MofNCompleteColumn()) as progress:
+        outer = progress.add_task("epochs", total=2)
+        for _ in range(2):
+            task = progress.add_task("steps", total=30)
+            for done in range(1, 31):
+                progress.advance(task)
+                step(done)
+            progress.advance(outer)
+
+
+def tqdm() -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=30, desc="steps", mininterval=0) as bar:
+        for done in range(1, 31):
+            bar.update()
+            step(done)
+
+
+def lightning() -> None:
+    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    class Steps(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+            step(number)
+
+    Trainer(
+        strategy="ddp", accelerator="cpu", devices=2, max_epochs=1, limit_train_batches=30, limit_val_batches=0,
+        logger=False, enable_checkpointing=False, enable_model_summary=False, callbacks=[Steps()],
+    ).fit(BoringModel())  # fmt: skip
+
+
+def transformers() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            step(state.global_step - 1)
+
+    sizes = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    arguments = TrainingArguments(output_dir=sys.argv[2], max_steps=30, save_strategy="no", use_cpu=True, report_to=[])
+    sentences = [{"input_ids": torch.arange(4), "labels": torch.arange(4)} for _ in range(16)]
+    model = LlamaForCausalLM(LlamaConfig(**sizes, pad_token_id=0))
+    Trainer(model=model, args=arguments, train_dataset=sentences, callbacks=[Steps()]).train()
+    torch.distributed.destroy_process_group()
+
+
+globals()[sys.argv[1]]()
