@@ -69,13 +69,6 @@ class Clock:
                 return ready
         return []
 
-    def dispatch(self, selector: selectors.BaseSelector, deadline: float | None) -> None:
-        """Wait as `select` does; call the data of each key that is ready."""
-        registered = selector.get_map()
-        for key, _ in self.select(selector, inf if deadline is None else deadline):
-            if registered.get(key.fd) is key:  # an earlier one of this round may have closed it
-                key.data()
-
     def _pass(self, sleep: float) -> float:
         """Let the time pass since the last look, in which this process wanted to sleep so long, and give the time."""
         at = self._read()
@@ -92,4 +85,4 @@ class Clock:
 
 
 PROCESS_CLOCK = Clock()
-now, wait, dispatch, paused = PROCESS_CLOCK.now, PROCESS_CLOCK.wait, PROCESS_CLOCK.dispatch, PROCESS_CLOCK.paused
+now, wait, paused = PROCESS_CLOCK.now, PROCESS_CLOCK.wait, PROCESS_CLOCK.paused
