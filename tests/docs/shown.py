@@ -9,7 +9,7 @@ from pathlib import Path
 
 # in both; the name stands for what it matches
 _NAMES = [
-    (r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN"),
+    (r"\d{8}-\d{6}-[0-9a-z]{4}", "RUN"),
     (r"_[0-9a-f]{8}\b", "_RUN"),
     (r"\b\d+(\.\d+)? (ms|s|min)\b( \d+ s)?", "TIME"),
     (r"\b\d+\.\d\ds\b( \(\d+:\d\d:\d\d\))?", "TIME"),  # pytest's, of more than a minute too

@@ -38,5 +38,5 @@ def test_a_tool_runs_the_script_in_the_activated_environment_and_plan_says_why(j
     result = job.run("--nproc-per-node", 2, tmp_path / "where.py", env=activated)
     assert (result.status, sorted(result.out.split())) == (0, sorted(["[0]", "[1]", str(theirs), str(theirs)]))
     row = f"python {theirs}/bin/python VIRTUAL_ENV, since ddplaunch is a tool of uv"
-    plan = job.run("plan", tmp_path / "where.py", env=activated).out
-    assert row in [" ".join(line.split()) for line in plan.splitlines()]
+    plan = job.run("plan", tmp_path / "where.py", env=activated).out  # sentences are broken at 80 columns
+    assert row in " ".join(plan.split())
