@@ -104,6 +104,7 @@ def make_plan(
         requeues=allocation.requeues,
         reasons={
             "workers": workers_reason,
+            **({"python": spec.origins["python"]} if "python" in spec.origins else {}),
             "devices": _devices_reason(spec, owned, node.hardware),
             "backend": backend_reason,
             "threads": threads_reason,
