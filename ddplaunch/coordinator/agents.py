@@ -20,6 +20,7 @@ from ddplaunch.coordinator.coordinator import Coordinator
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, NodeEnd, SentReport
 from ddplaunch.coordinator.messages import Hello
 from ddplaunch.coordinator.trust import speaks_for_others, why_refused, why_too_much
+from ddplaunch.errors import below
 from ddplaunch.loop.loop import Loop
 from ddplaunch.plan import Agreed, Seat, seat_runs
 from ddplaunch.plan.ranks import ranks_of_all
@@ -110,7 +111,11 @@ class Agents:
                 self._watchers.add(id)
                 if self._end is not None:
                     self.send((id,), self._end)
-            case messages.Hello() | messages.Watch():
+            case messages.Withdrawal(place, host, reason, hint) if id not in self._hellos:
+                self.connections.drop(id)
+                who = host if place is None else f"node {place} ({host})"
+                self._coordinator.feed(job.Withdrawn(below(who), below(reason), below(hint), self._loop.now()))
+            case messages.Hello() | messages.Watch() | messages.Withdrawal():
                 self.connections.expel(id, "sent hello twice")
             case _ if id not in self._hellos:
                 self.connections.expel(id, "did not send hello first")

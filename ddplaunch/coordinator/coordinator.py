@@ -181,8 +181,9 @@ class Coordinator:
                 self._reporter.print(text)
             case job.NameStill(seconds):
                 self._reporter.still(seconds)
-            case job.EndJob(status, error, requeue):
-                if text := f"error: {error}\n\n{_NOT_MET_HINT}\n" if error else self._begin_error:
+            case job.EndJob(status, error, requeue, hint):
+                advice = f"hint: {hint}" if hint else _NOT_MET_HINT
+                if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
                     self._end(status, text, requeue, ClusterEnding())
                 else:
                     self._when_known(partial(self._end, status, "", requeue))

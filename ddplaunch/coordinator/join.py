@@ -61,9 +61,6 @@ def prepare(
     """
     rendezvous = allocation.rendezvous
     assert rendezvous is not None
-    # without a token only this distinguishes a job from another with the same rendezvous host; agents that we start have one
-    port = "" if allocation.start else str(rendezvous.ports[0])
-    name = "\0".join((allocation.identity, spec.rdzv_id or "", port))
     if rendezvous.coordinator is None and not _is_here(rendezvous.addresses[0], quiet=spec.verbosity < 0):
         rendezvous = replace(rendezvous, coordinator=False)
     with own_imports():  # from now on all is here, for `join` too
@@ -76,7 +73,7 @@ def prepare(
         allocation=allocation,
         draft=draft,
         rendezvous=rendezvous,
-        key=key(env.get(token.VARIABLE, "").strip() or None, name),
+        key=key(env.get(token.VARIABLE, "").strip() or None, job_name(spec, allocation)),
         facts=messages.NodeFacts(
             ddplaunch=__version__,
             python=sys.version.partition(" ")[0],
@@ -87,6 +84,16 @@ def prepare(
         has_front=token.RDZV_PORT in env,
         listening=listening,
     )
+
+
+def job_name(spec: JobSpec, allocation: Allocation) -> str:
+    """Return the name by which the agents of a job know each other.
+
+    Without a token only that distinguishes it from another with the same rendezvous host; agents that we start have one.
+    """
+    rendezvous = allocation.rendezvous
+    port = "" if allocation.start or rendezvous is None else str(rendezvous.ports[0])
+    return "\0".join((allocation.identity, spec.rdzv_id or "", port))
 
 
 def join(request: JoinRequest, loop: Loop, reporter: Reporter) -> Link:

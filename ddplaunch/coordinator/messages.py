@@ -17,7 +17,7 @@ from ddplaunch import fields
 from ddplaunch.control.questions import Answered, Ask, Forget, NoAnswer, StacksAtEnd
 from ddplaunch.coordinator.link import MAX_LEFT, Generation, JobEnd, NodeEnd, SentOrder, SentReport
 from ddplaunch.errors import below
-from ddplaunch.fields import Backend, Host, Line, Number, Seconds, decoder, line, piece, text
+from ddplaunch.fields import Backend, Host, Line, Number, Piece, Seconds, decoder, line, piece, text
 from ddplaunch.plan import Seat
 from ddplaunch.supervise import node
 from ddplaunch.supervise.first_failure import failed_at, failed_itself
@@ -57,6 +57,15 @@ class Watch(Struct, frozen=True, tag="watch"):
     """A front that has started the agents to the coordinator: it has no workers, but forwards the user's signals."""
 
 
+class Withdrawal(Struct, frozen=True, tag="withdrawal"):
+    """An agent to the coordinator, in place of its hello: it cannot take part, and why."""
+
+    place: Number | None  # the node rank it has been given
+    host: Host
+    reason: Piece
+    hint: Piece
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """The coordinator to an agent: a heartbeat, to be answered."""
 
@@ -70,7 +79,7 @@ class Pong(Struct, frozen=True, tag="pong"):
     at: Seconds
 
 
-ToCoordinator = SentReport | Answered | StacksAtEnd | Hello | Watch | Pong
+ToCoordinator = SentReport | Answered | StacksAtEnd | Hello | Watch | Withdrawal | Pong
 ToAgent = SentOrder | Ask | Forget | Ping
 
 encode = msgspec.json.Encoder().encode

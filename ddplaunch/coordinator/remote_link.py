@@ -43,7 +43,7 @@ class RemoteLink(Link):
         loop: Loop,
         *,
         key: Key,
-        hello: Callable[[str], messages.Hello | messages.Watch],
+        hello: Callable[[str], messages.Hello | messages.Watch | messages.Withdrawal],
         source: str | None,
         heartbeat_timeout: float,
         rdzv_timeout: float,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ddplaunch.control.questions import MAX_ENTRIES, Answer, NodeArrivals, NodeStacks, NodeStatus, StacksAtEnd
 from ddplaunch.coordinator.link import Generation, NodeEnd
-from ddplaunch.coordinator.messages import Hello, ToAgent, Watch
+from ddplaunch.coordinator.messages import Hello, ToAgent, Watch, Withdrawal
 from ddplaunch.fields import Malformed
 
 # --- reports: those of an agent are about its own workers, and no more than these can have
@@ -70,7 +70,7 @@ def why_too_much(found: NodeStacks, workers: int, world_size: int) -> str:
 class OrderSequence:
     """What has been said and ordered so far."""
 
-    def __init__(self, hello: Hello | Watch) -> None:
+    def __init__(self, hello: Hello | Watch | Withdrawal) -> None:
         self._hello = hello
         self._generation = -1  # the latest
         self._runs = False  # its end was not reported yet

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddplaunch.agent import front
 from ddplaunch.cluster import Allocation
 from ddplaunch.cluster.discover import discover
-from ddplaunch.errors import below, visible, write_stderr
+from ddplaunch.errors import LaunchError, below, visible, write_stderr
 from ddplaunch.options import token
 from ddplaunch.process import terminal
 from ddplaunch.report.state_folder import state_folder
@@ -87,17 +87,24 @@ def run(spec: JobSpec, env: Mapping[str, str], *, control: int | None = None, sc
     from ddplaunch.devices.node import inspect
     from ddplaunch.launcher import node
 
-    here = inspect(spec, token.public(env))
-    return node.run(
-        spec,
-        env,
-        allocation,
-        here,
-        screen=screen,
-        notifies_starter=to_caller,
-        reports_to_caller=to_caller,
-        serve=serve,
-    )
+    try:
+        here = inspect(spec, token.public(env))
+        return node.run(
+            spec,
+            env,
+            allocation,
+            here,
+            screen=screen,
+            notifies_starter=to_caller,
+            reports_to_caller=to_caller,
+            serve=serve,
+        )
+    except LaunchError as error:
+        if allocation.rendezvous is not None and not spec.no_control:
+            from ddplaunch.coordinator.withdraw import withdraw  # few jobs need it
+
+            withdraw(spec, allocation, env, error)
+        raise
 
 
 def within_outer_grace(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:

@@ -56,11 +56,8 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
     Raises:
         LaunchError: nothing was started.
     """
-    if asked := spec.wants_terminal:
-        raise LaunchError(
-            f"{asked}: the step that ddplaunch would start has no terminal",
-            hint=f"start it yourself: `srun --pty --ntasks-per-node=1 ddplaunch {asked} ...` gives the first node yours",
-        )
+    if spec.wants_terminal:
+        raise _no_terminal(spec, allocation)
     for note in allocation.notes:
         write_stderr(visible(f"ddplaunch: {below(note)}\n"))
     job_id = int(env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or 0)
@@ -93,6 +90,24 @@ def run_step(spec: JobSpec, env: Mapping[str, str], allocation: Allocation) -> i
         spec.ending_signals,
         sent_again=allocation.sent_again,
     )
+
+
+def _no_terminal(spec: JobSpec, allocation: Allocation) -> LaunchError:
+    """The error for a job that wants a terminal, with what gives it one: `srun --pty`, but on the first node alone."""
+    asked, nodes = spec.wants_terminal, len(allocation.start)
+    each, rank = spec.nproc_per_node, spec.debug_rank
+    on_first = rank == 0 or (rank is not None and isinstance(each, int) and rank < each)
+    pty = "srun --pty --ntasks-per-node=1"
+    if nodes == 1 or on_first:
+        hint = f"start it yourself: `{pty} --nodes={nodes} ddplaunch {asked} ...` gives the first node yours"
+    elif rank is not None:
+        hint = (
+            f"`srun --pty` gives your terminal to the first node alone: with `--debugpy {rank}` that rank waits for an editor "
+            "to connect, wherever it runs"
+        )
+    else:
+        hint = f"`srun --pty` gives your terminal to the first node alone: `{pty} --nodes=1 ddplaunch --nnodes 1 {asked} ...`"
+    return LaunchError(f"{asked}: the step that ddplaunch would start has no terminal", hint=hint)
 
 
 def argv(

@@ -51,6 +51,18 @@ def test_what_is_shown_to_be_typed_holds_no_variable_of_a_file(nodes, program, g
     assert node.err.count("v4lue") == shown.count("v4lue")
 
 
+def test_a_node_that_gives_up_tells_node_0_why(nodes, program):
+    """Its own words may not be seen, as under `srun --pty`."""
+    first = nodes.node(*nodes.static(2, 0), "-m", "this")
+    nodes.answers(1)
+    second = nodes.node(*nodes.static(2, 1), "--debug-on-error", program("behave"))
+    reason = "--debug-on-error needs a terminal for its worker, but stdin or stdout is none"
+    first.says(f"ddplaunch: node 1 ({socket.gethostname()}) does not take part: {reason}\n")
+    assert nodes.ends(second)[0].err.startswith(f"error: {reason}\n")
+    nodes.node(*nodes.static(2, 1), "-m", "this")  # the user has typed what is right
+    assert nodes.statuses() == [0, 2, 0]
+
+
 def test_ctrl_c_before_all_nodes_are_there_names_no_time(nodes, program):
     started = [nodes.node(*nodes.static(3, place), program("place")) for place in (0, 1)]
     started[0].says("2 of 3 nodes joined")

@@ -73,6 +73,7 @@ class EndJob(Struct, frozen=True):
     status: int
     error: str = ""  # what was wrong, if it is not in the state
     requeue: int = 0  # the notice after which it should go back into the queue
+    hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
 Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | NameStill | EndJob

@@ -109,12 +109,12 @@ def _import_failure(failure: WorkerExit | None) -> str:
     return f"{failure.host}: {found}" if failure is not None and found else ""
 
 
-def end(state: State, error: str = "") -> Result:
-    """End the job; `error` says what was wrong, if it is not in the state."""
+def end(state: State, error: str = "", hint: str = "") -> Result:
+    """End the job; `error` says what was wrong, if it is not in the state, and `hint` what to type."""
     state = replace(state, requeue=_exited_after_notice(state))
     status = _status(state)
     ended = replace(state, phase=Phase.ENDED, phase_deadline=None, rdzv_deadline=None, notice_at=None, status=status)
-    return ended, (actions.EndJob(status, error, state.requeue),)
+    return ended, (actions.EndJob(status, error, state.requeue, hint),)
 
 
 def _status(state: State) -> int:

@@ -30,6 +30,15 @@ class NodeGivenUp(Struct, frozen=True):
     at: float
 
 
+class Withdrawn(Struct, frozen=True):
+    """A node that has not joined cannot take part, and says why."""
+
+    node: str  # "node 1 (gpu02)"
+    reason: str
+    hint: str
+    at: float
+
+
 class NodeStopping(Struct, frozen=True):
     """An agent has begun to stop its workers."""
 
@@ -124,6 +133,7 @@ Event = (
     Joined
     | Left
     | NodeGivenUp
+    | Withdrawn
     | NodeStopping
     | NodeNoticed
     | NodeStill

@@ -60,6 +60,8 @@ def step(state: State, event: events.Event) -> Result:
         case events.NodeGivenUp(at):
             state = replace(state, given_up=state.given_up + 1)
             return _start(state, at) if state.phase is Phase.RENDEZVOUS and _is_complete(state) else (state, ())
+        case events.Withdrawn():
+            return _on_withdrawn(state, event)
         # the generation
         case events.BeginFailed(failure):
             return end(replace(state, why=Why.FAILED, start_failure=failure))
@@ -116,6 +118,14 @@ def _on_joined(state: State, member: Member, at: float) -> Result:
         state, then = stop(state, Why.NODE_JOINED, SIGTERM, at)
         return state, (actions.Print(f"{member.host} joins: all workers start again with it"), *then)
     return state, ()
+
+
+def _on_withdrawn(state: State, event: events.Withdrawn) -> Result:
+    """End a job that waits for this node and gets no other; else say that it does not come."""
+    text = f"{event.node} does not take part: {event.reason}"
+    if state.phase is Phase.RENDEZVOUS and state.needs_all:
+        return end(replace(state, why=Why.NOT_MET, ended_idle=True), text, event.hint)
+    return state, (actions.Print(text),)
 
 
 def _on_left(state: State, id: int, reason: str, at: float) -> Result:

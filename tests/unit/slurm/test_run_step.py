@@ -37,15 +37,28 @@ def test_variables_of_the_workers_are_told_by_variables_of_their_own_which_worke
     assert read == secret.public(dict.fromkeys(read, "")).keys()
 
 
+PTY = "srun --pty --ntasks-per-node=1 --nodes="
+
+
 @pytest.mark.parametrize(
-    ("changes", "asked"), [({"debug_rank": 1}, "--debug 1"), ({"debug_on_error": True}, "--debug-on-error")]
+    ("changes", "nodes", "asked", "hint"),
+    [
+        ({"debug_rank": 0}, 2, "--debug 0", f"{PTY}2 ddplaunch --debug 0 ...`"),
+        ({"debug_rank": 1, "nproc_per_node": 2}, 2, "--debug 1", f"{PTY}2 ddplaunch --debug 1 ...`"),
+        ({"debug_rank": 2, "nproc_per_node": 2}, 2, "--debug 2", "with `--debugpy 2` that rank waits"),
+        ({"debug_rank": 1, "nproc_per_node": None}, 2, "--debug 1", "with `--debugpy 1` that rank waits"),
+        ({"debug_on_error": True}, 1, "--debug-on-error", f"{PTY}1 ddplaunch --debug-on-error ...`"),
+        ({"debug_on_error": True}, 2, "--debug-on-error", f"{PTY}1 ddplaunch --nnodes 1 --debug-on-error ...`"),
+    ],
 )
-def test_a_job_that_needs_a_terminal_has_none_in_a_step_of_ours(changes: dict[str, object], asked: str) -> None:
+def test_a_job_that_needs_a_terminal_has_none_in_a_step_of_ours_and_is_told_what_gives_it_one(
+    changes: dict[str, object], nodes: int, asked: str, hint: str
+) -> None:
     job = replace(SPEC, origins={"debug_rank": "--debug"}, **changes)
     with pytest.raises(LaunchError) as raised:
-        run_step(job, {}, place("node1", "node2"))
+        run_step(job, {}, place(*("node1", "node2")[:nodes]))
     assert raised.value.message == f"{asked}: the step that ddplaunch would start has no terminal"
-    assert f"srun --pty --ntasks-per-node=1 ddplaunch {asked}" in str(raised.value.hint)
+    assert hint in str(raised.value.hint)
 
 
 def test_what_srun_would_take_for_tasks_of_the_step_is_left_out() -> None:

@@ -36,6 +36,7 @@ from ddplaunch.supervise.job import (
     State,
     StopNodes,
     StopRequested,
+    Withdrawn,
 )
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.job_histories import (
@@ -58,6 +59,8 @@ FOLLOWING = "RuntimeError: [../third_party/gloo/transport/tcp/pair.cc:534] Conne
 FREE = "give each node a rank of its own: `--node-rank {}` is free"
 FULL = "for more nodes type a greater `--nnodes` on each; for another job, another port on each of its nodes"
 HAS_ENDED = "; or, if the agent with that rank has just ended, try again once the job has noticed"
+
+WITHDRAWN = Withdrawn("node 2 (c)", "it has no disk", "buy one", 3)
 
 HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
     "nothing starts before all are there": (THREE, met(2), []),
@@ -243,6 +246,16 @@ HISTORIES: dict[str, tuple[Policy, list[Event], list[Action]]] = {
         [*met(2), NodeStopping(0, Why.SIGNALLED, SIGINT, 3)],
         [EndJob(130)],
     ),
+    "a job that waits for a node which cannot take part ends, and says why": (
+        THREE,
+        [*met(2), WITHDRAWN],
+        [EndJob(121, "node 2 (c) does not take part: it has no disk", 0, "buy one")],
+    ),
+    "a job that can do without that node, or has begun, goes on": (
+        ELASTIC,
+        [*met(2), WITHDRAWN, NodeGivenUp(1), WITHDRAWN],
+        [BeginGeneration(0, (0, 1), 0)],
+    ),
     "nobody waits for a last call once all others are known not to come": (
         ELASTIC,
         [*met(2), NodeGivenUp(1)],
@@ -395,6 +408,7 @@ def events() -> st.SearchStrategy[list[Event]]:
         st.builds(lambda id, code: ended(id, 0, end(id, "abcdef"[id], 0, code)), ids, st.sampled_from([0, 1])),
         st.just(DeadlineReached(0)),
         st.just(NodeGivenUp(0)),
+        st.just(WITHDRAWN),
     )
     return st.lists(one, max_size=30)
 
