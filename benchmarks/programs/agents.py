@@ -12,13 +12,16 @@ import selectors
 import socket
 import sys
 import time
+from math import inf
 
 from ddplaunch.control.dialer import Dialer
 from ddplaunch.control.handshake import key
 from ddplaunch.control.peer import Peer
 from ddplaunch.coordinator import messages
 from ddplaunch.coordinator.link import Generation, JobEnd, NodeEnd
+from ddplaunch.loop import loop
 from ddplaunch.plan import Seat
+from ddplaunch.process.clock import Clock
 from ddplaunch.supervise.node import ReportStopping, StopOrdered
 from ddplaunch.supervise.outcome import Traces, Why, WorkerExit
 
@@ -30,13 +33,13 @@ TRACES = Traces(oom_kills=0, shm=None, log_folder=None)
 class Agent:
     """One of them."""
 
-    def __init__(self, place: int, port: int, loop: Loop) -> None:
+    def __init__(self, place: int, port: int, played: Loop) -> None:
         self.place = place
-        self.loop = loop
+        self.loop = played
         self.peer: Peer | None = None
         secret = key(None, f"\0\0{port}")
         self.dialer = Dialer(
-            loop.selector, secret, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60.0
+            played.loop, secret, source=None, opened=self.opened, refused=lambda *_: None, user_timeout=60.0
         )
         self.dialer.set_targets([(socket.AF_INET, ("127.0.0.1", port))])
 
@@ -85,11 +88,31 @@ class Agent:
         self.loop.gone += 1
 
 
+class Patience(Clock):
+    """Time passes only while nothing arrives: who plays thousands is late itself, and nobody else is."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return self.at
+
+    def select(
+        self, selector: selectors.BaseSelector, deadline: float, rest_until: float = inf
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events."""
+        began = time.monotonic()
+        ready = selector.select(min(0.1, max(0.0, deadline - self.at)))
+        if not ready:
+            self.at += time.monotonic() - began
+        return ready
+
+
 class Loop:
     """All of them in one process."""
 
     def __init__(self, port: int, first: int, number: int) -> None:
-        self.selector = selectors.DefaultSelector()
+        self.loop = loop.Loop(Patience())
         self.begun: list[float] = []
         self.stopped: list[float] = []
         self.quit: list[float] = []
@@ -100,20 +123,11 @@ class Loop:
         """Go on until the coordinator has closed all connections."""
         began = time.monotonic()
         failed = None
-        joining, unmet, look_at = True, self.agents, 0.0
+        joining = True
         while self.gone < len(self.agents):
-            ready = self.selector.select(0.01 if joining else 0.5)
-            for event, _ in ready:
-                event.data()
+            self.loop.run_once()
             now = time.monotonic()
-            # who plays thousands is late itself: nobody else is, before all that has arrived is taken
-            if joining and now >= look_at and not ready:
-                look_at = now + 0.1
-                unmet = [agent for agent in unmet if agent.peer is None]
-                for agent in unmet:
-                    if agent.dialer.deadline is not None and now >= agent.dialer.deadline:
-                        agent.dialer.expire(now)
-                joining = len(self.begun) < len(self.agents)
+            joining = joining and len(self.begun) < len(self.agents)
             if failed is None and fail_after is not None and not joining and now - max(self.begun) > fail_after:
                 failed = time.monotonic()
                 self.agents[-1].fail()
