@@ -14,6 +14,11 @@ COMPILED = torch._dynamo,sklearn.datasets accelerate,lightning.pytorch,transform
 # than the 2 cores of CI: about half of the tests wait more than they compute
 XDIST = --dist loadfile --no-loadscope-reorder
 
+# on a terminal pip's own lines and bars are the progress of the first minutes
+PROGRESS = $(shell test -t 2 || echo -q)
+INSTALLING = "installing into .venv: torch for NVIDIA GPUs is 5 GB unless it is there, minutes; without GPUs type first" \
+	"\`export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu\`"
+
 PYTEST_ARGS ?=
 GPU_PYTHON ?= .venv/bin/python
 
@@ -30,10 +35,17 @@ help: ## this list
 		printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 demo: .venv/demo ## train a small network on real digits with 4 workers
+	@echo "four workers import torch, then train: some 20 s on two cores"
 	.venv/bin/ddplaunch --nproc-per-node 4 examples/train_ddp.py
+	@echo
+	@echo "next:  . .venv/bin/activate    # then, with a script of yours:"
+	@echo "       ddplaunch --nproc-per-node 4 train.py"
+	@echo "       ddplaunch --help"
 
 test: .venv/test ## run the tests
+	@echo "7 to 13 minutes on two cores; \`make test-quick\` takes one or two, and runs those that need no job"
 	.venv/bin/python -m pytest $(XDIST) -n 6 $(PYTEST_ARGS)
+	@echo "next: \`make check\` runs all that CI runs"
 
 test-quick: .venv/test ## run those that need no job: tests/unit and tests/cli
 	.venv/bin/python -m pytest $(XDIST) -n 2 tests/unit tests/cli $(PYTEST_ARGS)
@@ -101,13 +113,14 @@ clean: ## remove the environment and what the tools left
 
 # a stamp is newer than what it was installed from, so a second `make` installs nothing
 .venv/demo: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing into .venv; torch is large, so the first time takes minutes"
-	$(PIP) install -q -c constraints.txt -e '.[example]'
+	@echo $(INSTALLING)
+	$(PIP) install $(PROGRESS) -c constraints.txt -e '.[example]'
 	@touch $@
 
 .venv/test: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing into .venv; torch is large, so the first time takes minutes"
-	$(PIP) install -q --no-compile -c constraints.txt -e '.[test]'
+	@echo $(INSTALLING)
+	$(PIP) install $(PROGRESS) --no-compile -c constraints.txt -e '.[test]'
+	@echo "compiling what the tests import: a minute or two"
 	@$(foreach modules,$(COMPILED),.venv/bin/python -c 'import $(modules)' &) \
 		.venv/bin/python -m pytest --collect-only -q >/dev/null & wait
 	@touch $@ .venv/demo

@@ -57,7 +57,7 @@ class JobInputs(Struct, frozen=True, kw_only=True):
     reports_to_caller: bool = False  # how the job ended: to a caller in Python, in place of the user
     why_ending: Callable[[], ClusterEnding] | None = None  # asks the cluster, which may take seconds
     warm: Place | None = None  # the interpreter that was kept, or is to be
-    why_cold: str = ""  # why one that was asked for is not used, or another is
+    why_cold: str = ""  # why one that was asked for is not used, or another is; or that it is new
 
 
 class AgentJob(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from ddplaunch.plan.make import make_plan
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.report.error_file import ErrorFiles
 from ddplaunch.report.run_name import run_id_of
+from ddplaunch.report.words import duration
 from ddplaunch.spec import JobSpec, ProgramKind
 from ddplaunch.supervise.node import Policy
 
@@ -136,7 +137,7 @@ def run(
 
 
 def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
-    """Return the interpreter that is kept warm for runs like this one, and why there is none or another than there was."""
+    """Return the interpreter that is kept warm for runs like this one, and that it is new, or why there is none."""
     why_not = draft.reasons.get("warm", "")
     if draft.keep_warm is not None:
         from ddplaunch.warm import prepare  # few jobs keep one
@@ -146,9 +147,13 @@ def _warm(draft: Plan, env: Mapping[str, str]) -> tuple[Place | None, str]:
         except prepare.CannotKeep as error:
             why_not = str(error)
         else:
-            return place, (
-                f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""
-            )
+            new = f"the interpreter that was kept warm is not used, and a new one is started: {why}" if why else ""
+            if place.is_new and not why:
+                new = (
+                    f"{', '.join(draft.preload or ()) or 'python'} stays imported when this run has ended, for "
+                    f"{duration(place.seconds)} after the last that uses it; `ddplaunch warm --stop` ends it"
+                )
+            return place, new
     return None, f"no interpreter is kept warm: {why_not}" if why_not else ""
 
 

@@ -34,11 +34,14 @@ _LINE_TIMEOUT = 5.0  # seconds that a client has to send its line
 _MOST_SILENT = 64  # clients that have not sent their line; one more, and the first of them is closed
 _LONGEST = 86400  # seconds for which it is kept unused at most
 _LONGEST_LINE = 8192  # bytes
+_NAME = "ddplaunch-warm"  # for `ps`, as long as a name may be
+_TITLE = "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
 
 
 def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, seconds: str, *modules: str) -> "list[str]":
     """Import, then serve runs until none has come for `seconds`. It returns in each worker, with the arguments of that worker."""
     warm = _Warm(load, path, int(number), int(seconds), modules)
+    undo_title = load("title")["change"](_NAME, _TITLE)  # a worker's would be mistaken for one that a job has left
     while True:
         connection = warm.next_run()
         try:
@@ -48,6 +51,7 @@ def serve(load: "Callable[[str], dict[str, Any]]", path: str, number: str, secon
             continue
         if pid == 0:
             warm.close()
+            undo_title()
             return warm.guard["serve"](connection, warm.server, warm.imported)  # type: ignore[no-any-return]
         warm.guards[pid] = connection
 

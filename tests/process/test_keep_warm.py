@@ -114,13 +114,15 @@ def socket_of(pid: int) -> str:
 def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path):
     first, guard, interpreter = keep.run()
     assert (first.status, first.out) == (0, "")
-    assert "warm" not in first.err
+    says = "preloaded stays imported when this run has ended, for 10 min after the last that uses it; "
+    assert f"{says}`ddplaunch warm --stop` ends it" in " ".join(first.err.split())
     os.utime(tmp_path / "sockets" / socket_of(interpreter), (1, 1))
     facts = "    print(sys.argv[1:], os.getcwd(), os.umask(0), os.getsid(0) == os.getpid())\n"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     second, other_guard, same = keep.run(WORKER + facts, cwd=elsewhere, preexec_fn=lambda: os.umask(0o77))
     assert (second.status, same) == (0, interpreter)
+    assert "stays imported" not in second.err
     assert other_guard != guard
     assert second.out.splitlines()[0][4:] == f"[] {elsewhere} 63 True"
     assert [os.readlink(f"/proc/{interpreter}/{name}") for name in ("cwd", "fd/0", "fd/1", "fd/2")] == [
@@ -136,6 +138,19 @@ def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path)
     plan = keep.job.run("plan", "--nproc-per-node", 2, "--keep-warm", "--preload", "preloaded", tmp_path / "train.py")
     assert f"process {interpreter}  --keep-warm" in plan.out
     assert re.search(rf"^{interpreter} .* preloaded +2 ", keep.job.run("warm").out, re.MULTILINE)
+
+
+def test_ps_tells_what_is_kept_from_a_worker(keep):
+    keep.start(WAITS)
+    guard, interpreter = keep.parents()
+    kept, of_run = psutil.Process(interpreter), psutil.Process(guard)
+    assert kept.name() == "ddplaunch-warm"
+    assert kept.cmdline()[0] == "ddplaunch-warm (`ddplaunch warm --stop` ends it)"
+    workers = of_run.children()
+    assert [one.name() for one in (of_run, *workers)] == [os.path.basename(sys.executable)] * 3
+    assert {tuple(one.cmdline()[-2:]) for one in (of_run, *workers)} == {("script", f"{keep.folder}/train.py")}
+    keep.job.process.send_signal(signal.SIGTERM)
+    keep.wait()
 
 
 def test_it_serves_no_run_that_would_differ(keep, tmp_path):
@@ -297,7 +312,7 @@ def test_a_run_goes_on_when_what_is_kept_is_killed_and_the_next_starts_another(k
     assert keep.wait().status == 0
     keep.interpreters.clear()
     result, _, other = keep.run()
-    assert (result.status, "warm" in result.err) == (0, False)
+    assert (result.status, "kept warm" in result.err) == (0, False)
     assert other != interpreter
 
 
