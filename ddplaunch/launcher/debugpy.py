@@ -8,7 +8,14 @@ from collections.abc import Mapping
 
 from ddplaunch.errors import LaunchError
 
-_HAS_IT = "import importlib.util, sys; sys.exit(importlib.util.find_spec('debugpy') is None)"
+# with -c the working directory comes first, where ./importlib would be run; -P, which leaves it out, is of Python 3.11
+_HAS_IT = """\
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import importlib.util
+sys.exit(importlib.util.find_spec("debugpy") is None)
+"""
 _WITHIN = 30.0  # seconds
 
 

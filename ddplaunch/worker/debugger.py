@@ -138,17 +138,18 @@ def of_ipython(found: "TracebackType | None") -> None:
     debugger.interaction(None, found)
 
 
-def wait_for_client(address: str) -> "socket.socket | None":
+def wait_for_client(address: str, load: "Callable[[str], dict[str, Any]]") -> "socket.socket | None":
     """Wait for a client of debugpy, such as VS Code, at a free port that the agent prints.
 
     As long as the connection that is returned is open, the agent knows that a debugger may hold this worker.
 
     Raises:
         ImportError: the interpreter has no debugpy.
+        RuntimeError: other users could not be kept out.
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of Python's own frozen modules
     debugpy: Any = importlib.import_module("debugpy")
-    _, port = debugpy.listen(("127.0.0.1", 0))
+    port = load("own_user")["listen"](debugpy)
     agent = ask(address, f"P{port}")
     debugpy.wait_for_client()
     return agent

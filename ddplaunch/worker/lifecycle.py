@@ -45,7 +45,7 @@ class Lifecycle:
                 signals["offer_debugger"](fd, int(attach_signal), self._debugger, load)
         self._prepare_torch()
         if debugpy:
-            self._held = load("debugger")["wait_for_client"](self._debugger)
+            self._held = load("debugger")["wait_for_client"](self._debugger, load)
         self._program = load("program")
         self.run, self.arguments = self._program["prepare"](sys.argv[1], sys.argv[2], sys.argv[3:], names, self._record)
 
