@@ -11,7 +11,9 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from ddplaunch.output.bars import Bar, condense, kinds
+from msgspec import Struct
+
+from ddplaunch.output.bars import LONGEST, OPEN, Bar, condense, kinds
 from ddplaunch.output.prefix import RESET
 from ddplaunch.plan.ranks import compress
 
@@ -28,6 +30,7 @@ class StatusArea:
     def __init__(self) -> None:
         self._bars: tuple[Bar, ...] = ()
         self._drawn: list[bytes] = []  # on the screen, right above the cursor
+        self._is_open = False  # the cursor stands behind the last of them: a prompt, and what is typed
         self._midline = False  # what was written last has not ended its line
 
     def show(self, bars: tuple[Bar, ...]) -> None:
@@ -41,7 +44,7 @@ class StatusArea:
 
     def forget(self) -> None:
         """Take what is drawn for lines: another program has written below it, as the shell after Ctrl-Z."""
-        self._drawn = []
+        self._drawn, self._is_open = [], False
 
     def draw(self, size: os.terminal_size | None) -> bytes:
         """Return what to write so that the area is there, and up to date; None: the terminal is not ours at present."""
@@ -51,37 +54,67 @@ class StatusArea:
         if self._midline:
             return b""
         rows, drawn = render(self._bars, size), self._drawn
+        is_open = bool(rows) and any(bar.row == OPEN for bar in self._bars)
         if rows == drawn:
             return b""
-        if len(rows) != len(drawn):
-            erase, self._drawn = self._erase(), rows
-            return erase + b"".join(row + b"\n" for row in rows)
+        if len(rows) != len(drawn) or is_open != self._is_open or (is_open and rows[-1] != drawn[-1]):
+            erase, self._drawn, self._is_open = self._erase(), rows, is_open
+            return erase + b"\n".join(rows) + (b"" if is_open or not rows else b"\n")
         self._drawn = rows
+        if is_open:
+            rows, drawn = rows[:-1], drawn[:-1]
         # the cursor, which may stand behind typed characters, comes back to its place
         new = (b"\n" if row == old else row + b"\x1b[K\n" for row, old in zip(rows, drawn, strict=True))
         return b"\x1b7\r\x1b[%dA%b\x1b8" % (len(rows), b"".join(new))
 
     def _erase(self) -> bytes:
-        rows, self._drawn = len(self._drawn), []
-        return b"\r\x1b[%dA\x1b[J" % rows if rows else b""
+        if not self._drawn:
+            return b""
+        above = len(self._drawn) - self._is_open
+        self._drawn, self._is_open = [], False
+        return b"\r%b\x1b[J" % (b"\x1b[%dA" % above if above else b"")
 
 
 def render(bars: Iterable[Bar], size: os.terminal_size) -> list[bytes]:
     """Lay the bars out in rows that fit: at most a third of the lines, none of them as wide as the screen."""
-    rows: list[tuple[int, str, str, str]] = []  # how soon it goes if there are too many, ranks, name, text
+    rows: list[_Row] = []
     for kind in kinds(condense(bars)):
         for place, bar in enumerate(kind):
             which = 0 if place == 0 else 2 if place == len(kind) - 1 else 1
-            rows.append(((0, 2, 1)[which], _ranks(bar.ranks), _NAMES[which] if len(kind) > 1 else "", bar.text))
+            priority = -1 if bar.row == OPEN else (0, 2, 1)[which]
+            rows.append(
+                _Row(priority, _ranks(bar.ranks), bar.text, _NAMES[which] if len(kind) > 1 else "", bar.row == OPEN)
+            )
     most = size.lines // _SHARE
-    kept = sorted(sorted(range(len(rows)), key=lambda index: rows[index][0])[:most])
-    chosen = [rows[index][1:] for index in kept]
-    widths = [max(map(len, column)) for column in zip(*chosen, strict=True)]
-    drawn = []
-    for ranks, name, text in chosen:
-        words = [ranks.ljust(widths[0]), *([name.ljust(widths[1])] if widths[1] else []), text]
-        drawn.append(cut(" ".join(words), size.columns - 1).encode(errors="replace"))
-    return drawn
+    kept = sorted(sorted(range(len(rows)), key=lambda index: rows[index].priority)[:most])
+    chosen = [rows[index] for index in kept]
+    before = max((len(row.ranks) + 1 for row in chosen), default=0)
+    return [_laid_out(row, before, size.columns - 1).encode(errors="replace") for row in chosen]
+
+
+class _Row(Struct, frozen=True):
+    priority: int  # the highest go first if there are too many
+    ranks: str
+    text: str
+    name: str  # for the slowest and so on, else ""
+    is_open: bool
+
+
+def _laid_out(row: _Row, before: int, cells: int) -> str:
+    """Return the ranks, the text in the columns that are left, and behind it the name, if there is room for a part of each."""
+    room = cells - before
+    if row.is_open:
+        return cut(row.ranks.ljust(before), cells) + _end_of(row.text, room)
+    name = f" {row.name}" if row.name and room > 2 * len(row.name) else ""
+    return cut(row.ranks.ljust(before), cells) + cut(row.text.rstrip(), room - len(name)) + name
+
+
+def _end_of(text: str, cells: int) -> str:
+    """Cut at the front what does not fit: at the end of a prompt is what is asked, of dots the last."""
+    text = cut(text, LONGEST * 2)
+    while text and cut(text, cells) != text:
+        text = text[1:]
+    return text
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

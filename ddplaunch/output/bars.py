@@ -14,6 +14,7 @@ from ddplaunch.supervise.deadline import soonest
 INTERVAL = 0.1  # seconds between two redraws; faster is not seen
 LONGEST = 500  # characters of a bar that are passed on: no terminal is wider
 MOST_KINDS = 16
+OPEN = 1 << 10  # the row of a line that has not ended: it stands below all bars, and has no progress
 _AT_ONCE = 128  # bars that are read each time; more would take more than a fortieth of a core
 _MOST_RANKS = 1 << 20  # in a message: what a host sends may be anything
 _ROOM = 60_000  # bytes of all bars: they fit into one message
@@ -32,7 +33,7 @@ class Bar(Struct, frozen=True):
 
     ranks: tuple[int, ...]  # ascending; those that show it, or one that is as far
     text: str  # as one of them has drawn it, with its colours
-    row: int = 0  # of the rows of a worker, from the top
+    row: int = 0  # of the rows of a worker, from the top; or OPEN
 
 
 def row_text(row: bytes) -> str:
@@ -51,6 +52,9 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 
 def _read(bar: Bar) -> _Read:
+    if bar.row == OPEN:
+        letters = "".join(filter(str.isalpha, bar.text))
+        return _Read(bar=bar, kind=(OPEN, letters, 0), outer=(), value=0.0, same=0.0)
     text = re.sub(_TIMES, "", re.sub(_ESCAPE, "", bar.text))
     percent = re.search(_PERCENT, text)
     counted = re.search(_COUNT, text[percent.end() if percent else 0 :])

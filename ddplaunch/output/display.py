@@ -93,7 +93,7 @@ class Display:
         self._streams: dict[_Writer, _Reader] = {}
         self._waiting: dict[_Writer, _Reader] = {}  # those that have a deadline
         self._due: float | None = None  # not after the first of these: each piece would cost as much as all of them
-        self._live = () if self._alone or self._bare else live
+        self._live = () if self._bare else live
         self._bars: dict[_Writer, Lines] = {}  # those that draw one
         self.bars_moved = False  # since the caller has set this to False
         self.bar_ended = False
@@ -159,10 +159,10 @@ class Display:
 
     def bars(self) -> list[Bar]:
         """The bars that are to be shown in place."""
-        from ddplaunch.output.bars import Bar, row_text  # most jobs draw none
+        from ddplaunch.output.bars import OPEN, Bar, row_text  # most jobs draw none
 
         return [
-            Bar((rank,), row_text(row), number)
+            Bar((rank,), row_text(row), OPEN if reader.is_open else number)
             for (rank, _), reader in sorted(self._bars.items(), key=lambda item: (item[0][0], item[0][1].value))
             for number, row in enumerate(reader.rows)
             if row.strip()
@@ -184,6 +184,8 @@ class Display:
             if not self._alone:
                 passes = self._bare and self._stamp is None
                 reader = LoneLines(_NO_PREFIX) if passes else Lines(live=stream in self._live)
+            elif stream in self._live:
+                reader = Lines(live=True)
             elif self._bare:
                 reader = _RawReader(terminal=stream in self._terminal)
             else:

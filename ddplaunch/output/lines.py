@@ -14,6 +14,8 @@ SETTLE_TIME = 0.25  # seconds a line is held for a cursor that went up before an
 LIVE_DEPTH = 3  # rows
 HIDDEN_DEPTH = 16  # of a program that hides the cursor, as rich does as long as it redraws
 LIVE_SETTLE_TIMES = (0.5, 2.0)  # seconds before and after the cursor first went up
+_SEEN = 2000  # bytes of a line that has not ended
+REST = 0.5  # seconds after which a line that has not ended is shown in place: a prompt, dots
 STILL = 30.0  # seconds without a change after which a bar becomes a line, until it moves
 
 
@@ -28,8 +30,10 @@ class Lines:
     __slots__ = (
         "_end_of_state",
         "_has_updated",
+        "_is_open",
         "_is_still",
         "_live",
+        "_open_at",
         "_rest",
         "_screen",
         "_settle_at",
@@ -42,6 +46,8 @@ class Lines:
         self._live = live
         self._end_of_state = end_of_state
         self._is_still = False
+        self._is_open = False  # the line that has not ended has rested
+        self._open_at: float | None = None
         self._rest = bytearray()  # of the line that has not ended
         self._unfinished = b""  # carriage return or escape sequence at the end of the last piece
         self._screen: RedrawnRows | None = None  # only while the worker redraws
@@ -52,12 +58,22 @@ class Lines:
     @property
     def deadline(self) -> float | None:
         """When to call flush; None: not before the next feed."""
-        return soonest(self._settle_at, self._update_at)
+        return soonest(self._settle_at, self._update_at, self._open_at)
 
     @property
     def is_bar(self) -> bool:
         """Whether there are `rows` to be shown in place."""
-        return self._live and self._screen is not None and self._screen.drawing and not self._is_still
+        return self._is_open or (self._live and self.draws and not self._is_still)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the only one of the `rows` is a line that has not ended, and has rested."""
+        return self._is_open
+
+    @property
+    def draws(self) -> bool:
+        """Whether rows are being redrawn."""
+        return self._screen is not None and self._screen.drawing
 
     @property
     def beginning(self) -> bytes:
@@ -67,6 +83,8 @@ class Lines:
     @property
     def rows(self) -> list[bytes]:
         """The rows of the bar."""
+        if self._is_open:
+            return [bytes(self._rest[-_SEEN:])]
         return self._screen.rows if self._screen is not None else []
 
     def feed(self, data: bytes, at: float) -> bytes:
@@ -75,11 +93,19 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            return self._draw(data, at)
+            block = self._draw(data, at)
+            self._note_rest(at, is_new=True)
+            return block
         end = data.rfind(b"\n") + 1
         whole = self._take() + data[:end] if end and self._rest else data[:end]
         self._rest += data[end:]
+        self._note_rest(at, is_new=end > 0)
         return whole if len(self._rest) <= MAX_LINE else whole + self._take() + b"\n"
+
+    def _note_rest(self, at: float, *, is_new: bool) -> None:
+        if self._live and (is_new or not self._rest or (self._open_at is None and not self._is_open)):
+            self._is_open = False
+            self._open_at = at + REST if self._rest else None
 
     def _take(self) -> bytes:
         text = bytes(self._rest)
@@ -117,6 +143,8 @@ class Lines:
     def flush(self, at: float) -> bytes:
         """Return what is due at this time."""
         block = b""
+        if self._open_at is not None and at >= self._open_at:
+            self._is_open, self._open_at = True, None
         if self._screen is None:
             return block
         if self._settle_at is not None and at >= self._settle_at:
@@ -130,6 +158,7 @@ class Lines:
             if state := self._screen.snapshot():
                 block += state + self._end_of_state
         self._keep(self._screen)
+        self._note_rest(at, is_new=False)
         return block
 
     def end(self) -> bytes:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.conftest import Job
-from tests.process.terminal import CTRL_Z, PROMPT, Screen, Shell, typed, watched
+from tests.process.terminal import CTRL_Z, ENTER, PROMPT, Screen, Shell, typed, watched
 
 COLUMNS = 100
 
@@ -27,17 +27,17 @@ def test_bars_are_shown_at_once_in_place_and_become_lines_when_they_end(job, pro
     terminal.press("typed")
     go(job, "go-1")
     bars = [
-        "[1] slowest 訓練 rank 1: 50%|#####     | the rest of this row is long",
-        "[0] fastest 訓練 rank 0: 90%|######### | the rest of this row is long",
-        "[1] slowest batch: 50%",
-        "[0] fastest batch: 90%",
+        "[1] 訓練 rank 1: 50%|#####     | the rest of this row is long slowest",
+        "[0] 訓練 rank 0: 90%|######### | the rest of this row is long fastest",
+        "[1] batch: 50% slowest",
+        "[0] batch: 90% fastest",
     ]
     shown = screen.until(lambda rows: rows[-4:] == bars and sum("line of" in row for row in rows) == 2)
     assert sorted(row for row in shown if "line of" in row) == ["[0] line of 0", "[1] line of 1"]
     assert [row for row in shown if "%" in row] == bars
     terminal.child.setwinsize(9, 30)
-    narrow = ["[1] slowest 訓練 rank 1: 50%|", "[0] fastest 訓練 rank 0: 90%|", "[1] slowest batch: 50%"]
-    screen.until(lambda rows: [row for row in rows if "%" in row] == narrow)
+    narrow = ["[1] 訓練 rank 1: 50%| slowest", "[0] 訓練 rank 0: 90%| fastest", "[1] batch: 50% slowest"]
+    screen.until(lambda rows: rows[-3:] == narrow)
 
     go(job, "go-2")
     shown = screen.at_end()
@@ -77,6 +77,18 @@ def test_what_reads_the_lines_from_a_pipe_may_write_to_the_same_terminal(job, pr
     bash.press("\x03")
     bash.sees("stopped by SIGINT", PROMPT)
     bash.leave()
+
+
+def test_a_prompt_of_one_rank_is_shown_below_the_lines_of_the_others_and_takes_the_answer(job, program):
+    terminal = typed(job, "--nproc-per-node", 2, program("asks"), columns=COLUMNS)
+    screen = Screen(terminal, COLUMNS)
+    screen.until(lambda rows: rows[-1] == "[0] name?")
+    go(job, "go")
+    screen.until(lambda rows: rows[-2:] == ["[1] meanwhile", "[0] name?"])
+    terminal.press("Ann", ENTER)
+    shown = screen.at_end()
+    assert "[0] name? hello Ann" in shown
+    assert shown.count("[1] meanwhile") == 1
 
 
 # --- of other people's packages

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.output.area import StatusArea, cut, render
-from ddplaunch.output.bars import Bar
+from ddplaunch.output.bars import OPEN, Bar
 from tests.emulator import Emulator
 
 SIZE = terminal_size((80, 24))
@@ -27,9 +27,9 @@ def rows(bars: tuple[Bar, ...], size: terminal_size = SIZE) -> list[str]:
 
 def test_the_slowest_and_the_fastest_are_named_and_the_columns_are_even() -> None:
     assert rows(drawn("train: 10%", "train: 50%", "train: 11%", "train: 60%", "train: 99%")) == [
-        "[0,2] slowest train: 10%",
-        "[1,3] between train: 60%",
-        "[4]   fastest train: 99%",
+        "[0,2] train: 10% slowest",
+        "[1,3] train: 60% between",
+        "[4]   train: 99% fastest",
     ]
     assert rows(drawn("train: 10%", "train: 10%")) == ["[0-1] train: 10%"]
     assert rows(()) == []
@@ -76,13 +76,31 @@ def test_a_row_is_cut_by_what_it_takes_on_the_screen(text: str, cells: int, left
     assert cut(text, cells) == left
 
 
+def test_a_bar_gives_way_to_its_name_and_a_line_that_has_not_ended_shows_its_end() -> None:
+    long = drawn(f"a: 10%|{'#' * 50}", f"a: 90%|{'#' * 50}")
+    assert rows((*long, Bar((2,), "one, two, three? ", OPEN)), terminal_size((30, 24))) == [
+        f"[0] a: 10%|{'#' * 10} slowest",
+        f"[1] a: 90%|{'#' * 10} fastest",
+        "[2] one, two, three? ",
+    ]
+    assert rows((Bar((2,), "one, two, three? ", OPEN),), terminal_size((12, 24))) == ["[2] three? "]
+
+
+def test_of_lines_that_have_not_ended_equal_ones_are_one_and_none_is_the_slowest() -> None:
+    dots = [Bar((rank,), "." * (rank + 1), OPEN) for rank in range(3)]
+    assert rows((*dots, Bar((3,), "name? ", OPEN), Bar((1,), "5%"))) == ["[1]   5%", "[0-2] .", "[3]   name? "]
+
+
 # --- on the terminal
 
 EVENTS = st.lists(
     st.one_of(
         st.lists(st.sampled_from(["a line", "訓練", "x" * 200, ""]), min_size=1, max_size=40),
         st.lists(st.integers(0, 100), max_size=9).map(
-            lambda all_: drawn(*(f"{chr(97 + one % 5)}: {one}%" for one in all_))
+            lambda all_: (
+                *drawn(*(f"{chr(97 + one % 5)}: {one}%" for one in all_ if one % 7)),
+                *(Bar((one,), f"rank {'abc'[one % 3]}? ", OPEN) for one in all_ if one % 7 == 0),
+            )
         ),
     ),
     max_size=12,
@@ -107,6 +125,20 @@ def test_lines_stand_above_the_area_in_their_order_and_nothing_else_stays(events
     assert [row for row in screen.shown if row] == [row for row in with_area if row]
     screen.feed(area.write(b"").decode())
     assert screen.shown == alone.shown
+
+
+def test_the_cursor_stands_behind_a_prompt_and_what_is_typed_there_stays() -> None:
+    area, screen = StatusArea(), Emulator()
+    area.show((*drawn("1%"), Bar((1,), "name? ", OPEN)))
+    screen.feed((area.write(b"a line\n") + area.draw(SIZE)).decode() + "Bo")
+    area.show((*drawn("2%"), Bar((1,), "name? ", OPEN)))
+    screen.feed(area.draw(SIZE).decode() + "b")
+    assert screen.shown == ["a line", "[0] 2%", "[1] name? Bob"]
+    screen.feed((area.write(b"another\n") + area.draw(SIZE)).decode())
+    assert screen.shown == ["a line", "another", "[0] 2%", "[1] name?"]
+    area.show(())
+    screen.feed((area.write(b"[1] name? Bob it is\n") + area.draw(SIZE)).decode())
+    assert screen.shown == ["a line", "another", "[1] name? Bob it is"]
 
 
 def test_it_waits_while_a_line_has_not_ended_and_draws_only_what_is_new() -> None:

@@ -282,11 +282,37 @@ def test_live_bars_are_shown_in_place_and_their_ends_as_lines() -> None:
     assert (display.bar_ended, display.bars()) == (True, [])
 
 
-@pytest.mark.parametrize(("mode", "ranks"), [("raw", (0, 1)), ("prefix", (0,)), ("rank0", (0, 1))])
-def test_no_bar_is_live_in_raw_mode_or_of_one_worker(mode: str, ranks: tuple[int, ...]) -> None:
-    display = Display(mode=mode, ranks=workers(*ranks), live=BOTH)
+@pytest.mark.parametrize("mode", ["raw", "rank0"])
+def test_no_bar_is_live_in_raw_mode_or_of_rank_0_alone(mode: str) -> None:
+    display = Display(mode=mode, ranks=workers(0, 1), live=BOTH)
     assert text(display.feed(0, ERR, b"\r20%", 0.0), ERR).endswith(b"20%")
     assert not display.bars_moved
+
+
+def test_a_line_that_has_not_ended_is_shown_in_place_once_it_has_rested_and_is_written_when_it_ends() -> None:
+    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    assert display.feed(0, OUT, b"start\nname? ", 1.0) == [(OUT, b"[0] start\n")]
+    assert (display.bars_moved, display.deadline()) == (False, 1.5)
+    assert display.flush(1.5) == []
+    assert [(bar.ranks, bar.text) for bar in display.bars()] == [((0,), "name? ")]
+    assert display.feed(1, OUT, b"a line\n", 2.0) == [(OUT, b"[1] a line\n")]
+    assert [(bar.ranks, bar.text) for bar in display.bars()] == [((0,), "name? ")]
+    display.feed(0, OUT, b".", 2.0)
+    assert [bar.text for bar in display.bars()] == ["name? ."]
+    assert display.feed(0, OUT, b"hello\nnext", 3.0) == [(OUT, b"[0] name? .hello\n")]
+    assert (display.bar_ended, display.bars(), display.deadline()) == (True, [], 3.5)
+
+
+def test_a_line_in_pieces_is_not_shown_before_it_has_rested_and_a_bar_may_follow_it() -> None:
+    display = Display(mode="prefix", ranks=workers(0, 1), live=BOTH)
+    for tick in range(10):
+        assert display.flush(tick / 10) == []
+        display.feed(0, OUT, b"half\nhalf", tick / 10)
+    assert not display.bars_moved
+    display.flush(1.4)
+    assert [bar.text for bar in display.bars()] == ["half"]
+    display.feed(0, OUT, b"\r50%", 1.5)
+    assert [bar.text for bar in display.bars()] == ["50%"]
 
 
 def test_bars_of_several_workers_in_raw_mode_are_shown_as_they_come() -> None:
