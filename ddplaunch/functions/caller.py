@@ -22,12 +22,9 @@ from msgspec.structs import replace
 
 from ddplaunch.errors import MORE_OPEN_FILES, LaunchError
 from ddplaunch.functions import exceptions
-from ddplaunch.functions.call_outcome import CallOutcome
-from ddplaunch.functions.connection import ERROR, RESULT, WorkerConnection, WorkerListener
-from ddplaunch.functions.main_module import import_path
-from ddplaunch.functions.pickling import CannotSend, Function, Payload
+from ddplaunch.functions.connection import ERROR, RESULT, StackFiles, WorkerConnection, WorkerListener
+from ddplaunch.functions.pickling import CannotSend, Function, Payload, import_path
 from ddplaunch.functions.request import stop_signal
-from ddplaunch.functions.stack_files import StackFiles
 from ddplaunch.loop.loop import Loop
 from ddplaunch.process.linux import check_kernel
 from ddplaunch.spec import Given, JobSpec
@@ -41,7 +38,7 @@ _CHUNK = 1 << 16  # bytes
 
 
 class Caller:
-    """One job."""
+    """The job of one call: its command, its workers and its output."""
 
     def __init__(self, function: Function, collected: list[Given], spec: JobSpec, *, result_limit: int) -> None:
         self._function = function
@@ -63,7 +60,7 @@ class Caller:
         self._is_ending = False
         self._is_muted = False
         self._control = b""
-        self._outcome = CallOutcome()
+        self._outcome = exceptions.CallOutcome()
         self._stop_signal = stop_signal(spec)
         self._interrupt = signal.SIGINT if signal.SIGINT in spec.stop_signals else self._stop_signal
         self._listener = WorkerListener()
@@ -76,7 +73,7 @@ class Caller:
             raise
 
     def run(self) -> list[Any]:
-        """Serve the job until it has ended; give what each rank returned."""
+        """Serve the job until it has ended; return what each rank returned."""
         try:
             try:
                 while self._is_going_on:
@@ -127,12 +124,12 @@ class Caller:
         self._loop.watch(self._pidfd, self._command_ended)
 
     def _import_path(self) -> str:
-        """From where a fork server is to import: from where this program does; "" where there is none."""
+        """Return the folders from which a fork server imports, which are those of this program; "" where there is none."""
         path = "\n".join(import_path()) if self._spec.start_method == "forkserver" else ""
         return path if len(os.fsencode(path)) < _LONGEST_PATH else ""
 
     def _show(self, pipe: IO[bytes], name: str) -> None:
-        """Write what comes through a pipe to sys.stdout or sys.stderr, as it is set at that time."""
+        """Write the output of a pipe to sys.stdout or sys.stderr, as they are set when it comes."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         descriptor = pipe.fileno()
         self._open += 1
@@ -256,7 +253,7 @@ class Caller:
         return results
 
     def _exception_of(self, rank: int) -> exceptions.Raised | None:
-        """The exception that this rank sent, if any."""
+        """Return the exception that this rank sent, if any."""
         worker = self._workers.get(rank)
         if worker is None or worker.reply is None or worker.reply[0] != ERROR:
             return None

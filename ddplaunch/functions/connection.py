@@ -21,6 +21,7 @@ from typing import Any
 
 from ddplaunch.functions import pickling
 from ddplaunch.loop.loop import READ, WRITE, Loop
+from ddplaunch.process.linux import memory_file
 from ddplaunch.report.run_socket import uid_of
 
 # the same in worker/call.py, which runs where ddplaunch need not be
@@ -32,6 +33,7 @@ RESULT, ERROR = b"r", b"e"
 AT_ONCE = 200  # descriptors in one message; Linux takes 253
 
 _CHUNK = 1 << 20  # bytes
+_LONGEST_STACKS = 1 << 16  # bytes of a file that are read
 _ERROR_LIMIT = 8 << 20  # bytes of a reply that is an exception
 
 
@@ -108,7 +110,7 @@ class WorkerConnection:
             connection.send(self._nonce)  # an empty socket takes it whole
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         if self.open:
             self.open = False
             self._loop.unwatch(self._connection)
@@ -116,7 +118,7 @@ class WorkerConnection:
             self._close_descriptors()
 
     def drain(self) -> None:
-        """Read what a worker that has ended left."""
+        """Read the rest of what a worker sent before it ended."""
         while self.open and self._read():
             pass
 
@@ -208,3 +210,27 @@ class WorkerConnection:
     def _close_descriptors(self) -> None:
         pickling.close(self._descriptors)
         self._descriptors = ()
+
+
+class StackFiles:
+    """Files in memory, one for each rank of the latest generation, into which it writes its stacks shortly before the timeout."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}  # descriptors, by rank
+
+    def renew(self, rank: int) -> int:
+        """Make a new file for a rank, in place of the last generation's; return a second descriptor of it, to be sent."""
+        if (old := self._files.pop(rank, None)) is not None:
+            os.close(old)
+        self._files[rank] = memory_file(f"ddplaunch-stacks-{rank}")
+        return os.dup(self._files[rank])
+
+    def read(self) -> list[tuple[int, str]]:
+        """Return the ranks that have written stacks, in order, each with its text."""
+        texts = ((rank, os.pread(file, _LONGEST_STACKS, 0)) for rank, file in sorted(self._files.items()))
+        return [(rank, text.decode(errors="replace")) for rank, text in texts if text]
+
+    def close(self) -> None:
+        """Remove the files."""
+        for file in self._files.values():
+            os.close(file)

@@ -1,15 +1,26 @@
-"""What `launch()` raises when a job does not end well. Builds exceptions; raises none itself."""
+"""What `launch()` raises when a job does not end well, from the messages of its command. Raises nothing itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from signal import Signals
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from ddplaunch import exitcodes
+from ddplaunch.options.table import BY_NAME
 from ddplaunch.report.words import these_ranks
 
 E = TypeVar("E", bound="JobError")
+
+# frames of a traceback above a function, or a test
+_RUNNER = re.compile(
+    r'  File "[^"]*/(?:ddplaunch/worker/(?:call|bootstrap|program)\.py|ddplaunch/testing/[^"]*|_pytest/[^"]*|pluggy/[^"]*)", line'
+)
+
+_OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")
 
 
 class JobError(RuntimeError):
@@ -58,8 +69,8 @@ class Raised(Struct, frozen=True, kw_only=True):
     during: str  # what it interrupted, if that was not the function: "while it ..."
 
 
-def failed(raised: Raised, report: str) -> WorkerFailed:
-    """Make the exception for one that a worker raised; `report` is the failure report, "" if there is none."""
+def worker_failed(raised: Raised, report: str) -> WorkerFailed:
+    """Return the exception for one that a worker raised; `report` is the failure report, "" if there is none."""
     made = _of_both_types(*raised.parts) if raised.parts is not None else None
     result = made or WorkerFailed(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     result.rank = raised.rank
@@ -72,7 +83,7 @@ def failed(raised: Raised, report: str) -> WorkerFailed:
 
 
 def from_report(kind: type[E], report: str) -> E:
-    """Make the exception for a job without an exception of a worker, from the failure report or error message."""
+    """Return the exception for a job in which no worker raised one, from the failure report or error message."""
     head, _, rest = report.removeprefix("error: ").rstrip().partition("\n")
     result = kind(head)
     if rest:
@@ -81,13 +92,13 @@ def from_report(kind: type[E], report: str) -> E:
 
 
 def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence[int]) -> JobTimeout:
-    """Make the exception for a timeout; `stacks` has the stack of each rank, `returned` the ranks that had returned."""
+    """Return the exception for a timeout; `stacks` has the stack of each rank, `returned` the ranks that had returned."""
     result = JobTimeout(report)
     result.status = 124
-    alike: dict[str, list[int]] = {}
+    ranks_by_stack: dict[str, list[int]] = {}
     for rank, stack in stacks:
-        alike.setdefault(stack, []).append(rank)
-    for stack, ranks in alike.items():
+        ranks_by_stack.setdefault(stack, []).append(rank)
+    for stack, ranks in ranks_by_stack.items():
         was = "was" if len(ranks) == 1 else "were"
         result.add_note(f"\nwhere {these_ranks(ranks)} {was}:\n{stack.rstrip()}")
     if returned and stacks:
@@ -96,7 +107,7 @@ def timed_out(report: str, stacks: Sequence[tuple[int, str]], returned: Sequence
 
 
 def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
-    """Make the exception for a worker that ended with 0, and whose result is not here."""
+    """Return the exception for a worker that ended with 0 and sent no result."""
     result = WorkerFailed(why)
     result.rank, result.exit_status = rank, 0
     if hint:
@@ -105,15 +116,15 @@ def without_result(rank: int, why: str, hint: str = "") -> WorkerFailed:
 
 
 def _after_traceback(report: str, rank: int) -> str:
-    """The part of a failure report that follows the traceback: the process, the others, the hint."""
+    """Return the part of a failure report behind the traceback: the process, the other workers, the hint."""
     at = report.rfind(f"\n\n  rank {rank}   ")
     return report[at:].strip("\n") if at >= 0 else ""
 
 
 def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, Any]) -> WorkerFailed | None:
-    """Rebuild an exception as one of its own type that is a WorkerFailed too; None if its type does not allow that.
+    """Return the exception with a type that is its own and WorkerFailed in one; None if its own type does not allow that.
 
-    Its __init__ is not called: its arguments in the worker are not known.
+    `__init__` is not called: its arguments in the worker are not known.
     """
     if not issubclass(kind, Exception):  # SystemExit and the like are not caught by `except Exception`
         return None
@@ -142,3 +153,70 @@ def _of_both_types(kind: type, args: tuple[Any, ...], attributes: Mapping[str, A
     except Exception:  # noqa: BLE001 - it is the program's code
         return None
     return result if isinstance(result, WorkerFailed) else None
+
+
+class CallOutcome:
+    """How the job ended, from the messages of its command."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self._why = ""
+        self._first: Mapping[str, Any] | None = None
+        self._report = ""
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of the command."""
+        match message["type"]:
+            case "failure_text":
+                self._report = message["text"]
+            case "outcome":
+                self.status, self._why, self._first = message["status"], message["why"], message["first_failure"]
+
+    def failure(
+        self,
+        status: int,
+        raised: Callable[[int], Raised | None],
+        stacks: Callable[[], list[tuple[int, str]]],
+        returned: Sequence[int],
+    ) -> JobError:
+        """Return the exception for a job that ended with this status, which is not 0.
+
+        `raised` returns the exception that a rank sent, `stacks` the stacks of the ranks at the timeout.
+        """
+        first = self._first
+        if self._why == "timed_out":
+            return timed_out(
+                _in_python(self._report), [(rank, _user_stacks(text)) for rank, text in stacks()], returned
+            )
+        if first is None:
+            refused = from_report(JobError, _in_python(self._report) or _lost(status))
+            refused.status = abs(status)
+            return refused
+        if (exception := raised(first["rank"])) is not None:
+            error = worker_failed(exception, self._report)
+        else:
+            error = from_report(WorkerFailed, self._report)
+        error.rank, error.status = first["rank"], status
+        error.exit_status, error.signal = first["status"], first["signal"]
+        error.host, error.local_rank, error.pid = first["host"], first["local_rank"], first["pid"]
+        return error
+
+
+def _in_python(report: str) -> str:
+    """Return the report with its options written as keywords of `launch()`."""
+    return _OPTION.sub(lambda found: name if (name := found[1].replace("-", "_")) in BY_NAME else found[0], report)
+
+
+def _lost(status: int) -> str:
+    """Return what to say of a command that ended without a report."""
+    if status < 0:
+        return f"ddplaunch's command was killed by {Signals(-status).name}; its workers were killed with it"
+    if status == exitcodes.BUG:
+        return "this is a bug in ddplaunch; please report it with what it printed above"
+    return f"the job ended with status {status}; see its output above"
+
+
+def _user_stacks(stack: str) -> str:
+    """Return the stacks of a worker that faulthandler wrote, without our frames and without thread ids."""
+    lines = [line for line in stack.splitlines() if not _RUNNER.match(line) and not line.startswith("Timeout (")]
+    return re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", r"\1", "\n".join(lines)).strip("\n")

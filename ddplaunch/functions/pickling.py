@@ -1,7 +1,7 @@
-"""Pickles a function and its arguments for workers. Opens no socket, starts no thread and no process.
+"""Pickles a function and its arguments for workers, with what a worker needs to import them. Opens no socket, starts no process.
 
-It is multiprocessing's own pickler, so what libraries registered with it counts: tensors on the CPU travel as descriptors of
-shared memory, those on a GPU as handles, locks and queues by name. Descriptors are collected, to be sent beside the pickle.
+The pickler is multiprocessing's own, with all that libraries registered with it: tensors on the CPU travel as descriptors of
+shared memory, tensors on a GPU as handles, locks and queues by name. Descriptors are collected, to be sent beside the pickle.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
 
-from ddplaunch.functions import main_module
+from ddplaunch.process.program import working_directory
 
 _MAIN = b"__main__"  # the name in a pickle that needs that module
+_MAX_SOURCES = 4 << 20  # characters
+_NOT_FILES = ("<stdin>", "<string>")  # the names of code from stdin and of `python -c`
 _MOVE = "put it into a module that workers can import"
 
 
@@ -40,15 +43,15 @@ class Function:
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._whole = (function, tuple(args), dict(kwargs))
-        self._main = main_module.imported_by(sys.modules["__main__"])
+        self._main = imported_by(sys.modules["__main__"])
         self._by_value = False
         self._first: Payload | None = self._try()  # before any process is started
 
     def payload(self) -> Payload:
-        """Pickle it for one more worker.
+        """Pickle the call for one more worker.
 
         Raises:
-            CannotSend: it can no longer be pickled.
+            CannotSend: an argument can no longer be pickled.
         """
         first, self._first = self._first, None
         return first or self._pickled(by_value=self._by_value)
@@ -59,6 +62,7 @@ class Function:
             close(self._first.descriptors)
 
     def _try(self) -> Payload:
+        """Pickle by reference; by value, with cloudpickle, what workers could not import."""
         try:
             payload = self._pickled(by_value=False)
         except CannotSend:
@@ -78,8 +82,8 @@ class Function:
         return self._pickled(by_value=True)
 
     def _is_unimportable(self, payload: Payload) -> bool:
-        """Whether it needs something of the caller's `__main__` that workers cannot import."""
-        return _MAIN in payload.pickle and (not self._main or main_module.is_interactive())
+        """Whether the call needs something of the caller's `__main__` that workers cannot import."""
+        return _MAIN in payload.pickle and (not self._main or is_interactive())
 
     def _pickled(self, *, by_value: bool) -> Payload:
         try:
@@ -87,13 +91,13 @@ class Function:
         except Exception as error:
             raise CannotSend(self._reason(error, by_value=by_value)) from error
         main = self._main if not by_value and _MAIN in data else {}
-        preparation = main_module.preparation(main)
+        prepared = preparation(main)
         if by_value:
-            preparation["sources"] = main_module.sources()
-        return Payload(preparation=preparation, pickle=data, descriptors=descriptors)
+            prepared["sources"] = sources()
+        return Payload(preparation=prepared, pickle=data, descriptors=descriptors)
 
     def _reason(self, error: Exception, *, by_value: bool) -> str:
-        """Say which part cannot be pickled, and why."""
+        """Return which part cannot be pickled, and why."""
         function, args, kwargs = self._whole
         parts: list[tuple[str, Any]] = [
             ("the function", function),
@@ -131,13 +135,13 @@ class _Collector:
     DupFd = _Descriptor
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Duplicate it, since its owner may close it; give its index."""
+        """Duplicate a descriptor, which its owner may close; return its index."""
         self.descriptors.append(os.dup(descriptor))
         return len(self.descriptors) - 1
 
 
 def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, ...]]:
-    """Pickle a value; give its descriptors too, which the caller closes.
+    """Return the pickle of a value, and its descriptors, which the caller closes.
 
     Raises: whatever the objects' own code raises.
     """
@@ -153,7 +157,7 @@ def dumps(value: object, *, by_value: bool = False) -> tuple[bytes, tuple[int, .
 
 
 def loads(data: bytes, descriptors: Sequence[Any]) -> Any:
-    """Unpickle what `dumps` gave; each descriptor is as multiprocessing.reduction.DupFd gives it."""
+    """Return the value that `dumps` pickled; `descriptors` are of multiprocessing.reduction.DupFd."""
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, index: int) -> Any:
@@ -164,11 +168,11 @@ def loads(data: bytes, descriptors: Sequence[Any]) -> Any:
 
 @contextmanager
 def _spawning(collector: _Collector) -> Iterator[None]:
-    """Make multiprocessing's objects take this for the pickling of a process that is being started."""
+    """Have multiprocessing's objects pickle themselves as for a process that is being started."""
     from multiprocessing import context
 
     before = context.get_spawning_popen()
-    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # all that they use of it
+    context.set_spawning_popen(collector)  # type: ignore[arg-type]  # it has all that they use
     try:
         yield
     finally:
@@ -210,3 +214,54 @@ def _advice(error: Exception) -> str:
     if "Too many open files" in str(error):
         return "; torch.multiprocessing.set_sharing_strategy('file_system') needs no open file for each tensor"
     return ""
+
+
+# --- the caller's `__main__`, which workers import to find the function
+
+
+def imported_by(main: ModuleType) -> dict[str, str]:
+    """Return how a worker imports this `__main__`, as keys for multiprocessing.spawn.prepare; {} if it cannot."""
+    spec = getattr(main, "__spec__", None)
+    if name := getattr(spec, "name", None):
+        return {"init_main_from_name": name}
+    path = getattr(main, "__file__", None)
+    if not isinstance(path, str) or os.path.basename(path) in _NOT_FILES or not os.path.isfile(path):
+        return {}
+    return {"init_main_from_path": os.path.abspath(path)}
+
+
+def is_interactive() -> bool:
+    """Whether code is typed into this interpreter: its definitions are in no file."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "get_ipython" in vars(sys.modules["__main__"])
+
+
+def import_path() -> list[str]:
+    """Return the folders and files from which this process imports, wherever a worker may be."""
+    return [folder or working_directory() or "." for folder in sys.path if isinstance(folder, str)]
+
+
+def preparation(main: dict[str, str]) -> dict[str, Any]:
+    """Return the data for multiprocessing.spawn.prepare in a worker; `main` is from `imported_by`, or {}.
+
+    multiprocessing's own get_preparation_data would fix the start method of this process for good.
+    """
+    import multiprocessing
+    from multiprocessing import process
+
+    data: dict[str, Any] = {
+        "authkey": bytes(process.current_process().authkey),  # for managers of the caller
+        "sys_path": import_path(),
+        "sys_argv": list(sys.argv) if hasattr(sys, "argv") else [""],
+        **main,
+    }
+    if method := multiprocessing.get_start_method(allow_none=True):
+        data["start_method"] = method
+    return data
+
+
+def sources() -> dict[str, Any]:
+    """Return the source lines that were typed, for tracebacks: a notebook keeps its cells in linecache, without files."""
+    import linecache
+
+    typed = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    return typed if sum(entry[0] for entry in typed.values()) <= _MAX_SOURCES else {}

@@ -30,7 +30,7 @@ _NOT_OF_FUNCTIONS = frozenset((*_REFUSED, "nnodes", "simulate", "quiet", "verbos
 
 
 def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | None) -> list[Given]:
-    """Collect what was asked for: keywords, variables, and the files found from `folder` upward.
+    """Collect the options of a job: keywords, variables, and the files found from `folder` upward.
 
     ddplaunch is quiet unless asked otherwise: errors are raised.
 
@@ -38,12 +38,12 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
         TypeError: a keyword is no option, or has a value of a wrong type.
         LaunchError: an option does not apply to functions, or a file is wrong.
     """
-    asked = list(from_keywords(keywords, call=CALL))
-    for one in asked:
+    typed = list(from_keywords(keywords, call=CALL))
+    for one in typed:
         if reason := _REFUSED.get(one.name):
             raise LaunchError(f"{one}: {reason}", hint=f"leave {one.name} out")
-    if not any(one.name == "simulate" for one in asked):
-        several = next((one for one in asked if one.name == "nnodes" and BY_NAME["nnodes"].value(one) != (1, 1)), None)
+    if not any(one.name == "simulate" for one in typed):
+        several = next((one for one in typed if one.name == "nnodes" and BY_NAME["nnodes"].value(one) != (1, 1)), None)
         if several is not None:
             raise LaunchError(
                 f"{several}: the workers of a function run on this machine",
@@ -56,7 +56,7 @@ def given(keywords: Mapping[str, object], env: Mapping[str, str], folder: str | 
         *(one for one in elsewhere if one.name not in _NOT_OF_FUNCTIONS),
         *([] if {"quiet", "verbose"} & keywords.keys() else [_option("quiet", "True")]),
         _option("cluster", "local"),
-        *asked,
+        *typed,
     ]
 
 

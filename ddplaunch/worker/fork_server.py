@@ -196,7 +196,7 @@ def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "lis
 
 
 def _move(fd: int, target: int) -> None:
-    """Give a descriptor this number, unless an imported module has that, or a low limit of open files forbids it."""
+    """Give a descriptor this number, unless an imported module has taken it, or a low limit of open files forbids it."""
     if fd == target:
         return
     try:

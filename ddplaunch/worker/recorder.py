@@ -61,7 +61,7 @@ class _Recorder:
         self._room = ROOM
 
     def note(self, group: "Any", ranks: "Mapping[int, int]") -> None:
-        """Write down the ranks of a group."""
+        """Write down the ranks of a group that torch has made; with the first group, start the WorkerServer."""
         if os.getpid() != self._worker or self._noted == MOST_GROUPS:
             return
         self._noted += 1

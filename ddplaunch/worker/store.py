@@ -116,6 +116,7 @@ def is_hosted_within(seconds: float, address: str, port: int) -> bool:
 
 
 def _accepts(family: int, where: "Any") -> bool:
+    """Return whether a process accepts connections at this address."""
     try:
         client = socket(family, SOCK_STREAM)
     except OSError:  # IPv6 is switched off, or there are too many open files

@@ -1,9 +1,9 @@
 """Sets torch's defaults when the program imports it: the current device, how tensors are shared. Imports no torch.
 
-The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: torch runs the
-calls that were queued for the start of CUDA before anything else that starts it goes on: `torch.cuda.set_device`, `with
-torch.cuda.device(...)` and a seed come after ours. If the script has changed which devices are visible, indices mean other
-devices, and nothing is done.
+The script's own choice wins. A device becomes the current one when torch first uses its kind, and no earlier: our
+call waits in the queue that torch runs when it starts CUDA. Calls of the script that start CUDA, such as
+`torch.cuda.set_device`, `with torch.cuda.device(...)` or a seed, take effect after ours. If the script has changed which devices
+are visible, indices mean other devices, and nothing is done.
 """
 
 import os
@@ -82,6 +82,7 @@ class AfterImport:
         return None
 
     def _extend(self, loader: "Any") -> None:
+        """Have this loader call `then` with the module that it executes next."""
         execute = loader.exec_module
 
         def exec_module(module: "ModuleType") -> None:

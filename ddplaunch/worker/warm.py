@@ -159,7 +159,7 @@ class _Warm:
             self._silent.pop(0)[1].close()
 
     def _next_of(self, ready: "set[int]") -> "Any":
-        """Answer clients that sent their line, and return the first that a guard is to serve; close clients after a timeout."""
+        """Answer clients that are `ready`, until a guard is to serve one: return that. Close clients that were silent too long."""
         now = time.monotonic()
         for client in self._silent[:]:
             until, connection = client

@@ -133,7 +133,7 @@ def _status(state: State) -> int:
         case Why.HUNG:
             return exitcodes.HANG
         case Why.FRONT_LOST if len(state.members) == 1:
-            return exitcodes.of_signal(SIGKILL)  # to other nodes it is a node that was lost
+            return exitcodes.of_signal(SIGKILL)  # of several nodes, one without its front is a lost node
         case Why.NOT_MET:
             return exitcodes.RENDEZVOUS
         case Why.FINISHED:

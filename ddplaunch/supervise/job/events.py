@@ -150,7 +150,7 @@ Event = (
 
 
 def event_of(report: object, id: int, now: float) -> Event | None:
-    """Return what a report of a node is to the decision about the job; None: that depends on more than the report."""
+    """Return the event of the job that a report of a node is; None for reports that the coordinator has to complete."""
     match report:
         case node.ReportStopping(why, signum, by_cluster):
             return NodeStopping(id, why, signum, now, by_cluster)

@@ -372,9 +372,8 @@ def _on_deadline(state: State, at: float) -> Result:
     if state.job_deadline is not None and at >= state.job_deadline and state.has_time_limit:
         return _stop_job(state, Why.TIMED_OUT, SIGTERM, at)
     if state.phase_deadline is not None and at >= state.phase_deadline:
-        if state.phase is Phase.RENDEZVOUS:
-            return _start(state, at)
-        return _begin_rendezvous(state, at)
+        # no further node has joined in time; or the pause between two generations is over
+        return _start(state, at) if state.phase is Phase.RENDEZVOUS else _begin_rendezvous(state, at)
     if state.rdzv_deadline is not None and at >= state.rdzv_deadline:
         why = Why.NOT_MET if state.generation < 0 else Why.NODE_LOST
         return end(

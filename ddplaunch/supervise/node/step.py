@@ -239,7 +239,7 @@ def _may_others_run(state: State) -> bool:
 
 
 def _on_worker_started(state: State, rank: int, at: float) -> Result:
-    """Note its process; with the last one, checks of progress begin."""
+    """Note that a worker has a process; once all have one, checks of progress begin."""
     state = replace(state, pending=state.pending - {rank}, alive=state.alive | {rank})
     then: tuple[actions.Action, ...] = (actions.HoldTimeout(True),) if rank == state.policy.debug_rank else ()
     if state.pending:
@@ -260,7 +260,7 @@ def _on_start_failed(state: State, event: events.StartFailed) -> Result:
 
 
 def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
-    """Note the exception; stop all if the worker does not end by it, since others wait for it, and no message says why."""
+    """Note the exception of a worker; stop all if the worker does not end by it, since others wait for it in silence."""
     rank, error = event.rank, event.error
     causes = state.causes if follows(error) else state.causes | {rank}
     state = replace(state, raised=(*state.raised, (rank, error)), causes=causes)
@@ -274,7 +274,7 @@ def _on_worker_raised(state: State, event: events.WorkerRaised) -> Result:
 
 
 def _on_worker_exited(state: State, exit: WorkerExit, at: float) -> Result:
-    """Decide what its end means for the others; time limits go on if no other worker is held in a debugger."""
+    """Decide what the end of a worker means for the others; time limits go on if no other worker is held in a debugger."""
     was_held = state.is_held
     state = replace(state, alive=state.alive - {exit.rank}, exits=(*state.exits, exit), idle_since=at)
     releases = (actions.HoldTimeout(False),) if was_held and not state.is_held else ()
