@@ -84,11 +84,7 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def serve(
-    control: "Any",
-    names: "dict[str, Any]",
-    imported: "Any",
-) -> "list[str]":
+def serve(control: "Any", names: "dict[str, Any]", imported: "Any") -> "list[str]":
     """Serve the agent at the other side of `control`. It returns in each worker, with the arguments of that worker.
 
     `names` is what fork_server.py defines.

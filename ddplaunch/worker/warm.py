@@ -159,7 +159,7 @@ class _Warm:
             self._silent.pop(0)[1].close()
 
     def _next_of(self, ready: "set[int]") -> "Any":
-        """Answer clients that are `ready`, until a guard is to serve one: return that. Close clients that were silent too long."""
+        """Answer `ready` clients, until a guard is to serve one: return that. Close clients that are silent for too long."""
         now = time.monotonic()
         for client in self._silent[:]:
             until, connection = client
@@ -199,28 +199,32 @@ class _Warm:
             self._take_no_more()
             return "ok\n", False
         seconds, _, folder = rest.partition(" ")
-        if (
-            what not in ("check", "guard") or not seconds.isdecimal()
-        ):  # an empty line: the client only looked whether we are there
-            return "", False
-        if self._listener is None:  # the client connected before it was closed
-            return "stale it ends with the runs that it serves\n", False
+        if what not in ("check", "guard") or not seconds.isdecimal():
+            return "", False  # an empty line: the client only looked whether we are there
+        if self._listener is None:
+            return "stale it ends with the runs that it serves\n", False  # the client connected before it was closed
+        if refusal := self._refusal(connection, folder):
+            return refusal, False
+        self._seconds = min(int(seconds), _LONGEST)
+        self._until = time.monotonic() + self._seconds
+        self._runs += what == "guard"
+        if _inode(self._path) == self._inode:
+            os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
+        return "ok\n", what == "guard"
+
+    def _refusal(self, connection: "Any", folder: str) -> str:
+        """Return why no guard may serve a script in `folder`, "" if one may; accept no further run if that holds for all."""
         ours = {one.fileno() for one in (self._listener, connection, *self._connections())}
         if why := self.imported.why_unsafe(ours, {*self._children.now()} - self._of_imports):
-            answer = f"unsafe {why}\n"
+            refusal = f"unsafe {why}\n"
         elif why := self._files.why_stale():
-            answer = f"stale {why}\n"
+            refusal = f"stale {why}\n"
         elif why := self._files.why_unfit(folder):
-            return f"unfit {why}\n", False
+            return f"unfit {why}\n"
         else:
-            self._seconds = min(int(seconds), _LONGEST)
-            self._until = time.monotonic() + self._seconds
-            self._runs += what == "guard"
-            if _inode(self._path) == self._inode:
-                os.utime(self._path)  # shows which interpreter was unused for longest, when another is to be started
-            return "ok\n", what == "guard"
+            return ""
         self._take_no_more()
-        return answer, False
+        return refusal
 
     def _take_no_more(self) -> None:
         """Accept no further run; this process exits after its last guard."""
