@@ -227,13 +227,13 @@ class Agent:
                 workers.end(signum, ranks, time.monotonic(), by_cluster=by_cluster)
             case node.KillWorkers(ranks):
                 workers.end(SIGKILL, ranks, time.monotonic())
-            case node.TakeStacks(within, if_joined, ras):
+            case node.CaptureStacks(within, if_joined, ras):
                 may_wait = workers.may_have_joined or not if_joined
                 if not may_wait or not generations.guard(
                     "stacks are missing", lambda: generations.inspection.take_stacks(workers, within, ras=ras)
                 ):
-                    loop.post(node.StacksTaken(loop.now()))  # else they would be stopped late
-            case node.LookForStuck(ranks):
+                    loop.post(node.StacksCaptured(loop.now()))  # else they would be stopped late
+            case node.FindStuck(ranks):
                 without = "workers that hang get the whole grace period"
                 generations.guard(without, lambda: generations.inspection.look_for_stuck(workers, ranks, _LOOK_WITHIN))
             case node.Observe(asks):
@@ -243,7 +243,7 @@ class Agent:
                 self._reporter.still_running(workers.written_since_stop(ranks), left)
             case node.NameStuck(ranks, seconds):
                 self._reporter.print(render_stuck(sorted(ranks), seconds))
-            case node.LookForRaised():
+            case node.FindRaised():
                 for rank, error in workers.lingering():
                     loop.post(node.WorkerRaised(rank, error, loop.now(), lingers=True))
             case node.HostStore():

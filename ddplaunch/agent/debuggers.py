@@ -99,7 +99,7 @@ class Debuggers:
             packet = b""
         if packet[:1] == b"E" and rank not in self._asking:
             self._asking[rank] = sock
-            self._loop.post(node.TerminalAsked(rank, below(packet[1:].decode(errors="replace")), self._loop.now()))
+            self._loop.post(node.TerminalRequested(rank, below(packet[1:].decode(errors="replace")), self._loop.now()))
         elif (
             packet[:1] == b"A"
             and (pending := self._pending.pop(rank, None)) is not None

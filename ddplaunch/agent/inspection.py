@@ -55,7 +55,7 @@ class Inspection:
         if workers is self._current.workers:  # those of the generation before have ended by themselves
             self.samples = tuple(samples or ())
             waiting = frozenset(self._standing()) if self.samples else frozenset[int]()
-            self._loop.post(node.StacksTaken(self._loop.now(), waiting))
+            self._loop.post(node.StacksCaptured(self._loop.now(), waiting))
 
     def _standing(self, samples: Sequence[Sample] | None = None) -> dict[int, object]:
         """Where each worker stands that waits in a collective, by rank; without samples, by those that were taken for its end."""

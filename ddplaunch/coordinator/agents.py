@@ -128,7 +128,7 @@ class Agents:
                 self._answered(id, message)
             case node.HoldTimeout() if not self._coordinator.state.policy.debugs:
                 self._dropped(id, "it holds a worker in a debugger, and nobody debugs this job")
-            case node.ReportStill() | node.HoldTimeout():
+            case node.ReportIdle() | node.HoldTimeout():
                 self._coordinator.take(id, message)
             case node.ReportStopping() | node.ReportNotice() | node.Escalate() | node.RequestStore():
                 self._reported(id, message)

@@ -179,7 +179,7 @@ class Coordinator:
                 self._when_known(partial(self._reporter.failed, self.state, self._traces, wait))
             case job.Print(text):
                 self._reporter.print(text)
-            case job.NameStill(seconds):
+            case job.NameIdle(seconds):
                 self._reporter.still(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT

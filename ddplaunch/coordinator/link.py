@@ -84,7 +84,7 @@ SentReport = (
     node.ReportStopping
     | node.ReportNotice
     | node.Escalate
-    | node.ReportStill
+    | node.ReportIdle
     | node.HoldTimeout
     | node.RequestStore
     | NodeEnd

@@ -55,7 +55,7 @@ class JobReporter:
         if before.policy.max_nodes == 1:
             return
         match event:
-            case job.NodeStill() if after.why is Why.HUNG is not before.why:
+            case job.NodeIdle() if after.why is Why.HUNG is not before.why:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="hung")
             case job.DeadlineReached() if after.why is Why.TIMED_OUT is not before.why:
                 emit("node_stopping", host=before.members[SELF_ID].host, node_rank=0, why="timed_out")

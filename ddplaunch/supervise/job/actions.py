@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class BeginGeneration(Struct, frozen=True):
-    """Reserve a port and have these agents start their workers, in the order of their places."""
+    """Reserve a port and have these agents start their workers, in the order of their node ranks."""
 
     generation: int
     order: tuple[int, ...]  # ids
@@ -22,7 +22,7 @@ class StopNodes(Struct, frozen=True):
 
 
 class KillNodes(Struct, frozen=True):
-    """Have these agents kill the workers that they stop."""
+    """Have these agents kill the workers that they are stopping."""
 
     ids: tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Refuse(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """Have this agent end, as the signal that came to it asked: the others go on."""
+    """Have this agent end by the signal that it received, while the others go on."""
 
     id: int
     signum: int
@@ -61,14 +61,14 @@ class Print(Struct, frozen=True):
     text: str
 
 
-class NameStill(Struct, frozen=True):
-    """Say that no worker of any node has moved for so many seconds."""
+class NameIdle(Struct, frozen=True):
+    """Print that no worker of any node has made progress for this many seconds."""
 
     seconds: float
 
 
 class EndJob(Struct, frozen=True):
-    """The job has ended: report it to all agents, wait until they know."""
+    """End the job: report it to all agents, and wait until they know."""
 
     status: int
     error: str = ""  # what was wrong, if it is not in the state
@@ -76,4 +76,4 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | NameStill | EndJob
+Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | NameIdle | EndJob

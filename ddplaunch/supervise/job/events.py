@@ -1,4 +1,4 @@
-"""What happened: the events that `step` takes, in their order. Times are seconds of its clock of deadlines."""
+"""What happened: the events that `step` gets, in their order. Times are seconds of the coordinator's clock of deadlines."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class NodeNoticed(Struct, frozen=True):
     signum: int
 
 
-class NodeStill(Struct, frozen=True):
-    """No worker of this node has moved since then, until now."""
+class NodeIdle(Struct, frozen=True):
+    """No worker of this node has made progress from `since` to `at`."""
 
     id: int
     since: float
@@ -65,7 +65,7 @@ class NodeStill(Struct, frozen=True):
 
 
 class NodeEscalated(Struct, frozen=True):
-    """The user of this node does not want to wait for a stop."""
+    """The user of this node does not want to wait for the stop: a second signal came."""
 
     id: int
     signum: int
@@ -117,7 +117,7 @@ class JobResumed(Struct, frozen=True):
 
 
 class TimeoutHeld(Struct, frozen=True):
-    """The user debugs a worker of a node, or does no longer."""
+    """A debugger holds a worker of a node, or none does any more."""
 
     id: int
     held: bool
@@ -136,7 +136,7 @@ Event = (
     | Withdrawn
     | NodeStopping
     | NodeNoticed
-    | NodeStill
+    | NodeIdle
     | NodeEscalated
     | StopRequested
     | NodeEnded
@@ -158,8 +158,8 @@ def event_of(report: object, id: int, now: float) -> Event | None:
             return NodeNoticed(id, signum)
         case node.Escalate(signum):
             return NodeEscalated(id, signum, now)
-        case node.ReportStill(seconds):
-            return NodeStill(id, now - seconds, now)
+        case node.ReportIdle(seconds):
+            return NodeIdle(id, now - seconds, now)
         case node.HoldTimeout(held):
             return TimeoutHeld(id, held)
         case node.Suspend():

@@ -71,7 +71,7 @@ def step(state: State, event: events.Event) -> Result:
             return _on_node_stopping(_note(state, signum, why), event) if id in state.members else (state, ())
         case events.NodeEnded(id):
             return _on_node_ended(state, event) if _runs(state, id) else (state, ())
-        case events.NodeStill(id):
+        case events.NodeIdle(id):
             return _on_node_idle(state, event) if _runs(state, id) else (state, ())
         case events.TimeoutHeld(id, held):
             return _on_held(state, id, held=held) if _runs(state, id) else (state, ())
@@ -316,7 +316,7 @@ def _on_node_leaving(state: State, event: events.NodeStopping) -> Result:
 # --- limits: of time, and of time without progress
 
 
-def _on_node_idle(state: State, event: events.NodeStill) -> Result:
+def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     """Note for how long a node made no progress; if no node did, and for too long, stop all, or say so."""
     if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
         return state, ()
@@ -344,7 +344,7 @@ def _on_node_idle(state: State, event: events.NodeStill) -> Result:
     state = replace(state, progress_at=since)
     if since <= state.idle_named_at:
         return state, ()  # no progress since it was printed
-    return replace(state, idle_named_at=event.at), (actions.NameStill(until - since),)
+    return replace(state, idle_named_at=event.at), (actions.NameIdle(until - since),)
 
 
 def _awaits_another(state: State, id: int) -> bool:

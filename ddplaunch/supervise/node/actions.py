@@ -20,25 +20,25 @@ class StartWorkers(Struct, frozen=True):
 
 
 class ForwardSignal(Struct, frozen=True):
-    """Pass a signal on to the groups of these workers; they go on."""
+    """Pass a signal on to the process groups of these workers, which are not to end."""
 
     signum: int
     ranks: frozenset[int]
 
 
 class StopWorkers(Struct, frozen=True):
-    """Ask these workers' groups to end, and the groups of those that have ended already."""
+    """Ask the process groups of these workers to end, also where the worker itself has ended."""
 
     signum: int
     ranks: frozenset[int]
-    by_cluster: bool = False  # they have had the signal, and get no second one
+    by_cluster: bool = False  # the cluster has sent them the signal: send no second one
 
 
-class TakeStacks(Struct, frozen=True):
-    """Take the stacks of all workers, to explain what happens to them; answer `StacksTaken` within so many seconds.
+class CaptureStacks(Struct, frozen=True):
+    """Capture the stacks of all workers, to explain the stop; answer `StacksCaptured` within this many seconds.
 
-    `if_joined`: only if any has a process group, in which it may wait for others; else the answer comes at once.
-    `ras`: they hang, and NCCL may know why.
+    `if_joined`: only if a worker has a process group, in which it may wait for others; else the answer comes at once.
+    `ras`: the job hangs, and NCCL may know why.
     """
 
     within: float
@@ -46,27 +46,27 @@ class TakeStacks(Struct, frozen=True):
     ras: bool = False
 
 
-class LookForStuck(Struct, frozen=True):
-    """Look which of these workers still wait where they did when their stacks were taken; answer `StuckFound` with those."""
+class FindStuck(Struct, frozen=True):
+    """Find the workers that still wait where they did when their stacks were captured; answer `StuckFound`."""
 
     ranks: frozenset[int]
 
 
 class Observe(Struct, frozen=True):
-    """Look whether the workers move, answer `Observed`."""
+    """Check whether the workers make progress, answer `Observed`."""
 
-    asks: bool = True  # those that compute are asked where they are, by a signal; else only what torch tells counts
+    asks: bool = True  # ask workers that compute for their stacks, by a signal; else only torch's records count
 
 
 class NameRunning(Struct, frozen=True):
-    """Print which workers still run though they were asked to end, and how long they may."""
+    """Print which workers still run although they were asked to end, and for how long they may."""
 
     ranks: frozenset[int]
     left: float  # seconds until SIGKILL
 
 
 class NameStuck(Struct, frozen=True):
-    """Print which workers still wait in a collective so many seconds after they were asked to end, and are killed for it."""
+    """Print which workers are killed because they still wait in a collective, this many seconds after they were asked to end."""
 
     ranks: frozenset[int]
     seconds: float
@@ -82,10 +82,10 @@ class Sweep(Struct, frozen=True):
     """Look for processes that workers left behind, signal those found, answer `Swept` now and whenever one ends."""
 
     signum: int
-    sparing: bool = True  # not those that clean up after others and then end by themselves
+    sparing: bool = True  # leave out processes that clean up after others and then end by themselves
 
 
-class LookForRaised(Struct, frozen=True):
+class FindRaised(Struct, frozen=True):
     """Report each worker that has recorded an exception and still runs."""
 
 
@@ -98,7 +98,7 @@ class HostStore(Struct, frozen=True):
 
 
 class LendTerminal(Struct, frozen=True):
-    """Return the terminal to this worker, which waits for it with its debugger, and show nothing of the others."""
+    """Lend the terminal to this worker for its debugger, and show no output of the others."""
 
     rank: int
 
@@ -152,19 +152,19 @@ class ReportNotice(Struct, frozen=True, tag="noticed"):
 
 
 class Escalate(Struct, frozen=True, tag="escalate"):
-    """Report to the coordinator that the user does not want to wait for the stop."""
+    """Report to the coordinator that the user does not want to wait for the stop: a second signal came."""
 
     signum: Signal
 
 
-class ReportStill(Struct, frozen=True, tag="still"):
-    """Report to the coordinator that no worker of this node has moved for so many seconds."""
+class ReportIdle(Struct, frozen=True, tag="idle"):
+    """Report to the coordinator that no worker of this node has made progress for this many seconds."""
 
     seconds: Duration
 
 
 class HoldTimeout(Struct, frozen=True, tag="held"):
-    """Report to the coordinator that the user debugs a worker, or does no longer: --timeout waits for that."""
+    """Report to the coordinator that a debugger holds a worker, for which --timeout waits, or that none does any more."""
 
     held: bool
 
@@ -177,14 +177,14 @@ Action = (
     StartWorkers
     | ForwardSignal
     | StopWorkers
-    | TakeStacks
-    | LookForStuck
+    | CaptureStacks
+    | FindStuck
     | Observe
     | NameRunning
     | NameStuck
     | KillWorkers
     | Sweep
-    | LookForRaised
+    | FindRaised
     | RequestStore
     | HostStore
     | LendTerminal
@@ -197,7 +197,7 @@ Action = (
     | ReportStopping
     | ReportNotice
     | Escalate
-    | ReportStill
+    | ReportIdle
     | HoldTimeout
     | ReportEnded
 )

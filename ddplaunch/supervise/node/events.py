@@ -31,11 +31,11 @@ class WorkerRaised(Struct, frozen=True):
     rank: int
     error: WorkerError
     at: float
-    lingers: bool = False  # it has had the time to end
+    lingers: bool = False  # it has not ended in the time that it had
 
 
 class ErrorRecorded(Struct, frozen=True):
-    """Some worker may have recorded an exception, and is about to end."""
+    """A worker may have recorded an exception, and is about to end."""
 
     at: float
 
@@ -47,7 +47,7 @@ class StoreWanted(Struct, frozen=True):
 
 
 class StoreOrdered(Struct, frozen=True):
-    """The coordinator wants this node, where it is, to host that store."""
+    """The coordinator wants this node, which is its own, to host torch's store."""
 
     at: float
 
@@ -64,8 +64,8 @@ class SignalReceived(Struct, frozen=True):
 
     signum: int
     at: float
-    escalates: bool = True  # a second one kills; False for one that is no second request, such as a copy of the first
-    is_copy: bool = False  # it came from another process of ddplaunch before
+    escalates: bool = True  # a second signal kills; False for a copy of the first
+    is_copy: bool = False  # another process of ddplaunch has passed it on
     by_cluster: bool = False  # it was sent to all processes of the job, so the workers have had it
     silent: float = 0.0  # of Ctrl-C: seconds for which no worker has written anything
 
@@ -82,28 +82,28 @@ class DeadlineReached(Struct, frozen=True):
     at: float
 
 
-class StacksTaken(Struct, frozen=True):
-    """Where the workers are is known, or cannot be."""
+class StacksCaptured(Struct, frozen=True):
+    """The stacks of the workers were captured, or cannot be."""
 
     at: float
-    waiting: frozenset[int] = frozenset()  # those that wait for others in a collective
+    waiting: frozenset[int] = frozenset()  # ranks that wait for others in a collective
 
 
 class StuckFound(Struct, frozen=True):
-    """These workers still wait in the same collective, at the same place, as when their stacks were taken."""
+    """These workers still wait in the same collective, at the same line, as when their stacks were captured."""
 
     ranks: frozenset[int]
     at: float
 
 
 class Observed(Struct, frozen=True):
-    """Whether any worker of this node has moved since the last look; the first look says that it has."""
+    """Whether any worker of this node has made progress since the last check; the first check says that one has."""
 
     moved: bool
     at: float
 
 
-class TerminalAsked(Struct, frozen=True):
+class TerminalRequested(Struct, frozen=True):
     """A worker has failed and asks for the terminal, for its debugger, before it ends."""
 
     rank: int
@@ -112,7 +112,7 @@ class TerminalAsked(Struct, frozen=True):
 
 
 class TerminalReturned(Struct, frozen=True):
-    """It has left its debugger, or has ended."""
+    """The worker at the terminal has left its debugger, or has ended."""
 
     rank: int
     at: float
@@ -126,7 +126,7 @@ class DebuggerAttached(Struct, frozen=True):
 
 
 class DebuggerDetached(Struct, frozen=True):
-    """It does no longer, or the worker has ended."""
+    """No debugger holds the worker any more, or the worker has ended."""
 
     rank: int
     at: float
@@ -182,10 +182,10 @@ Event = (
     | SignalReceived
     | FrontLost
     | DeadlineReached
-    | StacksTaken
+    | StacksCaptured
     | StuckFound
     | Observed
-    | TerminalAsked
+    | TerminalRequested
     | TerminalReturned
     | DebuggerAttached
     | DebuggerDetached

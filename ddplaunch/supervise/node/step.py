@@ -91,13 +91,13 @@ def step(state: State, event: events.Event) -> Result:
         # answers to questions about workers
         case events.Observed(moved, at):
             return _on_progress_checked(state, at, moved=moved)
-        case events.StacksTaken():
+        case events.StacksCaptured():
             return _on_stacks_captured(state, event)
         case events.StuckFound(ranks):
             goes_on = state.phase is Phase.STOPPING and state.suspended_at is None
             return kill_stuck(state, ranks) if goes_on else (state, ())
         # debuggers
-        case events.TerminalAsked():
+        case events.TerminalRequested():
             return _on_terminal_requested(state, event)
         case events.TerminalReturned():
             return _on_terminal_returned(state, event)
@@ -332,10 +332,10 @@ def _on_progress_checked(state: State, at: float, *, moved: bool) -> Result:
     state = replace(state, progress_check_at=at + interval)
     if moved or not state.checks_progress:
         return replace(state, idle_since=at), ()
-    return state, (actions.ReportStill(at - state.idle_since),)
+    return state, (actions.ReportIdle(at - state.idle_since),)
 
 
-def _on_stacks_captured(state: State, event: events.StacksTaken) -> Result:
+def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:
     if state.delayed_stop is None or not state.delayed_stop.for_stacks:
         return state, ()
     if state.suspended_at is not None:
@@ -347,7 +347,7 @@ def _on_stacks_captured(state: State, event: events.StacksTaken) -> Result:
 # --- debuggers: a worker that failed has the terminal, others wait for it, some are attached to
 
 
-def _on_terminal_requested(state: State, event: events.TerminalAsked) -> Result:
+def _on_terminal_requested(state: State, event: events.TerminalRequested) -> Result:
     """Lend the terminal to the first worker that has failed; hold the next ones; refuse it when the job is about to end."""
     rank = event.rank
     if not state.is_going or state.was_debugged or rank not in state.alive:
@@ -387,7 +387,7 @@ def _on_deadline(state: State, at: float) -> Result:
     warns = _is_due(state.warning_deadline, at) and not state.is_held
     match state.phase:
         case Phase.RUNNING | Phase.SETTLING if _is_due(state.raised_deadline, at) and not state.debugger:
-            return replace(state, raised_deadline=None), (actions.LookForRaised(),)
+            return replace(state, raised_deadline=None), (actions.FindRaised(),)
         case Phase.RUNNING | Phase.SETTLING if warns:
             return replace(state, warning_deadline=float("inf")), (actions.Print(_early_exit_warning(state)),)
         case Phase.RUNNING if _is_due(state.progress_check_at, at):

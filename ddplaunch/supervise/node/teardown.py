@@ -70,7 +70,7 @@ def _stop_after_stacks(state: State, signum: int, at: float) -> Result:
     hangs = state.why is Why.COORDINATOR and 0 < _LEAST_CHECKS * interval <= at - state.idle_since
     delayed = DelayedStop(signum=signum, until=at + within, for_stacks=True, job_hangs=hangs)
     state = replace(_with_grace_period(state, at + within), delayed_stop=delayed)
-    return state, (actions.TakeStacks(within, if_joined=state.why in _SOON and not interval, ras=hangs),)
+    return state, (actions.CaptureStacks(within, if_joined=state.why in _SOON and not interval, ras=hangs),)
 
 
 def stop_with_stacks(state: State, at: float, in_collective: frozenset[int] = frozenset()) -> Result:
@@ -107,7 +107,7 @@ def look_for_stuck(state: State, at: float) -> Result:
         return state, ()
     if state.warning_deadline is not None:
         state = replace(state, warning_deadline=at + SLOW_STOP)  # the others are named once these are killed
-    return state, (actions.LookForStuck(ranks),)
+    return state, (actions.FindStuck(ranks),)
 
 
 def kill_stuck(state: State, ranks: frozenset[int]) -> Result:

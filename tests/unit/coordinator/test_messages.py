@@ -82,7 +82,7 @@ TO_COORDINATOR: list[dict[str, Any]] = [
     },
     {"type": "noticed", "signum": 10},
     {"type": "escalate", "signum": 2},
-    {"type": "still", "seconds": 1.5},
+    {"type": "idle", "seconds": 1.5},
     {"type": "held", "held": True},
     {"type": "forward", "signum": 10},
     {"type": "watch"},

@@ -45,7 +45,7 @@ REPORTS: list[SentReport | Answered | StacksAtEnd] = [
     node.ReportStopping(Why.SIGNALLED, SIGTERM, by_cluster=True),
     node.ReportNotice(SIGUSR1),
     node.Escalate(SIGINT),
-    node.ReportStill(1.5),
+    node.ReportIdle(1.5),
     node.HoldTimeout(True),
     node.RequestStore(),
     Forward(SIGUSR1),

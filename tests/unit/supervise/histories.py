@@ -77,7 +77,7 @@ class OneNode:
                     self._act(node.KillOrdered(at), at)
                 case job.EndJob(status):
                     self._act(node.JobEnded(status, at), at)
-                case job.ReportFailure() | job.Print() | job.NameStill():
+                case job.ReportFailure() | job.Print() | job.NameIdle():
                     self._asked.append(action)
 
     def _act(self, event: node.Event, at: float) -> None:
@@ -90,8 +90,8 @@ class OneNode:
                     self._decide(job.NodeStopping(SELF_ID, why, signum, at), at)
                 case node.ReportNotice(signum):
                     self._decide(job.NodeNoticed(SELF_ID, signum), at)
-                case node.ReportStill(seconds):
-                    self._decide(job.NodeStill(SELF_ID, at - seconds, at), at)
+                case node.ReportIdle(seconds):
+                    self._decide(job.NodeIdle(SELF_ID, at - seconds, at), at)
                 case node.Escalate(signum):
                     self._decide(job.NodeEscalated(SELF_ID, signum, at), at)
                 case node.ReportEnded():

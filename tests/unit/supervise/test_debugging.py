@@ -10,9 +10,9 @@ from ddplaunch.supervise.node import (
     DebuggerAttached,
     DebuggerDetached,
     ErrorRecorded,
+    FindRaised,
     ForwardSignal,
     LendTerminal,
-    LookForRaised,
     Observe,
     Observed,
     Print,
@@ -21,7 +21,7 @@ from ddplaunch.supervise.node import (
     SignalReceived,
     StopWorkers,
     Sweep,
-    TerminalAsked,
+    TerminalRequested,
     TerminalReturned,
     WorkerStarted,
 )
@@ -30,8 +30,8 @@ from tests.unit.supervise import job_histories
 from tests.unit.supervise.histories import ALL, POLICY, STARTED, ended, one_node
 from tests.unit.supervise.job_histories import ELASTIC, THREE, history, met
 
-LENT = (*STARTED, TerminalAsked(1, "ValueError: boom", 1.0))
-SECOND = TerminalAsked(2, "KeyError: 3", 2.0)
+LENT = (*STARTED, TerminalRequested(1, "ValueError: boom", 1.0))
+SECOND = TerminalRequested(2, "KeyError: 3", 2.0)
 
 
 def test_the_first_rank_that_fails_gets_the_terminal_and_the_next_is_held():
@@ -46,12 +46,12 @@ def test_the_first_rank_that_fails_gets_the_terminal_and_the_next_is_held():
 def test_when_the_debugger_is_left_those_that_failed_end_and_no_other_gets_the_terminal():
     left = (*LENT, SECOND, TerminalReturned(1, 9.0))
     assert one_node(*left)[1] == [ShowOutput(), RefuseTerminal(2)]
-    assert one_node(*left, TerminalAsked(0, "RuntimeError: lost", 9.1))[1] == [RefuseTerminal(0)]
+    assert one_node(*left, TerminalRequested(0, "RuntimeError: lost", 9.1))[1] == [RefuseTerminal(0)]
     assert one_node(*left, ended(1, 9.2, code=1))[1] == [StopWorkers(SIGTERM, ALL)]
 
 
 def test_a_rank_that_fails_while_the_job_ends_has_no_debugger():
-    assert one_node(*STARTED, ended(0, code=3), TerminalAsked(1, "lost", 1.1))[1] == [RefuseTerminal(1)]
+    assert one_node(*STARTED, ended(0, code=3), TerminalRequested(1, "lost", 1.1))[1] == [RefuseTerminal(1)]
 
 
 def test_ctrl_c_is_for_the_debugger_and_sigterm_for_all():
@@ -78,10 +78,10 @@ def test_no_time_limit_runs_until_the_rank_has_ended():
 
 
 def test_a_rank_that_has_left_its_debugger_and_does_not_end_is_looked_at_again():
-    recorded = (*STARTED, ErrorRecorded(0.9), TerminalAsked(1, "boom", 1.0))
+    recorded = (*STARTED, ErrorRecorded(0.9), TerminalRequested(1, "boom", 1.0))
     assert one_node(*recorded, DeadlineReached(60.0))[1] == []
     left = (*recorded, TerminalReturned(1, 99.0))
-    assert one_node(*left, DeadlineReached(99.0 + node.END_TIMEOUT))[1] == [LookForRaised()]
+    assert one_node(*left, DeadlineReached(99.0 + node.END_TIMEOUT))[1] == [FindRaised()]
 
 
 def test_ranks_that_a_debugger_is_attached_to_stop_the_time_and_are_not_still():
@@ -117,7 +117,7 @@ def test_a_restart_may_be_debugged_again():
         *ends,
         DeadlineReached(99.0),
         *(WorkerStarted(rank, 99.1) for rank in ALL),
-        TerminalAsked(0, "boom", 100.0),
+        TerminalRequested(0, "boom", 100.0),
     )
     assert LendTerminal(0) in one_node(*again, max_restarts=1)[1]
 

@@ -13,29 +13,29 @@ from ddplaunch.supervise.job import (
     JobResumed,
     JobSuspended,
     Member,
-    NameStill,
-    NodeStill,
+    NameIdle,
+    NodeIdle,
     ReportFailure,
     StopNodes,
     TimeoutHeld,
 )
 from ddplaunch.supervise.job.members import Members
 from ddplaunch.supervise.node import (
+    CaptureStacks,
     DeadlineReached,
+    FindStuck,
     KillWorkers,
-    LookForStuck,
     NameRunning,
     NameStuck,
     Observe,
     Observed,
     Phase,
-    ReportStill,
+    ReportIdle,
     SignalReceived,
-    StacksTaken,
+    StacksCaptured,
     StartWorkers,
     StopWorkers,
     StuckFound,
-    TakeStacks,
     WorkerStarted,
 )
 from ddplaunch.supervise.outcome import Why
@@ -79,25 +79,25 @@ def test_without_the_option_nobody_looks_and_nothing_wakes():
 def test_workers_that_do_not_move_are_asked_where_they_are_and_stopped_with_123():
     assert one_node(*FIRST, *looks(2, 3, 4), **HUNG)[0].node.phase is Phase.RUNNING
     state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), **HUNG)
-    assert actions == [TakeStacks(2.0, ras=True)]
+    assert actions == [CaptureStacks(2.0, ras=True)]
     assert state.job.why is Why.HUNG
-    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), **HUNG)
+    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5), **HUNG)
     assert actions == [StopWorkers(SIGTERM, ALL)]
     ends = [ended(rank, 6.0, code=None, signal=15, stopped_with=15, stopped_at=5.5) for rank in sorted(ALL)]
-    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5), *ends, NOTHING_LEFT, **HUNG)
+    state, actions = one_node(*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5), *ends, NOTHING_LEFT, **HUNG)
     assert state.node.status == 123
 
 
 WAIT = frozenset({0, 2})
-STUCK = (*FIRST, *looks(2, 3, 4, 5), StacksTaken(5.5, WAIT))
+STUCK = (*FIRST, *looks(2, 3, 4, 5), StacksCaptured(5.5, WAIT))
 LONG = {**HUNG, "policy": replace(LOOKING, grace_period=30.0)}
 
 
 def test_those_that_waited_in_a_collective_when_the_job_hung_are_looked_at_again_after_five_seconds():
     state, _ = one_node(*STUCK, **LONG)
     assert (state.node.deadline, state.node.phase_deadline) == (10.5, 35.5)
-    assert one_node(*STUCK, DeadlineReached(10.5), **LONG)[1] == [LookForStuck(WAIT)]
-    assert one_node(*STUCK, ended(2, 6.0, code=1), DeadlineReached(10.5), **LONG)[1] == [LookForStuck(frozenset({0}))]
+    assert one_node(*STUCK, DeadlineReached(10.5), **LONG)[1] == [FindStuck(WAIT)]
+    assert one_node(*STUCK, ended(2, 6.0, code=1), DeadlineReached(10.5), **LONG)[1] == [FindStuck(frozenset({0}))]
     gone = (ended(0, 6.0, code=1), ended(2, 6.0, code=1))
     over = (DeadlineReached(10.5), DeadlineReached(10.5))
     assert one_node(*STUCK, *gone, *over, **LONG)[1] == [NameRunning(frozenset({1}), 25.0)]
@@ -114,7 +114,7 @@ def test_those_that_still_wait_then_are_killed_and_the_others_keep_their_time():
 
 def test_a_job_that_does_not_hang_and_one_with_a_short_grace_period_kill_nobody_early():
     assert one_node(*STUCK, **{**HUNG, "policy": replace(LOOKING, grace_period=5.0)})[0].node.stuck_deadline is None
-    moving = (*FIRST, *looks(2, 3), *look(4, moved=True), SignalReceived(SIGINT, 5.0), StacksTaken(5.5, WAIT))
+    moving = (*FIRST, *looks(2, 3), *look(4, moved=True), SignalReceived(SIGINT, 5.0), StacksCaptured(5.5, WAIT))
     assert one_node(*moving, **LONG)[0].node.stuck_deadline is None
 
 
@@ -129,12 +129,12 @@ def test_nccl_is_not_asked_why_a_job_ends_that_does_not_hang():
     state = node.begin(LOOKING)
     for event in (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2), *look(3, moved=True), *looks(4)):
         state, _ = node_step(state, event)
-    assert TakeStacks(2.0) in node_step(state, node.StopOrdered(SIGTERM, 5.0))[1]
+    assert CaptureStacks(2.0) in node_step(state, node.StopOrdered(SIGTERM, 5.0))[1]
 
 
 def test_a_hang_is_a_failure_after_which_all_start_again():
     ends = [ended(rank, 26.0, code=None, signal=15, stopped_with=15, stopped_at=25.5) for rank in sorted(ALL)]
-    hung = (*STARTED, Observed(True, 21.0), *looks(22, 23, 24, 25), StacksTaken(25.5), *ends, NOTHING_LEFT)
+    hung = (*STARTED, Observed(True, 21.0), *looks(22, 23, 24, 25), StacksCaptured(25.5), *ends, NOTHING_LEFT)
     state, actions = one_node(*hung, max_restarts=1, **HUNG)
     assert (actions, state.job.restarts) == ([ReportFailure(0.0)], 1)
     assert one_node(*hung, DeadlineReached(26.0), max_restarts=1, **HUNG)[1] == [StartWorkers(1)]
@@ -203,7 +203,7 @@ def test_ctrl_c_while_a_job_that_hangs_is_stopped_means_no_restart():
 # --- several nodes
 
 POLICY_OF_THREE = replace(THREE, hang_timeout=10.0)
-STILL = [NodeStill(0, 5.0, 20.0), NodeStill(1, 8.0, 20.0), NodeStill(2, 9.0, 20.0)]
+STILL = [NodeIdle(0, 5.0, 20.0), NodeIdle(1, 8.0, 20.0), NodeIdle(2, 9.0, 20.0)]
 
 
 def test_a_node_reports_each_look_that_has_found_no_movement():
@@ -212,16 +212,16 @@ def test_a_node_reports_each_look_that_has_found_no_movement():
     events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, moved=True), *looks(5))
     for event in events:
         state, actions = node_step(state, event)
-        said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportStill)]
+        said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportIdle)]
     assert said == [(2, 1.0), (3, 2.0), (5, 1.0)]
 
 
 def test_only_the_time_in_which_all_nodes_were_still_counts():
     assert history(POLICY_OF_THREE, [*met(), *STILL])[1][-1] == StopNodes((0, 1, 2), SIGTERM)
-    late = [*STILL[:2], NodeStill(2, 11.0, 20.0)]
+    late = [*STILL[:2], NodeIdle(2, 11.0, 20.0)]
     assert history(POLICY_OF_THREE, [*met(), *late])[0].why is None
     # what was seen there last is too old to be joined with the rest
-    old = [NodeStill(2, 9.0, 18.0), *STILL[:2]]
+    old = [NodeIdle(2, 9.0, 18.0), *STILL[:2]]
     assert history(POLICY_OF_THREE, [*met(), *old])[0].why is None
     assert history(POLICY_OF_THREE, [*met(), *STILL[:2]])[0].why is None
 
@@ -271,7 +271,7 @@ def rested(*seconds: float, moved: bool = False) -> tuple[node.Event, ...]:
 
 
 def still_for(seconds: float, until: float = 500.0) -> list[Event]:
-    return [NodeStill(id, until - seconds, until) for id in range(3)]
+    return [NodeIdle(id, until - seconds, until) for id in range(3)]
 
 
 def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
@@ -287,11 +287,11 @@ def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobod
 def test_a_job_in_which_nothing_moves_for_five_minutes_is_named_once_until_something_moves():
     quiet = (*STARTED, *rested(102.0, moved=True), *rested(203.0, 304.0))
     assert one_node(*quiet, **AT_REST)[1] == []
-    assert one_node(*quiet, *rested(405.0), **AT_REST)[1] == [NameStill(303.0)]
+    assert one_node(*quiet, *rested(405.0), **AT_REST)[1] == [NameIdle(303.0)]
     assert one_node(*quiet, *rested(405.0, 506.0), **AT_REST)[1] == []
     again = (*quiet, *rested(405.0), *rested(506.0, moved=True), *rested(607.0, 708.0, 809.0))
     state, actions = one_node(*again, **AT_REST)
-    assert actions == [NameStill(303.0)]
+    assert actions == [NameIdle(303.0)]
     assert state.node.phase is Phase.RUNNING
 
 
@@ -301,16 +301,16 @@ def test_a_look_after_a_pause_counts_no_more_than_one_in_time():
 
 
 def test_a_node_that_moves_is_enough():
-    assert history(THREE, [*met(), *still_for(310.0)])[1][-1] == NameStill(310.0)
-    assert NameStill(310.0) not in history(THREE, [*met(), *still_for(310.0)[:2]])[1]
+    assert history(THREE, [*met(), *still_for(310.0)])[1][-1] == NameIdle(310.0)
+    assert NameIdle(310.0) not in history(THREE, [*met(), *still_for(310.0)[:2]])[1]
     assert history(THREE, [*met(), *still_for(310.0)])[0].why is None
     twice = [*met(), *still_for(310.0), *still_for(411.0, until=601.0)]
-    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameStill)] == [NameStill(310.0)]
+    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(310.0)]
 
 
 @pytest.mark.parametrize("before", [JobSuspended(4.0), TimeoutHeld(0, True)], ids=["suspended", "debugged"])
 def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
-    assert NameStill(310.0) not in history(THREE, [*met(), before, *still_for(310.0)])[1]
+    assert NameIdle(310.0) not in history(THREE, [*met(), before, *still_for(310.0)])[1]
 
 
 def test_a_worker_that_is_started_late_is_waited_for():
@@ -341,7 +341,7 @@ def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stri
             id, at = turn_of_node * stride % nodes, (turn + turn_of_node / nodes) * period
             if turn == 7 and id == 3:
                 began[id] = at - 20.0
-            state, then = job_step(state, NodeStill(id, began[id], at))
-            said += [action for action in then if isinstance(action, NameStill)]
+            state, then = job_step(state, NodeIdle(id, began[id], at))
+            said += [action for action in then if isinstance(action, NameIdle)]
     assert len(said) == 2
     assert counted.scans < 30

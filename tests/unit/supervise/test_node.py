@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from ddplaunch.supervise import node
 from ddplaunch.supervise.node import (
+    CaptureStacks,
     DeadlineReached,
     Escalate,
     Exit,
@@ -24,14 +25,13 @@ from ddplaunch.supervise.node import (
     ReportStopping,
     Resume,
     SignalReceived,
-    StacksTaken,
+    StacksCaptured,
     StartFailed,
     StartWorkers,
     State,
     StopOrdered,
     StopWorkers,
     Sweep,
-    TakeStacks,
 )
 from ddplaunch.supervise.outcome import StartFailure, Why
 from tests.unit.supervise.histories import ALL, LEFT, LOST, NOTHING_LEFT, POLICY, STARTED, calm, ended
@@ -335,17 +335,17 @@ TAKING = (*FIRST, ended(1, code=3))
 
 def test_where_the_others_are_is_found_out_before_they_are_stopped():
     state, actions = after(*TAKING, policy=EXPLAINING)
-    assert actions == [TakeStacks(2.0, if_joined=True), ReportStopping(Why.FAILED, SIGTERM)]
+    assert actions == [CaptureStacks(2.0, if_joined=True), ReportStopping(Why.FAILED, SIGTERM)]
     assert (state.phase, state.deadline) == (Phase.STOPPING, 3.0)
-    state, actions = after(*TAKING, StacksTaken(1.1), policy=EXPLAINING)
+    state, actions = after(*TAKING, StacksCaptured(1.1), policy=EXPLAINING)
     assert actions == [StopWorkers(SIGTERM, ALL)]
     assert state.phase_deadline == 11.1  # the grace period begins with the stop
-    assert after(*TAKING, StacksTaken(1.1), StacksTaken(1.2), policy=EXPLAINING)[1] == []
+    assert after(*TAKING, StacksCaptured(1.1), StacksCaptured(1.2), policy=EXPLAINING)[1] == []
 
 
 def test_those_that_do_not_say_where_they_are_are_stopped_all_the_same():
     assert after(*TAKING, DeadlineReached(3.0), policy=EXPLAINING)[1] == [StopWorkers(SIGTERM, ALL)]
-    late = (*TAKING, DeadlineReached(3.0), StacksTaken(3.1))
+    late = (*TAKING, DeadlineReached(3.0), StacksCaptured(3.1))
     assert after(*late, policy=EXPLAINING)[1] == []
 
 
@@ -353,14 +353,14 @@ def test_the_users_stop_does_not_wait_for_that_and_a_second_one_kills():
     assert after(*FIRST, SignalReceived(SIGINT, 1.0), policy=EXPLAINING)[1][0] == StopWorkers(SIGINT, ALL)
     impatient = (*TAKING, SignalReceived(SIGINT, 1.1))
     assert after(*impatient, policy=EXPLAINING)[1][0] == KillWorkers(ALL)
-    assert after(*impatient, StacksTaken(1.2), policy=EXPLAINING)[1] == []
+    assert after(*impatient, StacksCaptured(1.2), policy=EXPLAINING)[1] == []
 
 
 def test_the_first_ctrl_c_of_a_job_that_was_silent_for_long_asks_where_the_workers_are():
     silent = SignalReceived(SIGINT, 50.0, silent=40.0)
     _, actions = after(*FIRST, silent, policy=EXPLAINING)
-    assert actions == [TakeStacks(2.0), ReportStopping(Why.SIGNALLED, SIGINT)]
-    assert after(*FIRST, silent, StacksTaken(50.1), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, ALL)]
+    assert actions == [CaptureStacks(2.0), ReportStopping(Why.SIGNALLED, SIGINT)]
+    assert after(*FIRST, silent, StacksCaptured(50.1), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, ALL)]
     assert after(*FIRST, silent, SignalReceived(SIGINT, 50.1), policy=EXPLAINING)[1][0] == KillWorkers(ALL)
 
 
@@ -372,18 +372,18 @@ def test_a_stop_signal_of_a_scheduler_and_ctrl_c_while_something_is_printed_ask_
 def test_ctrl_c_on_another_node_is_no_other():
     began = (GenerationBegun(0, SECOND, 0.1), *(node.WorkerStarted(rank, 0.2) for rank in sorted(SECOND)))
     assert elsewhere(*began, StopOrdered(SIGINT, 50.0, silent=40.0), policy=EXPLAINING)[1] == [
-        TakeStacks(2.0, if_joined=True)
+        CaptureStacks(2.0, if_joined=True)
     ]
     assert elsewhere(*began, StopOrdered(SIGINT, 50.0), policy=EXPLAINING)[1] == [StopWorkers(SIGINT, SECOND)]
 
 
 def test_where_nobody_lives_nobody_is_asked():
     history = (*FIRST, ended(0, code=3, error=LOST), ended(2, code=3, error=LOST), ended(1, code=3))
-    assert TakeStacks(2.0, if_joined=True) not in after(*history, policy=EXPLAINING)[1]
+    assert CaptureStacks(2.0, if_joined=True) not in after(*history, policy=EXPLAINING)[1]
 
 
 def test_those_that_were_suspended_meanwhile_are_stopped_when_the_job_goes_on():
-    suspended = (*TAKING, SignalReceived(SIGTSTP, 1.1), StacksTaken(1.2))
+    suspended = (*TAKING, SignalReceived(SIGTSTP, 1.1), StacksCaptured(1.2))
     state, actions = after(*suspended, policy=EXPLAINING)
     assert (actions, state.deadline) == ([], None)
     state, actions = after(*suspended, SignalReceived(SIGCONT, 50.0), policy=EXPLAINING)
@@ -397,4 +397,4 @@ def test_what_ends_by_itself_meanwhile_is_swept():
     history = (*TAKING, ended(0, 1.1, code=1, error=LOST), ended(2, 1.1, code=1, error=LOST))
     state, actions = after(*history, policy=EXPLAINING)
     assert actions == [Sweep(SIGTERM)]
-    assert after(*history, StacksTaken(1.2), policy=EXPLAINING) == (state, [])
+    assert after(*history, StacksCaptured(1.2), policy=EXPLAINING) == (state, [])

@@ -14,10 +14,10 @@ from ddplaunch.supervise.node import (
     DeadlineReached,
     ErrorRecorded,
     Exit,
+    FindRaised,
     ForwardSignal,
     FrontLost,
     KillWorkers,
-    LookForRaised,
     NameRunning,
     Phase,
     Print,
@@ -193,7 +193,7 @@ LINGERS = (*STARTED, ErrorRecorded(1.0), DeadlineReached(1.0 + node.END_TIMEOUT)
 def test_a_worker_that_has_raised_and_does_not_end_is_the_failure():
     state, actions = one_node(*STARTED, ErrorRecorded(1.0), ErrorRecorded(2.0))
     assert (actions, state.deadline) == ([], 1.0 + node.END_TIMEOUT)
-    assert one_node(*LINGERS)[1] == [LookForRaised()]
+    assert one_node(*LINGERS)[1] == [FindRaised()]
     error = replace(OWN_ERROR, at=1.0)
     history = (*LINGERS, WorkerRaised(1, error, 6.0, lingers=True))
     word, *actions = one_node(*history)[1]
