@@ -100,7 +100,7 @@ class StreamChoice(Struct, frozen=True, kw_only=True):
     by_local_rank: Mapping[int, Streams] = {}
 
     def of(self, local_rank: int) -> Streams:
-        """The choice for this local rank."""
+        """Return the choice for this local rank."""
         return self.by_local_rank.get(local_rank, self.default)
 
 
@@ -127,8 +127,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     cluster: str | None = None  # "static", "slurm", "kubernetes", "mpi", "pbs", "lsf", "ssh", "local"; None: discover
     hosts: str | None = None  # a list of hosts as it was given: a,b:4,rack[1-3]
     hostfile: str | None = None  # path
-    include: str | None = None  # the hosts, and devices of theirs, to use of those listed
-    exclude: str | None = None  # those not to use
+    include: str | None = None  # of the listed hosts, those to use, and their devices
+    exclude: str | None = None  # of the listed hosts, those not to use, or devices of them
     simulate: str | None = None  # "divide" this machine's devices among nodes on it, "share" them
     node_rank: int | None = None
     master_addr: str | None = None
@@ -167,7 +167,9 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
-    secret: Mapping[str, str] = {}  # those of them that come from files, and which: their values are shown nowhere
+    secret: Mapping[
+        str, str
+    ] = {}  # names in `env` whose values are shown nowhere, with the option that gave them
     role: str = "default"
 
     # processes
@@ -179,8 +181,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     grace_period: float = 30.0  # seconds from stop to kill
     max_restarts: int = 0
     timeout: float | None = None  # seconds the whole job may take
-    hang_timeout: float | None = None  # seconds without any movement after which the job hangs
-    straggler_check: float = 30.0  # seconds from one look at which rank comes last to the next; 0: never
+    hang_timeout: float | None = None  # seconds without progress of any worker after which the job hangs
+    straggler_check: float = 30.0  # seconds from one check for stragglers to the next; 0: never
     forward_signals: tuple[Signals, ...] = ()  # forwarded besides SIGUSR1, SIGUSR2 and SIGCONT
     stop_signals: tuple[Signals, ...] = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     requeue_on: tuple[Signals, ...] = ()  # notices: a Slurm job whose workers exited after one is requeued
@@ -204,7 +206,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     verbosity: int = 0  # -1 quiet, 0, 1 verbose
 
     origins: Mapping[str, str] = {}
-    given: tuple[Given, ...] = ()  # what all this was read from, but for variables: other agents read it again
+    given: tuple[Given, ...] = ()  # all values as they were given, except for variables: other agents read them again
     # options of torchrun without effect here, files that are ignored: why, one sentence each
     remarks: tuple[str, ...] = ()
 
@@ -226,11 +228,11 @@ class JobSpec(Struct, frozen=True, kw_only=True):
         return None if self.debug_rank is None else self.asked("debug_rank", self.debug_rank)
 
     def origin(self, name: str) -> str:
-        """Where the value of this field came from."""
+        """Return where the value of this field came from."""
         return self.origins.get(name, "default")
 
     def asked(self, name: str, value: object) -> str:
-        """Write this field with `value` as it is written at its origin."""
+        """Return this field with `value`, as it is written at its origin."""
         origin = self.origin(name)
         if origin.startswith("-"):
             return f"{origin} {value}"

@@ -1,7 +1,7 @@
 """A pytest plugin: `@pytest.mark.ddplaunch(nproc=2)` runs a test on every rank of a job.
 
-Fixtures are set up once, in pytest's own process, and their values go to the workers. The test fails with what the first
-failing rank reports. In a session without such a test it does nothing, and imports nothing heavy.
+Fixtures are set up once, in pytest's own process, and their values go to the workers. The test fails with the report of the
+rank that failed first. In a session without such a test the plugin does nothing, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def pytest_runtest_makereport(
 
 
 def _options(marker: pytest.Mark) -> dict[str, Any]:
-    """The options of `launch()` that a marker gives."""
+    """Return the options for `launch()` from a marker."""
     if marker.args:
         pytest.fail(f"@pytest.mark.{NAME} takes keywords only: nproc={marker.args[0]!r}?", pytrace=False)
     options = {**DEFAULTS, **marker.kwargs}
@@ -95,7 +95,7 @@ def _options(marker: pytest.Mark) -> dict[str, Any]:
 
 
 def _request(item: pytest.Function) -> RankRequest:
-    """Build the request for a rank to run the same test."""
+    """Return the request for each rank to run the same test."""
     from ddplaunch.functions.pickling import close, dumps
     from ddplaunch.testing.rank import Deferred, RankRequest
 
@@ -126,7 +126,7 @@ def _request(item: pytest.Function) -> RankRequest:
 
 
 def _arguments(item: pytest.Function) -> list[str]:
-    """The command line with which pytest collects this test again, and reports it as here."""
+    """Return the command line with which pytest in a worker collects this test again, and reports it as here."""
     config, option = item.config, item.config.option
     argv = [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
     argv += ["-o", "addopts="]  # the caller's own, such as `-n 4`, are for the whole session
@@ -141,7 +141,7 @@ def _arguments(item: pytest.Function) -> list[str]:
 
 
 def _report_of(config: pytest.Config, error: JobError) -> pytest.TestReport | None:
-    """The report of the rank that failed first; None if it left none."""
+    """Return the report of the rank that failed first; None if that rank left none."""
     from ddplaunch.testing.rank import REPORT
 
     data = getattr(error, REPORT, None)

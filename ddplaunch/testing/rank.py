@@ -57,7 +57,7 @@ class PickledValue:
         self._descriptors = descriptors
 
     def open(self) -> Any:
-        """Unpickle it."""
+        """Return the value."""
         return pickling.loads(self._data, self._descriptors)
 
 
@@ -68,7 +68,7 @@ class RankRequest(Struct, frozen=True, kw_only=True):
     values: Mapping[str, Any]  # of fixtures by name, and of attributes as "self.NAME"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it although it is frozen."""
+        """Pickle the request although it is frozen."""
         return _remade, (self.arguments, dict(self.values))
 
 
@@ -140,6 +140,7 @@ class _Rank:
 
 
 def _error(raised: BaseException) -> Exception:
+    """Return an exception that `launch()` can send: pytest's own for a skip, an xfail and a failure are none."""
     if isinstance(raised, Exception):
         return raised
     if isinstance(raised, (pytest.skip.Exception, pytest.xfail.Exception)):
@@ -148,7 +149,7 @@ def _error(raised: BaseException) -> Exception:
 
 
 def _from_test_on(raised: BaseException, path: str) -> Any:
-    """The traceback without the frames of pytest."""
+    """Return the traceback without the frames of pytest above the test."""
     trace = raised.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != path:
         trace = trace.tb_next
