@@ -24,6 +24,8 @@ _TIMES = r"\[[^\[\]]*\]?\s*\Z"  # tqdm's [00:09<00:14, 1.25it/s] differs between
 _PERCENT = r"(?<!\d)(\d{1,3})(?:\.\d+)?%"
 _COUNT = r"(?<![\d.])(\d{1,15})/(\d{1,15})(?![\d.])"
 _NUMBER = r"\d{1,15}"
+# tqdm's 00:09<00:14, 1.25it/s without what a script adds behind it; rich's 0:00:09 and 1.25it/s
+_PACE = r"(?:\d+:)+\d\d(?:<[\d:?]+,\s*[^,\]]*)?|[\d.]+\s?\S*/(?:s|it)\b"
 _SAME = 0.02  # of the whole: ranks in step redraw at different moments
 _LARGEST_STEP = 0.05  # of the whole, that may be between them too: who is an epoch behind of three is behind
 
@@ -70,6 +72,20 @@ def _read(bar: Bar) -> _Read:
     if outer and first is None:  # a bar without an end: the first figure is all there is
         value, same, outer = float(outer[0]), max(1.0, _SAME * outer[0]), ()
     return _Read(bar=bar, kind=kind, outer=outer, value=value, same=same)
+
+
+def is_complete(text: str) -> bool:
+    """Whether a row shows a progress that has reached its end."""
+    plain = re.sub(_ESCAPE, "", text)
+    percent = re.search(_PERCENT, plain)
+    if percent:
+        return percent[1] == "100"
+    return any(int(done) == int(whole) > 0 for done, whole in re.findall(_COUNT, plain))
+
+
+def said(text: str) -> str:
+    """Return what a row says, without its colours, times and speeds, which differ between bars that are equal."""
+    return " ".join(re.sub(_PACE, "", re.sub(_ESCAPE, "", text)).split())
 
 
 def kinds(bars: Iterable[Bar]) -> list[list[Bar]]:

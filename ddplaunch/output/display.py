@@ -18,6 +18,7 @@ from ddplaunch.supervise.deadline import soonest
 if TYPE_CHECKING:
     from ddplaunch.output.bars import Bar
     from ddplaunch.output.collapse import Collapse, Group
+    from ddplaunch.output.finished import Block, FinishedBars
     from ddplaunch.output.interrupts import Interrupts
 
 
@@ -98,6 +99,7 @@ class Display:
         self.bars_moved = False  # since the caller has set this to False
         self.bar_ended = False
         self._interrupts: Interrupts | None = None  # once the workers have been interrupted
+        self._finished: FinishedBars | None = None  # since the first bar
         self._collapse: Collapse | None = None
         if mode == "collapse" and not self._alone:
             from ddplaunch.output.collapse import Collapse  # few jobs ask for it
@@ -127,9 +129,11 @@ class Display:
         del self._streams[rank, stream]  # a restarted worker gets a new one
         self._wait_no_more(rank, stream)
         self._note_bar(rank, stream, None)
-        chunks = self._show(rank, stream, reader.end(), at)
+        chunks = self._show(rank, stream, reader.end(), at, reader, has_ended=True)
         if self._interrupts is not None and stream is Stream.ERR:
             chunks += self._put(rank, stream, self._interrupts.end(rank), at)
+        if self._finished is not None:
+            chunks += self._put_blocks(self._finished.end(rank, stream, at), at)
         if self._collapse is not None:
             chunks += self._label(self._collapse.end(rank, stream, at), at)
         return chunks
@@ -144,7 +148,7 @@ class Display:
 
     def deadline(self) -> float | None:
         """When to call flush, monotonic seconds; None: not before the next feed."""
-        return soonest(self._due, self._collapse.deadline if self._collapse is not None else None)
+        return soonest(self._due, *(part.deadline for part in (self._collapse, self._finished) if part is not None))
 
     def flush(self, at: float) -> Chunks:
         """Return what was held back until this time."""
@@ -153,6 +157,8 @@ class Display:
             for (rank, stream), reader in list(self._waiting.items()):
                 chunks += self._show(rank, stream, reader.flush(at), at, reader)
             self._due = soonest(*(reader.deadline for reader in self._waiting.values()))
+        if self._finished is not None:
+            chunks += self._put_blocks(self._finished.flush(at), at)
         if self._collapse is not None:
             chunks += self._label(self._collapse.flush(at), at)
         return chunks
@@ -193,8 +199,11 @@ class Display:
             self._streams[rank, stream] = reader
         return reader
 
-    def _show(self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader | None = None) -> Chunks:
-        if reader is not None:
+    def _show(
+        self, rank: int, stream: Stream, block: bytes, at: float, reader: _Reader, *, has_ended: bool = False
+    ) -> Chunks:
+        if not has_ended:
+            self._note_drawn(rank, stream, reader)
             if stream in self._live:
                 self._note_bar(rank, stream, reader)
             if reader.deadline is None:
@@ -208,7 +217,28 @@ class Display:
             block = without_torchs(rank, block)
         if self._interrupts is not None and stream is Stream.ERR:
             block = self._interrupts.feed(rank, block)
-        return self._put(rank, stream, block, at)
+        if self._finished is None or not block:
+            return self._put(rank, stream, block, at)
+        drawn = isinstance(reader, Lines) and reader.drew
+        return self._put_blocks(self._finished.feed(rank, stream, block, at, drawn=drawn), at)
+
+    def _note_drawn(self, rank: int, stream: Stream, reader: _Reader) -> None:
+        """Have the end of a bar wait for those of other ranks."""
+        if self._alone or self._bare or not isinstance(reader, Lines) or not (reader.draws or reader.drew):
+            return
+        if self._finished is None:
+            from ddplaunch.output.finished import FinishedBars  # most jobs draw none
+
+            self._finished = FinishedBars()
+        self._finished.draws(rank, stream)
+
+    def _put_blocks(self, blocks: list[Block], at: float) -> Chunks:
+        chunks: Chunks = []
+        for ranks, stream, block in blocks:
+            chunks += (
+                self._put(ranks[0], stream, block, at) if len(ranks) == 1 else self._label([(stream, ranks, block)], at)
+            )
+        return chunks
 
     def _wait_no_more(self, rank: int, stream: Stream) -> None:
         self._waiting.pop((rank, stream), None)

@@ -39,6 +39,7 @@ class Lines:
         "_settle_at",
         "_unfinished",
         "_update_at",
+        "drew",
     )
 
     def __init__(self, *, live: bool = False, end_of_state: bytes = b"\n") -> None:
@@ -54,6 +55,7 @@ class Lines:
         self._settle_at: float | None = None
         self._update_at: float | None = None
         self._has_updated = False
+        self.drew = False  # the lines that were returned last come from rows that were redrawn
 
     @property
     def deadline(self) -> float | None:
@@ -69,6 +71,11 @@ class Lines:
     def is_open(self) -> bool:
         """Whether the only one of the `rows` is a line that has not ended, and has rested."""
         return self._is_open
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was fed has been returned as lines."""
+        return self._screen is None and not self._rest and not self._unfinished
 
     @property
     def draws(self) -> bool:
@@ -93,9 +100,10 @@ class Lines:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         if self._screen is not None or moves(data):
-            block = self._draw(data, at)
+            block, self.drew = self._draw(data, at), True
             self._note_rest(at, is_new=True)
             return block
+        self.drew = False
         end = data.rfind(b"\n") + 1
         whole = self._take() + data[:end] if end and self._rest else data[:end]
         self._rest += data[end:]
@@ -145,6 +153,7 @@ class Lines:
         block = b""
         if self._open_at is not None and at >= self._open_at:
             self._is_open, self._open_at = True, None
+        self.drew = self._screen is not None
         if self._screen is None:
             return block
         if self._settle_at is not None and at >= self._settle_at:
@@ -164,6 +173,7 @@ class Lines:
     def end(self) -> bytes:
         """Return what is left when the stream was closed; the last line gets its newline. Not to be fed again."""
         last = b"" if self._unfinished == b"\r" else self._unfinished
+        self.drew = self._screen is not None
         if self._screen is not None:
             return self._screen.feed(last) + self._screen.end()
         text = self._take() + last

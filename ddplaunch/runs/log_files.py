@@ -85,7 +85,7 @@ class LogReader:
         self._log = log
 
     def lines(self) -> Iterator[bytes]:
-        """Return whole lines up to the end that the log has now, each with its newline.
+        """Return whole lines up to the end that the log has now, each with its newline; of a bar, what a return ends.
 
         Raises:
             LaunchError: its disk fails.
@@ -95,6 +95,9 @@ class LogReader:
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
                     yield line + b"\n"
+                if cut := self._rest.rfind(b"\r") + 1:
+                    yield self._rest[:cut]
+                    self._rest = self._rest[cut:]
                 if len(self._rest) >= CHUNK:
                     yield from self.rest()
             if (following := self._next_segment()) is None:

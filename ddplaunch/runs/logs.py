@@ -15,6 +15,8 @@ from ddplaunch.exitcodes import OK
 from ddplaunch.fields import line as printable
 from ddplaunch.options.durations import duration
 from ddplaunch.options.parsers import BadValue
+from ddplaunch.output.lines import Lines
+from ddplaunch.output.screen import moves
 from ddplaunch.plan.ranks import compress
 from ddplaunch.process.linux import raise_open_files
 from ddplaunch.process.regular_file import read_json
@@ -105,30 +107,57 @@ def show(env: Mapping[str, str], named: str | None, want: Wanted, say: Callable[
     say(_heading(run, others))
     logs = _chosen(folder, logs_of(folder), want)
     several = len({log.rank for log in logs}) > 1 or (want.follow and want.ranks is None)
-    readers = {log: LogReader(log, want.since) for log in logs}
+    readers = {log: _ShownLog(log, want.since) for log in logs}
     out = sys.stdout.buffer
     raise_open_files()  # logs that are followed stay open, and there may be thousands
     while True:
         # looked at first: what is written before the end is read after it
         going = want.follow and goes_on(folder)
         for log, reader in readers.items():
-            _write(out.write, reader.lines() if going else _all_of(reader), log, want, several)
+            _write(out.write, reader.lines(time.monotonic()) if going else reader.rest(), log, want, several)
         out.flush()
         if not going:
             break
         time.sleep(_INTERVAL)
         for log in logs_of(folder):  # of workers that have started meanwhile, or of the next generation
             if log not in readers and (want.ranks is None or log.rank in want.ranks):
-                readers[log] = LogReader(log, want.since)
+                readers[log] = _ShownLog(log, want.since)
     if want.follow:
         say(f"{run.name} {_how_it_ended(folder)}")
     return OK
 
 
-def _all_of(reader: LogReader) -> Iterator[bytes]:
-    yield from reader.lines()
-    yield from reader.rest()
-    reader.close()
+class _ShownLog:
+    """The lines of a log; of a progress bar the last state, and while it is followed one now and then."""
+
+    def __init__(self, log: LogFile, since: float | None) -> None:
+        self._reader = LogReader(log, since)
+        self._drawn = Lines()
+
+    def lines(self, at: float) -> Iterator[bytes]:
+        """Return the lines that are new at this time, each with its newline."""
+        yield from self._draw(self._reader.lines(), at)
+        yield from _split(self._drawn.flush(at))
+
+    def rest(self) -> Iterator[bytes]:
+        """Return all that is left, and close the log."""
+        yield from self._draw(self._reader.lines(), 0.0)
+        yield from self._draw(
+            (last[:-1] for last in self._reader.rest()), 0.0
+        )  # it may be a bar, which ends its line itself
+        yield from _split(self._drawn.end())
+        self._reader.close()
+
+    def _draw(self, pieces: Iterator[bytes], at: float) -> Iterator[bytes]:
+        for piece in pieces:
+            if self._drawn.is_idle and piece.endswith(b"\n") and not moves(piece):
+                yield piece  # as most logs are, from the first line to the last
+            else:
+                yield from _split(self._drawn.feed(piece, at))
+
+
+def _split(block: bytes) -> list[bytes]:
+    return [line + b"\n" for line in block.split(b"\n")[:-1]]
 
 
 def _write(write: Callable[[bytes], object], lines: Iterator[bytes], log: LogFile, want: Wanted, several: bool) -> None:

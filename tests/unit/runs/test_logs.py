@@ -119,6 +119,30 @@ def test_ranks_are_read_as_they_are_written(ranks):
     assert find.ranks_meant(compress(ranks)) == ranks
 
 
+def test_of_bars_the_last_state_is_shown_each_after_its_rank(run, capfdbinary):
+    bar = b"start\n\r  0%| | 0/2\r 50%| | 1/2\r100%| | 2/2\nend\n\r 50%| | 1/2"
+    for rank in (0, 1):
+        (run / f"rank-{rank}.out").write_bytes(bar)
+    (run / "rank-1.err").write_bytes(b"\x1b[?25lone\n10%\r\x1b[2K\x1b[1A\x1b[2Kone\n90%\n\x1b[?25h")
+    states = [b"start", b"100%| | 2/2", b"end", b" 50%| | 1/2"]
+    lines = [b"[%d] %b" % (rank, state) for rank in (0, 1) for state in states]
+    assert shown(capfdbinary, run).splitlines() == [*lines, b"[1] one", b"[1] 90%"]
+    assert shown(capfdbinary, run, pattern="100%") == b"[0] 100%| | 2/2\n[1] 100%| | 2/2\n"
+
+
+def test_a_bar_that_is_followed_is_a_line_now_and_then(tmp_path):
+    path = tmp_path / "rank-0.err"
+    path.touch()
+    log = logs._ShownLog(LogFile(0, 0, "err", str(tmp_path), path.name), None)
+    found: list[bytes] = []
+    with path.open("ab", buffering=0) as file:
+        for tick in range(150):  # fifteen seconds, ten states a second
+            file.write(b"\r%3d/150" % tick)
+            found += log.lines(tick / 10)
+        file.write(b"\r150/150\n")
+    assert [*found, *log.rest()] == [b" 10/150\n", b"111/150\n", b"150/150\n"]
+
+
 def test_logs_as_torchrun_lays_them_are_shown_by_rank_one_generation_after_the_other(tmp_path, capfdbinary):
     folder = tmp_path / "logs/run_1"
     for attempt in (0, 1, 10):
