@@ -418,7 +418,7 @@ def test_a_mistake_is_reported_in_colours_too(job):
 def test_a_plan_has_colours_where_the_terminal_has_them_and_is_not_broken_where_it_may_be_copied(
     job, program, env, coloured
 ):
-    words = ["plan", "--nproc-per-node", 2, "--env", "LONG=" + "x" * 100, program("terminal_one")]
+    words = ["plan", "-v", "--nproc-per-node", 2, "--env", "LONG=" + "x" * 100, program("terminal_one")]
     shown = typed(job, *words, env=env).sees_the_end()
     assert ("\x1b[1mcommand:\x1b[0m" in shown) is coloured
     assert ("\x1b" in shown) is coloured
