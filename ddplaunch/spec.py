@@ -167,9 +167,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     # variables
     env: tuple[tuple[str, str], ...] = ()  # --env and --env-file, later ones win
-    secret: Mapping[
-        str, str
-    ] = {}  # names in `env` whose values are shown nowhere, with the option that gave them
+    secret: Mapping[str, str] = {}  # names in `env` whose values are shown nowhere, with the option that gave them
     role: str = "default"
 
     # processes

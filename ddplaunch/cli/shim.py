@@ -183,6 +183,10 @@ def _program(words: Sequence[str]) -> Sequence[str]:
     return job.parse(words, resilient=True).program
 
 
+_NOT_REACHED = """\
+ddplaunch: accelerate launch, fabric run and tune run call torch's launcher in their own process, which no shim reaches: \
+type `ddplaunch --nproc-per-node N train.py ARGS` in place of them
+"""
 _HINT = "type `ddplaunch shim ~/torchrun-shim`"
 
 
@@ -196,11 +200,16 @@ _HINT = "type `ddplaunch shim ~/torchrun-shim`"
 def shim(folder: str | None) -> int:
     """Writes a torchrun that is ddplaunch into FOLDER, for programs that start torchrun, or python -m torch.distributed.run,
     themselves, and prints the line that puts FOLDER first in PATH and PYTHONPATH of your shell. Nothing else is changed:
-    without that line, torchrun stays torch's.
+    without that line, torchrun stays torch's. Programs that call torch's launcher in their own process, as accelerate launch,
+    fabric run and tune run do, start no torchrun: start their script by ddplaunch itself.
     """  # noqa: D205 - the help of a verb is one paragraph
     if folder is None:
         raise LaunchError("ddplaunch shim needs a FOLDER to write torchrun into", hint=_HINT)
-    return show(make(folder))
+    is_new = not os.path.exists(os.path.join(folder, "torchrun"))
+    line = make(folder)
+    if is_new:  # a line in a shell's profile is silent from the second shell on
+        sys.stderr.write(_NOT_REACHED)
+    return show(line)
 
 
 if __name__ == "__main__":
