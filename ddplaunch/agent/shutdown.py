@@ -28,6 +28,7 @@ class Shutdown:
         self, loop: Loop, context: AgentContext, signals: SignalSource, pipes: FrontPipes, requeue: Requeue | None
     ) -> None:
         self._loop = loop
+        self._context = context
         self._queue = context.queue
         self._files = context.files
         self._reporter = context.reporter
@@ -42,6 +43,16 @@ class Shutdown:
         if self._own_requeue(end) is None:
             self._reporter.write_summary(state, exits, end.why, at)
             self._reporter.print_end(end.why, end.text)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Say which imports the next run could find warm."""
+        preload = self._context.draft.preload
+        if self._context.draft.keep_warm is not None and preload is not None:
+            from ddplaunch.report.slow_imports import advice  # few jobs keep anything warm
+
+            if text := advice(self._context.error_files.slow_imports, preload):
+                self._reporter.print(text)
 
     def leave(self, state: State, exits: list[WorkerExit], end: JobEnd) -> None:
         """Queue the job again if it is to be, when all others know of the end, for it ends us too; hand over all output."""

@@ -210,6 +210,8 @@ class WorkerStart:
                 self.env["DDPLAUNCH_STACKS"] = f"{STACKS_FD},{STACKS_SIGNAL}"
             self.env["DDPLAUNCH_RECORDER"] = self._recorder
             self.env["DDPLAUNCH_NOTIFY"] = setup.error_files.notify
+            if setup.plan.keep_warm is not None and worker.local_rank == 0:
+                self.env["DDPLAUNCH_SLOW_IMPORTS"] = setup.error_files.slow_imports
             self.env["DDPLAUNCH_DEBUGGER"] = setup.debugger_of(worker.rank)
         self.stdio = Stdio(0, 1, 2, stacks)
         if not worker.terminal:

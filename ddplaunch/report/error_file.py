@@ -97,6 +97,11 @@ class ErrorFiles:
         """
         return f"{self.folder}/{_TORCH}/{generation}-{rank}" if self.folder else ""
 
+    @property
+    def slow_imports(self) -> str:
+        """The path of the file in which the first worker notes what takes long to import; "" if there is no place for it."""
+        return f"{self.folder}/imports" if self.folder else ""
+
     def has_recorder(self, generation: int) -> bool:
         """Whether there is any such socket."""
         try:

@@ -34,6 +34,8 @@ class Lifecycle:
         self._error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         self._recorder = os.environ.pop("DDPLAUNCH_RECORDER", "")
         self._pipe = os.environ.pop("DDPLAUNCH_NOTIFY", "")
+        if slow_imports := os.environ.pop("DDPLAUNCH_SLOW_IMPORTS", ""):
+            load("import_times")["measure"](slow_imports)
         debugger = os.environ.pop("DDPLAUNCH_DEBUGGER", ",,").split(",")
         self._debugger, attach_signal, self._how_debugged, *debugpy = debugger
         os.register_at_fork(after_in_child=self._forget)

@@ -140,6 +140,23 @@ def test_the_next_run_is_forked_from_what_the_first_has_imported(keep, tmp_path)
     assert re.search(rf"^{interpreter} .* preloaded +2 ", keep.job.run("warm").out, re.MULTILINE)
 
 
+def test_a_package_that_takes_long_to_import_is_named_with_its_seconds_until_it_is_preloaded(keep, tmp_path):
+    installed = tmp_path / "site-packages"
+    (installed / "heavy").mkdir(parents=True)
+    (installed / "heavy/__init__.py").touch()
+    (installed / "heavy/part.py").write_text("import time, light\ntime.sleep(0.6)\n")
+    (installed / "light.py").touch()
+    (tmp_path / "own.py").write_text("import heavy.part, time\ntime.sleep(0.6)\n")
+    env = {"PYTHONPATH": str(installed)}
+    advice = (
+        r"each worker imported heavy\.part \([0-9.]+ s\) itself; `--preload preloaded,heavy\.part` keeps that warm too"
+    )
+    first, *_ = keep.run(WORKER + "    import own\n", env=env)
+    assert re.search(advice, " ".join(first.err.split()))
+    second, *_ = keep.run(WORKER + "    import own\n", "--preload", "preloaded,heavy.part", env=env)
+    assert "each worker imported" not in second.err
+
+
 def test_ps_tells_what_is_kept_from_a_worker(keep):
     keep.start(WAITS)
     guard, interpreter = keep.parents()
