@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddplaunch import exitcodes
 from ddplaunch.coordinator.link import Forward, Generation, JobEnd, Link, NodeEnd
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, expendable
 from ddplaunch.loop.loop import Loop
 from ddplaunch.net.port import PortTaken, Reservation, reserve
 from ddplaunch.plan import Plan
@@ -26,6 +26,7 @@ from ddplaunch.supervise.job import SELF_ID, Member
 from ddplaunch.supervise.outcome import ClusterEnding, StartFailure, Traces, Why
 
 if TYPE_CHECKING:  # one node needs none of it, and only a job that is looked into the others
+    from ddplaunch.control.questions import Answer
     from ddplaunch.coordinator.agents import Agents
     from ddplaunch.coordinator.link import OrderToAll, Report
     from ddplaunch.coordinator.questions import Questions
@@ -180,13 +181,44 @@ class Coordinator:
             case job.Print(text):
                 self._reporter.print(text)
             case job.NameIdle(seconds):
-                self._reporter.still(seconds)
+                self._name_still(seconds)
+            case job.NameMoving(seconds):
+                self._reporter.moves(seconds)
             case job.EndJob(status, error, requeue, hint):
                 advice = f"hint: {hint}" if hint else _NOT_MET_HINT
                 if text := f"error: {error}\n\n{advice}\n" if error else self._begin_error:
                     self._end(status, text, requeue, ClusterEnding())
                 else:
                     self._when_known(partial(self._end, status, "", requeue))
+
+    def _name_still(self, seconds: float) -> None:
+        """Report that no worker moves, and which rank the others wait for in which collective, if there is a process group."""
+        if self.stragglers is None:
+            self._reporter.still(seconds, "")
+            return
+        from ddplaunch.control.questions import AskStacks, NodeStacks
+        from ddplaunch.coordinator.questions import Asker
+        from ddplaunch.coordinator.straggler_check import ON_THE_WAY, WITHIN
+        from ddplaunch.stacks.sent import received
+
+        samples: list[Sample] = []
+        named_at = self.state.idle_named_at
+        guard = partial(expendable, failed=lambda _why: self._reporter.still(seconds, ""))
+
+        def answered(member: Member, answer: Answer) -> None:
+            if isinstance(answer, NodeStacks):
+                guard(lambda: samples.extend(received(answer, member.host)))
+
+        def explained(found: Whereabouts) -> None:
+            if self._members_at_work() and self.state.progress_at <= named_at:
+                self._reporter.still(seconds, found.what)
+
+        def done() -> None:
+            explain = partial(_explain, tuple(samples), self._reporter.cwd, of_hang=True)
+            guard(lambda: self._loop.ask(explain, Whereabouts(), explained, within=_EXPLAINED_WITHIN))
+
+        question, asker = AskStacks(WITHIN, threads=False, native=False), Asker(answered=answered, done=done)
+        guard(lambda: self.questions.ask(question, WITHIN + ON_THE_WAY, asker))
 
     def _begin(self, number: int, order: Sequence[int], restarts: int) -> None:
         self._traces, self._samples = {}, {}

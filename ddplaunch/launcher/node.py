@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # one node needs none of it, or its agent alone
 
 _STACKS_WITHIN = 2.0  # seconds
 _LOOKS = 4  # whether workers move, in --hang-timeout
-_AT_REST = 101.0  # seconds from look to look without it: three make the five minutes after which a word is said
+_AT_REST = 20.0  # seconds from look to look without it: three make the minute after which a word is said
 _PTY = ": `srun --pty` gives one to the first node"
 _ONE_SCREEN = ("slurm", "mpi")  # clusters that show the output of all nodes in one place
 

@@ -75,12 +75,18 @@ class JobReporter:
             member = before.members[event.id]
             emit("node_left", host=member.host, node_rank=member.place, reason=OWN_END)
 
-    def still(self, seconds: float) -> None:
-        """Report that no worker has moved for so long."""
+    def still(self, seconds: float, why: str) -> None:
+        """Report that no worker has moved for so long, and why if that is known."""
         text = (
             f"no worker has printed anything, computed or gone on to another collective for {duration(seconds)}: "
-            f"`{self._reporter.to_be_typed('stacks')}` shows where they are"
+            f"{f'{why}; ' if why else ''}`{self._reporter.to_be_typed('stacks')}` shows where they are"
         )
+        self._reporter.emit("notice", text=text)
+        self.print(text)
+
+    def moves(self, seconds: float) -> None:
+        """Report that workers move again, so long after it was reported that none does."""
+        text = f"the workers move again, {duration(seconds)} after that was said"
         self._reporter.emit("notice", text=text)
         self.print(text)
 

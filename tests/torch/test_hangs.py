@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from ddplaunch.cli import main
 from tests.conftest import until
+from tests.process import hurried
 
 pytestmark = [
     pytest.mark.usefixtures("light_torch"),
@@ -79,6 +81,19 @@ def test_a_job_that_stands_still_ends_with_123_and_one_in_which_a_rank_evaluates
     assert lines[head + 3].startswith(f"  rank 0: all_reduce, {still}:")
     assert "rank 0: all_reduce" in (job.folder / "stacks" / "0.txt").read_text()
     assert json.loads((job.folder / "summary.json").read_text())["why"] == "hung"
+
+
+def test_without_the_option_the_rank_is_named_for_which_the_others_wait_but_none_that_evaluates(job, program):
+    job.command = [sys.executable, hurried.__file__]
+    job.start("--nproc-per-node", 2, *FORKED, "--grace-period", 1, program("torch_still"))
+    job.signs("evaluated", 2)
+    events = job.folder / "events.jsonl"
+    until(lambda: "no worker has printed anything" in events.read_text(), "the line")
+    job.process.send_signal(signal.SIGTERM)
+    lines = [line for line in job.wait().err.splitlines() if "no worker has printed anything" in line]
+    assert len(lines) == 1
+    assert ("rank 1 has not reached all_reduce #2 (float32 [4]) of group 0" in lines[0]) is IS_RECORDED
+    assert f"`ddplaunch stacks {job.folder.name}` shows where they are" in lines[0]
 
 
 def test_the_report_names_the_stacks_that_the_node_of_the_missing_rank_keeps(job, program):

@@ -67,6 +67,12 @@ class NameIdle(Struct, frozen=True):
     seconds: float
 
 
+class NameMoving(Struct, frozen=True):
+    """Report that workers move again."""
+
+    seconds: float  # since it was reported that none does
+
+
 class EndJob(Struct, frozen=True):
     """End the job: report it to all agents, and wait until they know."""
 
@@ -76,4 +82,16 @@ class EndJob(Struct, frozen=True):
     hint: str = ""  # what to type where something was wrong; "": what a node needs to be met
 
 
-Action = BeginGeneration | StopNodes | KillNodes | Refuse | Release | Drop | ReportFailure | Print | NameIdle | EndJob
+Action = (
+    BeginGeneration
+    | StopNodes
+    | KillNodes
+    | Refuse
+    | Release
+    | Drop
+    | ReportFailure
+    | Print
+    | NameIdle
+    | NameMoving
+    | EndJob
+)

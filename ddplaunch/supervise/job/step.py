@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from signal import SIGTERM
 
 from msgspec.structs import replace
@@ -22,9 +23,8 @@ NEXT_NOTICE = 30.0  # seconds from one such line to the next
 PORT_TIMEOUT = 2.0  # seconds that a restart waits for its port
 _PORT_AGAIN = 0.1  # seconds from one try to the next
 EARLY_EXIT_WARNING = 60.0  # seconds after which nodes that have finished are named while the others run on
-NOTICED = (
-    300.0  # seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
-)
+# seconds without progress on any node after which that is printed, if --hang-timeout does not end the job
+NOTICED = 60.0
 
 # seconds from SIGTERM to a node until the next generation: somebody who deletes the whole job does not reach all nodes at
 # once, and node 0, with which the job ends, may be the last
@@ -320,11 +320,14 @@ def _on_node_idle(state: State, event: events.NodeIdle) -> Result:
     """Note for how long a node made no progress; if no node did, and for too long, stop all, or say so."""
     if state.phase is not Phase.RUNNING or state.suspended_at is not None or state.is_debugged:
         return state, ()
+    was_named = isfinite(state.idle_named_at) and state.progress_at <= state.idle_named_at
     state = replace(
         state,
         idle=state.idle.with_item(event.id, (event.since, event.at)),
         progress_at=max(state.progress_at, event.since),
     )
+    if was_named and state.progress_at > state.idle_named_at:
+        return state, (actions.NameMoving(event.at - state.idle_named_at),)
     limit = state.policy.hang_timeout or NOTICED
     is_named = state.progress_at <= state.idle_named_at
     # of thousands of nodes few get as far as to have all others looked at

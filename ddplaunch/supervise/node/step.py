@@ -331,8 +331,9 @@ def _on_progress_checked(state: State, at: float, *, moved: bool) -> Result:
     interval = state.policy.progress_interval or state.policy.lazy_progress_interval
     state = replace(state, progress_check_at=at + interval)
     if moved or not state.checks_progress:
-        return replace(state, idle_since=at), ()
-    return state, (actions.ReportIdle(at - state.idle_since),)
+        then = (actions.ReportIdle(0.0),) if state.is_still else ()
+        return replace(state, idle_since=at, is_still=False), then
+    return replace(state, is_still=True), (actions.ReportIdle(at - state.idle_since),)
 
 
 def _on_stacks_captured(state: State, event: events.StacksCaptured) -> Result:

@@ -14,6 +14,7 @@ from ddplaunch.supervise.job import (
     JobSuspended,
     Member,
     NameIdle,
+    NameMoving,
     NodeIdle,
     ReportFailure,
     StopNodes,
@@ -206,14 +207,14 @@ POLICY_OF_THREE = replace(THREE, hang_timeout=10.0)
 STILL = [NodeIdle(0, 5.0, 20.0), NodeIdle(1, 8.0, 20.0), NodeIdle(2, 9.0, 20.0)]
 
 
-def test_a_node_reports_each_look_that_has_found_no_movement():
+def test_a_node_reports_each_look_that_has_found_no_movement_and_the_first_that_has():
     state = node.begin(LOOKING)
     said = []
     events = (node.GenerationBegun(0, ALL, 0.0), *FIRST, *looks(2, 3), *look(4, moved=True), *looks(5))
     for event in events:
         state, actions = node_step(state, event)
         said += [(event.at, action.seconds) for action in actions if isinstance(action, ReportIdle)]
-    assert said == [(2, 1.0), (3, 2.0), (5, 1.0)]
+    assert said == [(2, 1.0), (3, 2.0), (4, 0.0), (5, 1.0)]
 
 
 def test_only_the_time_in_which_all_nodes_were_still_counts():
@@ -263,7 +264,7 @@ def test_what_was_seen_of_one_generation_does_not_count_in_the_next():
 
 # --- without --hang-timeout
 
-AT_REST = {"policy": replace(POLICY, lazy_progress_interval=101.0)}
+AT_REST = {"policy": replace(POLICY, lazy_progress_interval=20.0)}
 
 
 def rested(*seconds: float, moved: bool = False) -> tuple[node.Event, ...]:
@@ -276,41 +277,45 @@ def still_for(seconds: float, until: float = 500.0) -> list[Event]:
 
 def test_without_the_option_it_is_looked_now_and_then_with_no_deadline_and_nobody_is_asked_by_a_signal():
     state, actions = one_node(*STARTED, **AT_REST)
-    assert (actions, state.deadline, state.node.rest_until) == ([], None, pytest.approx(101.1))
-    assert one_node(*STARTED, DeadlineReached(101.0), **AT_REST)[1] == []
-    assert one_node(*STARTED, DeadlineReached(102.0), **AT_REST)[1] == [Observe(asks=False)]
-    state, _ = one_node(*STARTED, *rested(102.0, moved=True), **AT_REST)
-    assert (state.deadline, state.node.rest_until) == (None, 203.0)
-    assert one_node(*STARTED, SignalReceived(SIGTSTP, 50.0), **AT_REST)[0].node.rest_until is None
+    assert (actions, state.deadline, state.node.rest_until) == ([], None, pytest.approx(20.1))
+    assert one_node(*STARTED, DeadlineReached(20.0), **AT_REST)[1] == []
+    assert one_node(*STARTED, DeadlineReached(21.0), **AT_REST)[1] == [Observe(asks=False)]
+    state, _ = one_node(*STARTED, *rested(21.0, moved=True), **AT_REST)
+    assert (state.deadline, state.node.rest_until) == (None, 41.0)
+    assert one_node(*STARTED, SignalReceived(SIGTSTP, 10.0), **AT_REST)[0].node.rest_until is None
 
 
-def test_a_job_in_which_nothing_moves_for_five_minutes_is_named_once_until_something_moves():
-    quiet = (*STARTED, *rested(102.0, moved=True), *rested(203.0, 304.0))
+def test_a_job_in_which_nothing_moves_for_a_minute_is_named_once_until_something_moves_which_is_said():
+    quiet = (*STARTED, *rested(21.0, moved=True), *rested(41.0, 61.0))
     assert one_node(*quiet, **AT_REST)[1] == []
-    assert one_node(*quiet, *rested(405.0), **AT_REST)[1] == [NameIdle(303.0)]
-    assert one_node(*quiet, *rested(405.0, 506.0), **AT_REST)[1] == []
-    again = (*quiet, *rested(405.0), *rested(506.0, moved=True), *rested(607.0, 708.0, 809.0))
+    assert one_node(*quiet, *rested(81.0), **AT_REST)[1] == [NameIdle(60.0)]
+    assert one_node(*quiet, *rested(81.0, 101.0), **AT_REST)[1] == []
+    again = (*quiet, *rested(81.0), *rested(101.0, moved=True), *rested(121.0, 141.0, 161.0))
+    moving = (*quiet, *rested(81.0), *rested(101.0, moved=True))
+    assert one_node(*moving, **AT_REST)[1] == [NameMoving(20.0)]
+    assert one_node(*moving, *rested(121.0, moved=True), **AT_REST)[1] == []
     state, actions = one_node(*again, **AT_REST)
-    assert actions == [NameIdle(303.0)]
+    assert actions == [NameIdle(60.0)]
     assert state.node.phase is Phase.RUNNING
 
 
 def test_a_look_after_a_pause_counts_no_more_than_one_in_time():
-    paused = (*STARTED, *rested(102.0, moved=True), *rested(30_000.0, 30_101.0))
+    paused = (*STARTED, *rested(21.0, moved=True), *rested(30_000.0, 30_020.0))
     assert one_node(*paused, **AT_REST)[1] == []
 
 
 def test_a_node_that_moves_is_enough():
-    assert history(THREE, [*met(), *still_for(310.0)])[1][-1] == NameIdle(310.0)
-    assert NameIdle(310.0) not in history(THREE, [*met(), *still_for(310.0)[:2]])[1]
-    assert history(THREE, [*met(), *still_for(310.0)])[0].why is None
-    twice = [*met(), *still_for(310.0), *still_for(411.0, until=601.0)]
-    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(310.0)]
+    assert history(THREE, [*met(), *still_for(65.0)])[1][-1] == NameIdle(65.0)
+    assert NameIdle(65.0) not in history(THREE, [*met(), *still_for(65.0)[:2]])[1]
+    assert not any(isinstance(one, NameMoving) for one in history(THREE, [*met(), *still_for(65.0)])[1])
+    assert history(THREE, [*met(), *still_for(65.0)])[0].why is None
+    twice = [*met(), *still_for(65.0), *still_for(166.0, until=601.0)]
+    assert [action for action in history(THREE, twice)[1] if isinstance(action, NameIdle)] == [NameIdle(65.0)]
 
 
 @pytest.mark.parametrize("before", [JobSuspended(4.0), TimeoutHeld(0, True)], ids=["suspended", "debugged"])
 def test_a_job_that_is_suspended_or_debugged_is_not_named(before: Event):
-    assert NameIdle(310.0) not in history(THREE, [*met(), before, *still_for(310.0)])[1]
+    assert NameIdle(65.0) not in history(THREE, [*met(), before, *still_for(65.0)])[1]
 
 
 def test_a_worker_that_is_started_late_is_waited_for():
@@ -329,7 +334,7 @@ class CountedMembers(Members):
 
 @pytest.mark.parametrize("stride", [1, 7, 299], ids=["by their numbers", "mixed", "the last first"])
 def test_of_many_nodes_all_are_looked_at_a_few_times_and_not_at_each_report(stride: int):
-    nodes, period = 300, 101.0
+    nodes, period = 300, 21.0
     members = [Member(id=id, host=f"n{id}", workers=8, wanted=id, place=id) for id in range(nodes)]
     counted = CountedMembers.of(members)
     assert isinstance(counted, CountedMembers)

@@ -1,0 +1,11 @@
+"""The command that looks twice a second whether workers move, and names a job that has stood still for 2 s: `hurried.py ...`."""
+
+from importlib import import_module
+
+from ddplaunch.__main__ import main
+from ddplaunch.launcher import node
+
+if __name__ == "__main__":
+    node._AT_REST = 0.5
+    vars(import_module("ddplaunch.supervise.job.step"))["NOTICED"] = 2.0  # its package has a function of this name
+    main()
