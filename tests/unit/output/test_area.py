@@ -87,6 +87,8 @@ def test_a_bar_gives_way_to_its_name_and_a_line_that_has_not_ended_shows_its_end
 
 
 def test_of_lines_that_have_not_ended_equal_ones_are_one_and_none_is_the_slowest() -> None:
+    numbers = [Bar((rank,), "1 2 3 "[: 6 - 2 * rank], OPEN) for rank in range(2)]
+    assert rows(tuple(numbers)) == ["[0-1] 1 2 3 "]
     dots = [Bar((rank,), "." * (rank + 1), OPEN) for rank in range(3)]
     assert rows((*dots, Bar((3,), "name? ", OPEN), Bar((1,), "5%"))) == ["[1]   5%", "[0-2] .", "[3]   name? "]
 
