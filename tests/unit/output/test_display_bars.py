@@ -23,6 +23,10 @@ RICH = (  # rich.live: two rows, drawn three times, with the cursor hidden
     "\x1b[?25lepoch 1\nbatch 1\r\x1b[2K\x1b[1A\x1b[2Kepoch 1\nbatch 2\r\x1b[2K\x1b[1A\x1b[2Kepoch 2\nbatch 3\n\x1b[?25h"
 )
 
+KERAS = (  # its Progbar goes back by backspaces and a return
+    "Epoch 1/2\n\r1/2 ━━── 1s 9ms/step - loss: 0.5" + "\b" * 33 + "\r2/2 ━━━━ 0s 9ms/step - loss: 0.25\n"
+)
+
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 @pytest.mark.parametrize(
@@ -33,6 +37,7 @@ RICH = (  # rich.live: two rows, drawn three times, with the cursor hidden
         (NESTED, "epoch 0/2\nloss 0.0\nloss 0.1\nloss 1.0\nloss 1.1\nepoch 2/2\n"),
         (KEPT, "epoch 0/2\nbatch 2/2\nbatch 2/2\nepoch 2/2\n"),
         (RICH, "epoch 2\nbatch 3\n"),
+        (KERAS, "Epoch 1/2\n2/2 ━━━━ 0s 9ms/step - loss: 0.25\n"),
         ("windows\r\nlines\r\r\n", "windows\nlines\n"),
         ("\r50%\x1b[K\x1b[1mbold\x1b[0m\n", "50%\x1b[1mbold\x1b[0m\n"),
         ("\r50%\r", "50%\n"),
@@ -43,7 +48,7 @@ RICH = (  # rich.live: two rows, drawn three times, with the cursor hidden
         ("\n\n", "\n\n"),
     ],
     ids=[
-        "one bar", "erased bar", "nested bars and lines between", "nested bars that stay", "rich", "crlf",
+        "one bar", "erased bar", "nested bars and lines between", "nested bars that stay", "rich", "keras", "crlf",
         "colours stay, erasing goes", "state before a last return", "erased to the end", "open bar", "cut escape",
         "no escape sequence", "empty lines",
     ],
