@@ -24,7 +24,8 @@ from ddplaunch.agent.shutdown import Shutdown
 from ddplaunch.agent.signals import END_MARGIN, SignalOrigin, SignalSource
 from ddplaunch.coordinator import link as orders
 from ddplaunch.coordinator.link import JobEnd, Link, NodeEnd, SentReport
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, expendable
+from ddplaunch.fields import line
 from ddplaunch.loop.loop import Loop
 from ddplaunch.output.file_queue import FileQueue
 from ddplaunch.process.linux import keep_freed_memory
@@ -89,6 +90,7 @@ class Agent:
             try:
                 self._link = link = connect(self._loop, self._reporter)
             except LaunchError as error:
+                self._loop.handle = self._handle_without_coordinator
                 self._reporter.write(error.render())
                 self._shutdown.leave_early(self._state)
                 return error.status
@@ -167,10 +169,13 @@ class Agent:
             case orders.Forward(signum):
                 self._signals.received(signum, SignalOrigin.COORDINATOR)
             case orders.QuestionAsked(number, question):
-                without = "a question could not be answered"
-                generations.guard(without, lambda: generations.inspection.answer(number, question, generations.plan))
+                expendable(
+                    lambda: generations.inspection.answer(number, question, generations.plan),
+                    lambda why: self._report_no_answer(number, why),
+                )
             case orders.QuestionForgotten(number):
-                generations.inspection.forget(number)
+                if (inspection := generations.inspected) is not None:
+                    inspection.forget(number)
             case orders.JobEnd():
                 self._step(node.JobEnded(event.status, loop.now()))
             # commands that ask the run
@@ -180,7 +185,7 @@ class Agent:
                 self._run_socket.answer(client, request)
             case events.AttachAsked(client, rank):
                 if (visitor := self._run_socket.client(client)) is not None:
-                    generations.inspection.attach(rank, visitor)
+                    expendable(lambda: generations.inspection.attach(rank, visitor), self._run_socket.fail)
             case events.StopAsked():
                 # as Ctrl-C does; with another signal if that is ignored here, as after nohup
                 self._signals.received(SIGINT if SIGINT in self._job.signals else SIGTERM, SignalOrigin.FRONT)
@@ -296,6 +301,18 @@ class Agent:
         workers = self._workers
         ended = workers.ended if workers is not None else frozenset[int]()
         return ended | self._generations.server_pids | self._loop.asked_pids | {self._context.files.pid}
+
+    def _handle_without_coordinator(self, event: Any) -> None:
+        """Take an event while the last output is handed over: this node takes no part, and has nothing to decide."""
+        if isinstance(event, node.FrontLost):
+            self._context.queue.abandon()
+
+    def _report_no_answer(self, number: int, why: str) -> None:
+        """Say, and tell who asked, that a question could not be answered."""
+        from ddplaunch.control.questions import Answered, NoAnswer  # few jobs are asked, and who is asked has it
+
+        self._reporter.print(f"warning: a question could not be answered: {why}")
+        self._report(Answered(number, NoAnswer(line(f"could not answer: {why}"))))
 
     def _report(self, report: Report) -> None:
         assert self._link is not None

@@ -76,7 +76,7 @@ class Client:
         self._time_is_up.set(self._loop.now() + seconds + READ_TIMEOUT)
 
     def refuse(self, reason: str) -> None:
-        """Return no answer, and say why."""
+        """Refuse to answer, and say why."""
         self._has_asked = True
         self.finish(requests.RequestRefused(line(reason)))
 

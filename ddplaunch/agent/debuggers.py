@@ -162,7 +162,7 @@ class Debuggers:
             self._loop.post(node.DebuggerDetached(rank, self._loop.now()))
 
     def lend_terminal(self, rank: int) -> None:
-        """Return the terminal to a worker that has asked for it."""
+        """Lend the terminal to a worker that has asked for it."""
         if (sock := self._asking.get(rank)) is not None:
             with suppress(OSError):  # it has ended, which is read
                 socket.send_fds(sock, [b"T"], _TERMINAL)

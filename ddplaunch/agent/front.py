@@ -167,7 +167,7 @@ class _Front:
             signal.setitimer(signal.ITIMER_REAL, child.INTERVAL)
 
     def interval_passed(self, _signum: int, _frame: object) -> None:
-        """Return up an agent that does not run, and output that is not read: the end of a stopped job waits for neither.
+        """Give up an agent that does not answer, or output that nobody reads: the end of a stopped job waits for neither.
 
         Raises:
             _Unresponsive: the agent is to be killed.

@@ -80,7 +80,7 @@ class Peer:
         self._discard()
 
     def deliver(self) -> None:
-        """Return the owner all whole frames that have arrived."""
+        """Pass to the owner all whole frames that have arrived."""
         while self._open:
             try:
                 frame = self._decoder.take()
@@ -121,7 +121,7 @@ class Peer:
         self._loop.watch(self._sock, self._ready, READ | WRITE if self._buffer.size else READ)
 
     def _break(self, reason: str) -> None:
-        """Return up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
+        """Give up sending. The loop sees the shutdown and calls the owner, which must not be re-entered here."""
         self._broken = reason
         self._buffer.take()
         try:

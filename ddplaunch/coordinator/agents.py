@@ -189,6 +189,7 @@ class Agents:
                 self._coordinator.feed(job.Joined(member, self._loop.now()))
 
     def _watcher_sent(self, message: messages.ToCoordinator) -> None:
+        """Pass on a request to stop, an escalation or a signal of the watcher: the command that started the agents."""
         now = self._loop.now()
         match message:
             case node.ReportStopping(why, signum, by_cluster):

@@ -211,6 +211,7 @@ class Caller:
             )
 
     def _call_for(self, worker: WorkerConnection, rank: int, world_size: int) -> tuple[Payload, dict[str, Any]] | None:
+        """Return the call for the worker of this rank, in place of an earlier one; None if the job ends or pickling fails."""
         if self._is_ending:
             return None
         try:

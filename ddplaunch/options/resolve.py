@@ -30,7 +30,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 def job_spec(given: Iterable[Given], program: Sequence[str], remarks: Sequence[str] = ()) -> JobSpec:
     """Resolve what was given, in any order, into the job that runs `program`: SCRIPT and its arguments.
 
-    `remarks` are those on what was found besides.
+    `remarks` are sentences for the user, such as the names of files that were ignored.
 
     Raises:
         LaunchError: a value is not valid, or two of them do not go together.

@@ -64,7 +64,7 @@ class Collapse:
         return self._entries[self._oldest].at + WAIT if self._entries else None
 
     def feed(self, rank: int, stream: Stream, block: bytes, at: float) -> list[Group]:
-        """Take whole lines; return those that wait no longer."""
+        """Add whole lines of a rank to those that are held; return all groups, of any rank, that need not be held longer."""
         writers = self._writers[stream]
         number = writers.last[rank]
         for line in block[:-1].split(b"\n"):

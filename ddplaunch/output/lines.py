@@ -188,7 +188,7 @@ class LoneLines:
     deadline = None  # nothing waits for a time
 
     def __init__(self, prefix: Prefix) -> None:
-        """Return each line this prefix, and each state of a bar."""
+        """Put this prefix before each line, and each state of a bar."""
         self._before = prefix.text
         # a part that was passed on cannot be searched for colours left on, so each line resets them
         self._between = (RESET if prefix.coloured else b"") + b"\n" + prefix.text

@@ -104,6 +104,7 @@ class RedrawnRows:
         return b"".join(lines)
 
     def _newline(self, lines: list[bytes | bytearray]) -> None:
+        """Move the cursor down; append to `lines` the top rows, which are higher than the program goes back up."""
         self._row += 1
         self._at_start = True
         self._climbed = 0

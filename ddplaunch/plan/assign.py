@@ -24,7 +24,7 @@ Owned = tuple[tuple[Device, ...], ...]
 
 
 def own(spec: JobSpec, workers: int, devices: Sequence[Device]) -> Owned:
-    """Return each local worker its devices, by local rank.
+    """Return the devices of each local worker, by local rank.
 
     Raises:
         LaunchError: --gpus-per-worker or --workers-per-gpu cannot be met by these devices.
@@ -296,7 +296,7 @@ def check_mps(spec: JobSpec, owned: Owned, control: str | None, *, started_per_r
 
 
 def mps_shares(owned: Owned, caller: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return each worker the variable that limits its part of the GPU, unless the caller has set it.
+    """Return for each worker the variable that limits its part of the GPU, unless the caller has set it.
 
     What the number limits: "Active Thread Percentage" in NVIDIA's documentation of MPS.
     """

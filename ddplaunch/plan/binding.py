@@ -27,7 +27,7 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 def bind(mode: str, owned: Owned, cores: Sequence[Core], *, all_devices: Sequence[Device]) -> Binding:
-    """Return each local worker its CPUs.
+    """Return the CPUs of each local worker.
 
     `owned[i]` are the devices of local worker i; `cores` hold only the CPUs that we are allowed to use.
 
@@ -191,7 +191,7 @@ def _exclusive(flag: str, owned: Owned, cores: Sequence[Core], numa_nodes: NumaN
 
 
 def _assign_unclaimed(claims: Sequence[set[int]], cores: Iterable[Core]) -> None:
-    """Return each claim without a node the one with the most cores per claim."""
+    """Assign to each claim without a node the one with the most cores per claim."""
     sizes = Counter(core.numa_node for core in cores)
     demand = Counter(chain.from_iterable(claims))
     for claim in claims:

@@ -78,10 +78,10 @@ class ForkRequests:
         return self._socket.fileno()
 
     def read(self) -> None:
-        """Take in what it says of its start.
+        """Read the lines that the server sends while it starts.
 
         Raises:
-            ServerLost: it cannot serve.
+            ServerLost: the server cannot serve.
         """
         for line in self._lines():
             what, _, text = line.partition(" ")

@@ -141,7 +141,10 @@ def _exec_program(
 
 
 def _place(fd: int, target: int, kept: int) -> int:
-    """Return a descriptor this number; return that of `kept`, which may have had it. A low limit of open files forbids it."""
+    """Move a descriptor to this number; return the number of `kept`, which may have stood there.
+
+    A low limit of open files forbids high numbers.
+    """
     with suppress(OSError):
         kept = os.dup(kept) if kept == target else kept
         if fd == target:
@@ -152,7 +155,7 @@ def _place(fd: int, target: int, kept: int) -> int:
 
 
 def _reset_signals(handled: Iterable[int]) -> None:
-    """Return these signals their default action, but leave ignored what the caller ignores (nohup); then unblock them."""
+    """Restore the default action of these signals, except of those that the caller ignores (nohup); then unblock them."""
     ignored_by_python = (_signal.SIGPIPE, _signal.SIGXFSZ)  # and exec keeps a signal ignored
     for signum in (*handled, *ignored_by_python):
         _signal.signal(signum, _signal.SIG_DFL)

@@ -157,7 +157,7 @@ class Dispatcher:
     # --- from the hosts
 
     def connected(self, host: HostConnection, protocol: int, version: str) -> None:
-        """Return a host its order."""
+        """Send a host its order."""
         if protocol != PROTOCOL or version != __version__:
             self._host_failed(host, diagnose.other_version(version))
             host.close_stdin()

@@ -191,7 +191,7 @@ class _Writer:
         os.set_blocking(sock, True)
 
     def _listen(self, name: str, in_folder: bool) -> None:
-        """Return the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
+        """Give the socket of the run its place: in the folder, or, where that cannot be, under this name among others'."""
         listener = socket.socket(fileno=self._listener)
         if in_folder and self._folder >= 0:
             with suppress(OSError):  # the file system has no sockets

@@ -107,7 +107,9 @@ def _tidy(runs: str, days: int) -> Iterator[None]:
             young.append(run)
         elif not goes_on(f"{runs}/{name}"):
             run = yield from _measure(runs, run)
-            if now - run.written > days * DAY:
+            if now - run.written <= DAY:  # a lock that another host holds is not seen on every file system
+                young.append(run)
+            elif now - run.written > days * DAY:
                 yield from _remove(runs, run, f"it was older than {days} days")
             else:
                 kept.append(run)
@@ -166,8 +168,9 @@ def _start(head: bytes, name: str) -> float | None:
             if first is None:
                 return None
             if event["event"] == "job_started":
-                # the second folder of one name has a number behind it
-                is_own = event["run_id"] in (name, name.rpartition(".")[0])
+                # the second folder of one name has a number behind it; any other name is one that the user has given
+                base, _, number = name.rpartition(".")
+                is_own = event["run_id"] == name or (number.isdecimal() and event["run_id"] == base)
                 return first if is_own else None
     except _NO_EVENT:
         pass
@@ -208,6 +211,8 @@ def _measure(runs: str, run: Run) -> Generator[None, None, Run]:
 
 
 def _remove(runs: str, run: Run, why: str) -> Iterator[None]:
+    if goes_on(f"{runs}/{run.name}"):  # a job of the same name may have begun since the run was looked at
+        return
     going = f"{runs}/{_GOING}{run.name}"
     try:
         os.rename(f"{runs}/{run.name}", going)  # at once, so that no half of a run is ever shown

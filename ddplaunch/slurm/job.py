@@ -174,7 +174,7 @@ def _describe_lost(env: Mapping[str, str], left: str, timeout: float) -> str:
 
 
 def refusal(job: JobRecord, found: JobStatus) -> str | None:
-    """Say why a job is not requeued, as follows on its name in a sentence; None if it is."""
+    """Return why ddplaunch does not requeue this job, to follow its name in a sentence; None if ddplaunch may requeue it."""
     match found:
         case JobStatus.REQUEUED:
             return "is requeued by Slurm itself"

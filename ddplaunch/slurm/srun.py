@@ -87,9 +87,9 @@ def not_started(why: StartError) -> LaunchError:
 
 
 def start_step(job: StepJob) -> Srun:
-    """Start srun, which starts the agents. It ends when all processes that hold the value returned have.
+    """Start srun, which starts the agents; srun is killed when no process holds the returned connection any more.
 
-    It is to be called before this process becomes a subreaper: srun's parent is to become a child of process 1.
+    Call this before this process becomes a subreaper, since srun's parent has to become a child of process 1.
 
     Raises:
         LaunchError: the machine has no room for the parent.

@@ -165,7 +165,8 @@ def _fork_all(control: "Any", number: int, wait: "Callable[[int], int]") -> "int
 def become(agent: int, content: bytes, stdio: "list[int]", release: int) -> "list[str]":
     """Make this forked process like a fresh one, and return its arguments once a byte comes from the pipe `release`.
 
-    `content` is as above. `agent` is the parent that it is to have: the guard, where the interpreter is kept warm.
+    `content` holds CPUs, the number of arguments, arguments and variables, each ended by a zero byte. `agent` is the pid that
+    must be this process's parent: the guard's, where the interpreter is kept warm.
     """
     os.setsid()
     for target, fd in enumerate(stdio[:3]):

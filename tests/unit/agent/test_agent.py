@@ -7,7 +7,11 @@ import signal
 
 from ddplaunch.agent import events
 from ddplaunch.agent.pipes import MAY_STOP, STOPPED
+from ddplaunch.control.questions import AskStatus
+from ddplaunch.coordinator import link as orders
+from ddplaunch.errors import LaunchError
 from ddplaunch.output.streams import Stream
+from ddplaunch.supervise import node
 
 
 def test_a_job_ends_when_all_its_workers_have(make_bed):
@@ -217,3 +221,53 @@ def test_a_job_at_rest_sleeps_without_waking(make_bed):
     bed.once_started(0, rest)
     assert bed.run() == 0
     assert bed.story[1:] == ["slept 1 times"]
+
+
+def test_a_question_that_fails_is_answered_with_the_reason_and_the_next_one_is_tried(make_bed):
+    bed = make_bed(1)
+    asked = []
+
+    def fail(number, *_: object) -> None:
+        asked.append(number)
+        raise OSError(24, "Too many open files")
+
+    def ask() -> None:
+        bed.agent._generations.inspection.answer = fail
+        for number in (1, 2):
+            bed.loop.post(orders.QuestionAsked(number, AskStatus()))
+        bed.loop.post(orders.QuestionForgotten(1))
+        bed.after(1.0, bed.workers[0].exits)
+
+    bed.once_started(0, ask)
+    assert bed.run() == 0
+    assert asked == [1, 2]
+    assert bed.shown.count("warning: a question could not be answered: OSError: [Errno 24] Too many open files") == 2
+
+
+def test_an_attach_that_fails_costs_the_socket_of_the_run_and_not_the_job(make_bed):
+    bed = make_bed(1)
+
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    def attach() -> None:
+        bed.agent._generations.inspection.attach = fail
+        bed.agent._run_socket.client = lambda _: object()
+        bed.loop.post(events.AttachAsked(7, 0))
+        bed.after(1.0, bed.workers[0].exits)
+
+    bed.once_started(0, attach)
+    assert bed.run() == 0
+    assert "no longer reach this run: OSError: [Errno 24] Too many open files" in bed.shown
+
+
+def test_a_signal_while_a_node_that_found_no_coordinator_leaves_is_no_bug(make_bed):
+    bed = make_bed(1)
+
+    def connect(*_: object) -> None:
+        bed.loop.post(node.SignalReceived(signal.SIGINT, bed.loop.now()))
+        bed.loop.post(node.FrontLost(bed.loop.now()))
+        raise LaunchError("port 29500 is taken", status=121)
+
+    bed.agent._shutdown.leave_early = lambda _: bed.loop.run_once()  # as while the files are written
+    assert bed.agent.run(connect) == 121

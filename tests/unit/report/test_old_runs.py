@@ -101,6 +101,20 @@ def test_the_runs_of_nodes_are_one(runs: Path) -> None:
     assert tidy(runs) == {"one-young"}
 
 
+def test_a_run_that_is_still_written_by_another_host_is_no_old_one(runs: Path, monkeypatch) -> None:
+    monkeypatch.setattr(old_runs, "ROOM", 0)
+    folder = run_of(runs, "quiet", days=2)
+    (folder / "rank-0.out").write_text("step 1\n")
+    assert tidy(runs) == {"quiet"}
+
+
+def test_a_run_that_has_begun_again_since_it_was_looked_at_stays(runs: Path, monkeypatch) -> None:
+    run_of(runs, "again", days=40)
+    looks = iter([False, True])
+    monkeypatch.setattr(old_runs, "goes_on", lambda folder: next(looks))
+    assert tidy(runs) == {"again"}
+
+
 # --- what is no run
 
 
@@ -114,6 +128,10 @@ def archive_of_a_node(runs: Path) -> None:
 
 def renamed(runs: Path) -> None:
     run_of(runs, "20250101-120000-ab12", days=300).rename(runs / "it")
+
+
+def renamed_with_a_suffix(runs: Path) -> None:
+    run_of(runs, "20250101-120000-ab12", days=300).rename(runs / "20250101-120000-ab12.keep")
 
 
 def empty(runs: Path) -> None:
@@ -178,8 +196,8 @@ def of_another_user(runs: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        archive, archive_of_a_node, renamed, empty, checkpoints, events_of_others, events_without_a_version,
-        events_with_numbers, events_too_deep, events_without_an_end, linked_events,
+        archive, archive_of_a_node, renamed, renamed_with_a_suffix, empty, checkpoints, events_of_others,
+        events_without_a_version, events_with_numbers, events_too_deep, events_without_an_end, linked_events,
         events_are_a_pipe, linked_folder, file, of_another_user,
     ],
     ids=lambda make: make.__name__,
@@ -189,9 +207,10 @@ def test_what_is_no_run_of_ours_stays(runs: Path, make, monkeypatch) -> None:
     make(runs)
     run_of(runs, "z-run", days=40)
     aged(runs, 300)
-    before = sorted(runs.parent.rglob("it*/**/*"))
-    assert tidy(runs, 1) == {"it"}
-    assert sorted(runs.parent.rglob("it*/**/*")) == before
+    before = sorted(path for path in runs.parent.rglob("*/**/*") if "z-run" not in path.parts)
+    (kept,) = {path.name for path in runs.iterdir()} - {"z-run"}
+    assert tidy(runs, 1) == {kept}
+    assert sorted(path for path in runs.parent.rglob("*/**/*") if "runs-" not in path.name) == before
 
 
 # --- several at once, often, and in part
