@@ -108,7 +108,7 @@ WORKER_0 = [0, 0, 1, "cpu", "running", "", 1.0, 0.5, 4096, None]
 def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answer):
     [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
 
-    def ask() -> dict[int, object] | None:
+    def ask() -> dict[int | None, Any] | None:
         """The answers by node; None if this machine was too busy for one in time."""
         with client.connect(place) as sock:
             sock.settimeout(30)
