@@ -182,12 +182,21 @@ def show(text: str) -> int:
         sys.stdout.buffer.write(f"{text.rstrip()}\n".encode(errors="surrogateescape"))
         sys.stdout.flush()
     except OSError as error:
-        # what is left in the buffer would fail once more when the interpreter ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return of_signal(_SIGPIPE)
-        raise LaunchError(f"cannot write to stdout: {why_failed(error)}", status=NOT_WRITTEN) from None
+        return not_written(error)
     return OK
+
+
+def not_written(error: OSError) -> int:
+    """Return the exit status of a command whose reader has gone away.
+
+    Raises:
+        LaunchError: stdout cannot be written for another reason, such as a full disk.
+    """
+    # what is left in the buffer would fail once more when the interpreter ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if isinstance(error, BrokenPipeError):
+        return of_signal(_SIGPIPE)
+    raise LaunchError(f"cannot write to stdout: {why_failed(error)}", status=NOT_WRITTEN)
 
 
 def page(ctx: click.Context, text: str, *, fd: int = 1) -> str:

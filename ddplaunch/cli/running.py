@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping
 
 import click
 from click.shell_completion import CompletionItem
 
-from ddplaunch.cli.command import Command, Once, show
+from ddplaunch.cli.command import Command, Once, not_written, show
 from ddplaunch.errors import visible, write_stderr
-from ddplaunch.exitcodes import of_signal
 
 Env = Mapping[str, str]
 
@@ -88,9 +86,8 @@ def logs(env: Env, ranks: str | None, follow: bool, grep: str | None, since: str
 
     try:
         return verb.show(env, run, verb.wanted(ranks, grep, since, follow, time.time()), _say)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would fail once more at the end
-        return of_signal(signal.SIGPIPE)
+    except OSError as error:  # files that cannot be read are no error: they end
+        return not_written(error)
 
 
 @click.command(

@@ -157,3 +157,12 @@ def test_a_folder_of_sockets_that_others_may_use_is_named(job):
     asked = run("stop", "nosuch")
     assert (asked.returncode, asked.stderr.partition(":")[0]) == (2, "error")
     assert f"{folder} belongs to another user, or others may write to it" in asked.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
+def test_logs_that_cannot_be_written_to_a_full_disk_are_no_bug(job, program):
+    job.run("--nproc-per-node", 2, program("writes"), "then_exits", 100_000)
+    with open("/dev/full", "w") as full:
+        result = job.run("logs", job.folder, stdout=full)
+    assert result.status == 1
+    assert result.err.splitlines()[1:] == ["error: cannot write to stdout: no space left on device"]
