@@ -3,6 +3,7 @@
 import fcntl
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ddplaunch.control.questions import AskStatus, NoAnswer, NodeStatus
 from ddplaunch.process.start import STACKS_FD
 from ddplaunch.process.tree import children
 from ddplaunch.runs import client, find
-from tests.conftest import until
+from tests.conftest import PATIENCE, until
 from tests.process.speaker import END, STOPPING, Speaker, Visitor, ended, hello, key_of, stacks_at_end
 
 PROCESS = {"pid": 1, "child": "", "threads": [], "state": "", "ended": False, "groups": None, "native": ""}
@@ -109,7 +110,12 @@ def test_an_answer_about_workers_of_others_is_not_passed_on(member, nodes, answe
     [place] = until(lambda: [place for place in find.places(nodes.env) if nodes.folder.name in place.name], "a socket")
 
     def ask() -> dict[int | None, Any] | None:
-        """The answers by node; None if this machine was too busy for one in time."""
+        """The answers by node; None if another `ddplaunch ps` on this machine asked the run in between, or it was too busy."""
+        member.sock.settimeout(0.5)  # less than from one ping to the next
+        with suppress(TimeoutError):
+            while True:
+                member.hear("ask")
+        member.sock.settimeout(PATIENCE)
         with client.connect(place) as sock:
             sock.settimeout(30)
             replies = client.replies_of(sock, AskStatus(), 30)
