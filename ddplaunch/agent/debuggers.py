@@ -199,7 +199,7 @@ class Debuggers:
                 del self._pending[rank]
 
     def _give_up_pending(self) -> None:
-        """Give up workers that have not come by."""
+        """Refuse the debugger to visitors whose worker has not answered in time."""
         now = self._loop.now()
         for rank, pending in list(self._pending.items()):
             if now >= pending.until:

@@ -224,7 +224,7 @@ class WorkerStart:
             self.stdio = Stdio(0 if worker.stdin else devnull, out, err, stacks)
 
     def started(self, child: Child | GuardedChild, output: Output) -> RunningWorker:
-        """Return it now that it has this process; what it writes goes to `output`."""
+        """Return the worker that this process runs; the output of the process goes to `output`."""
         worker, setup = self.plan, self._setup
         logs = None
         if not worker.terminal:

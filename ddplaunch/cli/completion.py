@@ -57,7 +57,7 @@ class _Bash(BashComplete):
         return [arg for arg in args if arg != "="], incomplete
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return files first: in click's script they take the place of what stands before them."""
+        """Return the completions, files first: click's script replaces everything before a file by that file."""
         return sorted(super().get_completions(args, incomplete), key=lambda item: item.type == "plain")
 
 
